@@ -21,7 +21,7 @@ from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.core import DispatchCore
 from maitred.dispatch.pool_queue import QueuedRequest, QueueState
 from maitred.dispatch.request import DispatchRequest, Endpoint
-from maitred.dispatch.shedding import QueueAdmission
+from maitred.dispatch.shedding import LoadShedder
 from maitred.engine.config import BatchLineConfig, EngineConfig
 from maitred.engine.engine import Engine
 from maitred.engine.kv.blocks import BlockPool
@@ -137,7 +137,7 @@ class Simulation:
         self._replica = ReportedReplica(self._engine.load())
         config = DispatchConfig(line=line)
         self._core = DispatchCore([Endpoint("engine", self._replica)], config)
-        self._admission = QueueAdmission(self._core, config, lambda: 0.0)
+        self._load_shedder = LoadShedder(self._core, config, lambda: 0.0)
         self._queued: dict[str, QueuedRequest] = {}
         self._step_ends_s = math.inf
         self._step_result: tuple[LoadReport, list[TokenOutput], int] = self._replica.report, [], 0
@@ -205,7 +205,7 @@ class Simulation:
     def _arrive(self) -> QueuedRequest | None:
         dispatch_request = self._make_request()
         try:
-            self._admission.check(dispatch_request, self.now_s)
+            self._load_shedder.check(dispatch_request, self.now_s)
         except Refused:
             return None
         queued = self._queued[dispatch_request.id] = self._core.new_entry(dispatch_request)

@@ -120,7 +120,7 @@ class DispatchSetup:
         self.core = self.dispatcher.core
 
     def check(self, *args, **fields):
-        return self.dispatcher.admission.check(make_dispatch_request(*args, **fields), self.clock.monotonic_s())
+        return self.dispatcher.load_shedder.check(make_dispatch_request(*args, **fields), self.clock.monotonic_s())
 
     def enqueue(self, *args, **fields):
         return self.dispatcher.enqueue(make_dispatch_request(*args, **fields))

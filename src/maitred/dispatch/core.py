@@ -26,7 +26,7 @@ from maitred.dispatch.capacity import CapacityAllocator, untried_endpoints
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.endpoint import EndpointState
 from maitred.dispatch.forecasts import ForecastCache
-from maitred.dispatch.load_reports import LoadReports
+from maitred.dispatch.load_estimator import LoadEstimator
 from maitred.dispatch.policy.credits import Cost, request_cost
 from maitred.dispatch.policy.outputs import OutputLengths
 from maitred.dispatch.policy.quotas import Quota
@@ -60,13 +60,15 @@ class DispatchCore:
         self.predictor = LatencyPredictor(
             OutputLengths(config.output_quantile, config.unknown_output_share), self.weights
         )
-        self.reports = LoadReports(config.reports)
-        self.selector = ReplicaSelector(placement, self.predictor, self.reports)
+        self.load_estimator = LoadEstimator(config.reports)
+        self.selector = ReplicaSelector(placement, self.predictor, self.load_estimator)
         self.allocator = CapacityAllocator(config, self.selector)
         self.queues = [PoolQueue(quota, config.line) for quota in self.allocator.quotas.all]
+        self.running_requests: dict[QueuedRequest, None] = {}
+        """Dispatched requests that have not ended, in order of dispatch."""
         played = config.line.policy == "fair"
         self.forecast_cache = ForecastCache(
-            self.endpoint_states, self.allocator, self.predictor, self.selector, played=played
+            self.endpoint_states, self.running_requests, self.allocator, self.predictor, self.selector, played=played
         )
         self.counters = DispatchCounters()
         self.stalled_s = 0.0
@@ -106,8 +108,8 @@ class DispatchCore:
         new_endpoints = [endpoint for endpoint in endpoints if id(endpoint.admin_state) not in known]
         previous_config, self._config = self._config, config
         self.predictor.outputs.reconfigure(config.output_quantile, config.unknown_output_share)
-        self.reports = LoadReports(config.reports)
-        self.selector.reconfigure(placement, self.reports)
+        self.load_estimator = LoadEstimator(config.reports)
+        self.selector.reconfigure(placement, self.load_estimator)
         self.allocator.reconfigure(config)
         self.forecast_cache.reconfigure(played=config.line.policy == "fair")
         if (previous_config.line, previous_config.reserved, previous_config.pools) != (
@@ -121,10 +123,10 @@ class DispatchCore:
     def _rebuild_queues(self, config: DispatchConfig, now_s: float) -> None:
         """Moves all waiting requests into new pool queues."""
         waiting = sorted((queued for queue in self.queues for queued in queue.all()), key=lambda queued: queued.number)
-        self.allocator.part(config)
+        self.allocator.rebuild_quotas(config)
         self.queues[:] = [PoolQueue(quota, config.line) for quota in self.allocator.quotas.all]
         self._queues = dict(zip(self.allocator.quotas.all, self.queues, strict=True))
-        for queued in (*self.forecast_cache.at_work, *waiting):
+        for queued in (*self.running_requests, *waiting):
             quota = self.allocator.quotas.quota_for(queued.flow.path)
             self._queues[quota].take_over(queued, now_s)
             if queued.allocation is not None:
@@ -136,7 +138,7 @@ class DispatchCore:
     @property
     def running(self) -> int:
         """Number of dispatched requests that have not ended."""
-        return len(self.forecast_cache.at_work)
+        return len(self.running_requests)
 
     @property
     def waiting(self) -> int:
@@ -207,7 +209,7 @@ class DispatchCore:
         if not self.slack and self.waiting:
             return False
         queue, forecast_cache = queued.queue, self.forecast_cache
-        cached = forecast_cache.remember(queued, now_s)
+        cached = forecast_cache.cached_for(queued, now_s)
         ready = self.refresh(now_s) if cached is None else cached.ready
         self.allocator.holdings.observe(queued.tenant, now_s)
         is_ample = cached is not None and cached.forecast.ample
@@ -220,7 +222,7 @@ class DispatchCore:
         ):
             return False
         if cached is None:
-            self.forecast_cache.predict(queued, ready, now_s)
+            self.forecast_cache.forecast_and_store(queued, ready, now_s)
         if not is_ample:
             queued.prefill_s = self.selector.prefill_s(queued, endpoint_state, 0, now_s)
         queued.joined_s = now_s
@@ -255,11 +257,11 @@ class DispatchCore:
 
     def join(self, queued: QueuedRequest, now_s: float) -> list[EndpointState]:
         """Enqueues an entry. Returns the ready endpoints, so that the caller can dispatch without another refresh."""
-        cached = self.forecast_cache.remember(queued, now_s)
+        cached = self.forecast_cache.cached_for(queued, now_s)
         ready = self.refresh(now_s)
         self.allocator.holdings.observe(queued.tenant, now_s)
         if ready and (cached is None or cached.ready != ready):
-            self.forecast_cache.predict(queued, ready, now_s)
+            self.forecast_cache.forecast_and_store(queued, ready, now_s)
         queued.state, self.slack = QueueState.WAITING, False
         queued.joined_s = now_s
         queued.queue.enqueue(queued, now_s)
@@ -382,7 +384,7 @@ class DispatchCore:
             queue.wait_account.advance(now_s, self._dispatch_queue(queue, queue.quota, ready, changed_requests, now_s))
         if not len(common_queue):
             for queue in self.queues[:-1]:
-                if queue.quota.overflows and len(queue):
+                if queue.quota.borrows_common and len(queue):
                     queue.wait_account.advance(
                         now_s, self._dispatch_queue(queue, self.allocator.quotas.common, ready, changed_requests, now_s)
                     )
@@ -475,10 +477,10 @@ class DispatchCore:
             above_share = not queued.requeues and self.allocator.above_share(queued, quota, ready, now_s)
             endpoint_state = self.allocator.endpoint_for(queued, quota, ready, now_s, above_share=above_share)
             if isinstance(endpoint_state, WaitCause):
-                early = self.allocator.dispatch_early(queue, quota, ready, now_s) if above_share else None
-                if early is None:
+                overtaking = self.allocator.select_overtaking(queue, quota, ready, now_s) if above_share else None
+                if overtaking is None:
                     return queued.tenant.id, endpoint_state
-                queued, endpoint_state = early
+                queued, endpoint_state = overtaking
             if self._would_miss_deadline(queued, endpoint_state, now_s):
                 self._fail(queued, DeadlineExceeded(_DEADLINE_PASSED_MESSAGE), now_s)
             else:
@@ -511,7 +513,7 @@ class DispatchCore:
         self.allocator.allocate(queued, quota)
         if self.selector.balancer is not None:
             self.selector.on_dispatch(queued, endpoint_state)
-        self.forecast_cache.at_work[queued] = None
+        self.running_requests[queued] = None
         self.forecast_cache.invalidate()
         if queued.requeues:
             return
@@ -530,7 +532,7 @@ class DispatchCore:
         if lost:
             allocation.endpoint_state.on_failure()
         self.allocator.release(queued, allocation.quota)
-        del self.forecast_cache.at_work[queued]
+        del self.running_requests[queued]
         self.forecast_cache.invalidate()
         return allocation
 

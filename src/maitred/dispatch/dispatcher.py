@@ -23,7 +23,7 @@ from maitred.dispatch.overflow import OverflowPlanner
 from maitred.dispatch.policy.hedging import HedgePolicy
 from maitred.dispatch.pool_queue import Allocation, QueuedRequest, QueueState, WaitSpan, record_immediate_dispatch
 from maitred.dispatch.request import AnyEndpoint, DispatchRequest, Endpoint
-from maitred.dispatch.shedding import QueueAdmission
+from maitred.dispatch.shedding import LoadShedder
 
 __all__ = ["DispatchEntry", "DispatchRequest", "Dispatcher", "Endpoint"]
 
@@ -172,10 +172,10 @@ class DispatchEntry:
             self.decline_overflow()
         return self.overflowed
 
-    def hedge_after_s(self) -> float | None:
+    def start_hedge_timer(self) -> float | None:
         """Returns the seconds to wait for a first token before a hedge is sent; None: no hedge.
 
-        Call this once, when the request is sent.
+        Call this once, when the request is sent: it adds to the hedging budget.
         """
         hedging, queued = self._dispatcher.hedging, self.queued
         if not hedging.on or queued.requeues or not hedging.is_for(queued.request):
@@ -289,7 +289,7 @@ class Dispatcher:
     Attributes:
         model: Its name.
         core: The state of dispatch; read-only for callers.
-        admission: Checks requests before they join.
+        load_shedder: Rejects requests that may not wait, before they join.
         hedging: Decides which requests get a second replica, and when.
         overflow_planner: Selects the requests that are asked to move to another model.
         recoveries: Maximum number of times that a request is requeued after its replica failed.
@@ -314,7 +314,7 @@ class Dispatcher:
         self.recoveries = config.recoveries
         self.hedging = HedgePolicy(config.hedging, model)
         self.draw = draw
-        self.admission = QueueAdmission(self.core, config, draw, wanted)
+        self.load_shedder = LoadShedder(self.core, config, draw, wanted)
         self.overflow_planner = OverflowPlanner(self.core, config, self.core.selector.cached_tokens)
         self.clock = clock
         self._entries: dict[QueuedRequest, DispatchEntry] = {}
@@ -335,7 +335,7 @@ class Dispatcher:
         new = self.core.reconfigure(endpoints, config, placement, self.clock.monotonic_s())
         self.recoveries = config.recoveries
         self.hedging.reconfigure(config.hedging)
-        self.admission.reconfigure(config)
+        self.load_shedder.reconfigure(config)
         self.overflow_planner.reconfigure(config)
         for endpoint in new:
             endpoint.replica.on_change(self._on_replica_change)
@@ -358,10 +358,10 @@ class Dispatcher:
         return DispatchEntry(self, self.core.new_entry(dispatch_request), runs_at=replica)
 
     async def overflow_others(self, dispatch_request: DispatchRequest) -> bool:
-        """Asks waiting requests to move if that lets `QueueAdmission.check` admit a rejected request.
+        """Asks waiting requests to move if that lets `LoadShedder.check` admit a rejected request.
 
         Returns:
-            Whether any request was asked to move; then `QueueAdmission.check` may now admit the request.
+            Whether any request was asked to move; then `LoadShedder.check` may now admit the request.
         """
         self._request_overflow(self.overflow_planner.select_for(dispatch_request, self.clock.monotonic_s()))
         answers = [

@@ -20,7 +20,7 @@ from maitred.dispatch.policy.simulation import (
 )
 from maitred.dispatch.pool_queue import PoolQueue, QueuedRequest
 from maitred.dispatch.predictor import LatencyPredictor, RunningWork
-from maitred.dispatch.selector import ReplicaSelector, prefill_ease
+from maitred.dispatch.selector import ReplicaSelector, free_slot_share
 from maitred.fairness.entry import WorkAhead
 from maitred.fairness.vtc import PATIENCE_S
 
@@ -89,6 +89,7 @@ class ForecastCache:
 
     Args:
         endpoint_states: All replicas.
+        running_requests: Dispatched requests that have not ended; the caller calls `invalidate` after each change.
         allocator: Capacity of the replicas.
         predictor: Predictor of waits and prefill times.
         choice: Selector that knows the cached prompt tokens of each replica.
@@ -98,14 +99,14 @@ class ForecastCache:
     def __init__(
         self,
         endpoint_states: Sequence[EndpointState],
+        running_requests: Collection[QueuedRequest],
         allocator: CapacityAllocator,
         predictor: LatencyPredictor,
         choice: ReplicaSelector,
         *,
         played: bool,
     ) -> None:
-        self.at_work: dict[QueuedRequest, None] = {}
-        """Dispatched requests that have not ended; call `invalidate` after each change."""
+        self._running_requests = running_requests
         self._endpoint_states = endpoint_states
         self._allocator = allocator
         self._predictor = predictor
@@ -136,13 +137,13 @@ class ForecastCache:
         if self._simulations:
             self._simulations.clear()
 
-    def remember(self, queued: QueuedRequest, now_s: float) -> _CachedForecast | None:
+    def cached_for(self, queued: QueuedRequest, now_s: float) -> _CachedForecast | None:
         """Returns the cached forecast of this entry; None: there is none that still holds."""
         last = self.last
         return last if last is not None and last.queued is queued and now_s - last.now_s <= _FORECAST_TTL_S else None
 
-    def predict(self, queued: QueuedRequest, ready: Sequence[EndpointState], now_s: float) -> Forecast:
-        """Forecasts an entry as if it joined now, and stores the result in the entry and the cache."""
+    def forecast_and_store(self, queued: QueuedRequest, ready: Sequence[EndpointState], now_s: float) -> Forecast:
+        """Forecasts an entry as if it joined now, or takes the cached forecast, and stores the result in both."""
         last = self.last
         same = last is not None and (last.queued is queued or last.queued.request == queued.request)
         if last is None or not same or now_s - last.now_s > _FORECAST_TTL_S or last.ready != ready:
@@ -175,7 +176,7 @@ class ForecastCache:
         may_go_first = not ahead.entries or (allocator.headroom > 0 and allocator.may_lead(queued))
         if not may_go_first or not queued.cost.within(free):
             if self._running_work is None:
-                self._running_work = self._predictor.at_work(self.at_work)
+                self._running_work = self._predictor.running_work(self._running_requests)
             free = allocator.without_overcommit(free, ready)
             turn = self._simulate(queued, ahead, ready, self._running_work, free.slots, now_s)
             turn_s = None if turn is None else self._predictor.turn_s(turn, ready, self._running_work, now_s)
@@ -183,7 +184,7 @@ class ForecastCache:
                 wait = _widened_wait(
                     ahead, ready, self._predictor.wait(queued, ahead, free, ready, self._running_work, turn_s)
                 )
-        endpoint_state = max(ready, key=prefill_ease)
+        endpoint_state = max(ready, key=free_slot_share)
         if wait.at_once:
             return Forecast(ahead, wait, self._selector.prefill_s(queued, endpoint_state, ahead.entries, now_s))
         # Slots become free with a load report, and an engine step begins at the same time.
@@ -203,7 +204,7 @@ class ForecastCache:
         total = endpoint_state.credits.total
         # The capacity of a replica that has never started is unknown.
         wait = (
-            self._predictor.wait(queued, ahead, total, [endpoint_state], self._predictor.at_work(()), None)
+            self._predictor.wait(queued, ahead, total, [endpoint_state], self._predictor.running_work(()), None)
             if total.slots
             else AT_ONCE
         )
@@ -215,7 +216,7 @@ class ForecastCache:
         queued: QueuedRequest,
         ahead: WorkAhead,
         ready: Sequence[EndpointState],
-        at_work: RunningWork,
+        running_work: RunningWork,
         free: int,
         now_s: float,
     ) -> PredictedTurn | None:
@@ -224,14 +225,14 @@ class ForecastCache:
             return None
         simulation = self._simulations.get(queued.queue)
         if simulation is None:
-            steps_per_s = self._predictor.steps_per_s(ready, at_work)
+            steps_per_s = self._predictor.steps_per_s(ready, running_work)
             if not steps_per_s:
                 return None
             simulation = QueueSimulation(
                 queued.queue, self.joins, self._predictor, self._allocator, ready, steps_per_s, now_s
             )
             self._simulations[queued.queue] = simulation
-        return simulation.until_dispatched(queued, at_work, free, self._predictor.weights.output)
+        return simulation.until_dispatched(queued, running_work, free, self._predictor.weights.output)
 
 
 def _widened_wait(ahead: WorkAhead, ready: Sequence[EndpointState], wait: PredictedWait) -> PredictedWait:
@@ -285,7 +286,7 @@ class QueueSimulation:
         self._overcommit_slots = allocator.overcommit_slots(queue.quota, ready)
         self._tenant_index: dict[str, int] = {}
         self._tenants: list[SimulatedTenant] = []
-        self._simulates_queues: dict[tuple[str, int, int], PredictedTurn] = {}
+        self._turn_by_key: dict[tuple[str, int, int], PredictedTurn] = {}
         for entries in queue.tenants.values():
             first = next(iter(entries))
             self._add(first, entries, joins.per_s(first.tenant.id, now_s) / steps_per_s)
@@ -299,12 +300,14 @@ class QueueSimulation:
                 steps = predictor.steps_of(predictor.typical_service)
                 self._append(flow.path[0], lead, 0, steps, rate / steps_per_s)
 
-    def until_dispatched(self, queued: QueuedRequest, at_work: RunningWork, free: int, output: float) -> PredictedTurn:
+    def until_dispatched(
+        self, queued: QueuedRequest, running_work: RunningWork, free: int, output: float
+    ) -> PredictedTurn:
         """Returns the predicted turn of a request.
 
         Args:
             queued: The request, waiting or not yet joined.
-            at_work: Work of the running requests.
+            running_work: Work of the running requests.
             free: Free slots that the request may use.
             output: Service of one output token.
         """
@@ -313,7 +316,7 @@ class QueueSimulation:
         own_ahead = sum(
             due_s(other) <= own_due_s for other in self._queue.tenants.get(tenant, ()) if other is not queued
         )
-        known = self._simulates_queues.get((tenant, own_ahead, free))
+        known = self._turn_by_key.get((tenant, own_ahead, free))
         if known is not None:
             return known
         if tenant not in self._tenant_index:
@@ -330,9 +333,9 @@ class QueueSimulation:
                 output,
                 self._overcommit_slots,
             )
-            for case in at_work.cases
+            for case in running_work.cases
         ]
-        turn = self._simulates_queues[tenant, own_ahead, free] = PredictedTurn(
+        turn = self._turn_by_key[tenant, own_ahead, free] = PredictedTurn(
             *(sum(column) / len(turns) for column in zip(*turns, strict=True))
         )
         return turn

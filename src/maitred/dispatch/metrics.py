@@ -86,7 +86,7 @@ def dispatch_snapshot(core: DispatchCore, now_s: float) -> DispatchSnapshot:
         ),
         credits=credits_left,
         trust={
-            endpoint_state.endpoint.name: core.reports.trust(endpoint_state, now_s)
+            endpoint_state.endpoint.name: core.load_estimator.trust(endpoint_state, now_s)
             for endpoint_state in ready
             if endpoint_state.endpoint.exact or endpoint_state.endpoint.external_load is not None
         },
@@ -122,7 +122,7 @@ def tenant_activity(core: DispatchCore) -> TenantActivity:
     for queue in core.queues:
         for tenant, entries in queue.tenants.items():
             waiting[tenant] += len(entries)
-    for queued in core.forecast_cache.at_work:
+    for queued in core.running_requests:
         tenant = queued.tenant.id
         (decoding if queued.begun else prefilling)[tenant] += 1
         if (allocation := queued.allocation) is not None:

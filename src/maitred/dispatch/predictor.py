@@ -99,17 +99,17 @@ class LatencyPredictor:
         )
         return computed or None
 
-    def steps_per_s(self, endpoint_states: Sequence[EndpointState], at_work: RunningWork) -> float | None:
+    def steps_per_s(self, endpoint_states: Sequence[EndpointState], running_work: RunningWork) -> float | None:
         """Returns the steps per second of one endpoint with a batch like the current one."""
-        parts = self._step_parts(endpoint_states, at_work)
+        parts = self._step_parts(endpoint_states, running_work)
         return self._steps.per_s(len(parts) / sum(part.whole_s for part in parts) if parts else None)
 
-    def _step_parts(self, endpoint_states: Sequence[EndpointState], at_work: RunningWork) -> list[StepParts]:
+    def _step_parts(self, endpoint_states: Sequence[EndpointState], running_work: RunningWork) -> list[StepParts]:
         """Returns step times for a full batch at each endpoint that reports step times."""
         typical, places = self._typical, 0
         if self._steps.trust < 1.0:
-            typical = TypicalRequest(self._mean_uncached_prompt_tokens, at_work.output_tokens)
-            places = math.ceil(at_work.places / len(endpoint_states))
+            typical = TypicalRequest(self._mean_uncached_prompt_tokens, running_work.output_tokens)
+            places = math.ceil(running_work.places / len(endpoint_states))
         return [
             parts
             for endpoint_state in endpoint_states
@@ -118,7 +118,7 @@ class LatencyPredictor:
         ]
 
     def turn_s(
-        self, turn: PredictedTurn, endpoint_states: Sequence[EndpointState], at_work: RunningWork, now_s: float
+        self, turn: PredictedTurn, endpoint_states: Sequence[EndpointState], running_work: RunningWork, now_s: float
     ) -> float | None:
         """Returns the seconds until a turn; None: the step rate is unknown.
 
@@ -126,10 +126,10 @@ class LatencyPredictor:
         engine's step model splits it between decodes and prefills. Steps are counted from the last load reports, so the
         time since then is subtracted.
         """
-        steps_per_s = self.steps_per_s(endpoint_states, at_work)
+        steps_per_s = self.steps_per_s(endpoint_states, running_work)
         if not steps_per_s:
             return None
-        parts = self._step_parts(endpoint_states, at_work)
+        parts = self._step_parts(endpoint_states, running_work)
         passed_s = sum(now_s - endpoint_state.step_began_s for endpoint_state in endpoint_states) / len(endpoint_states)
         if not parts:
             return max(0.0, turn.steps / steps_per_s - passed_s)
@@ -142,16 +142,16 @@ class LatencyPredictor:
         seconds = turn.steps * decodes_s + prompts / len(endpoint_states) * prompt_s
         return max(0.0, seconds / (whole_s * steps_per_s) - passed_s)
 
-    def at_work(self, entries: Collection[QueuedRequest]) -> RunningWork:
+    def running_work(self, running_requests: Collection[QueuedRequest]) -> RunningWork:
         """Returns the slots, blocks and remaining steps of running requests."""
         cases: tuple[list[tuple[float, str]], list[tuple[float, str]]] = ([], [])
         draw = 0.0
         places, blocks, ends_per_step = 0, 0, 0.0
-        for queued in entries:
+        for queued in running_requests:
             dispatch_request = queued.request
             produced_per_slot = queued.output_tokens / queued.cost.slots
             draw = (draw + _GOLDEN_RATIO) % 1.0
-            drawn = self.outputs.on_leave(
+            drawn = self.outputs.sample_remaining_tokens(
                 dispatch_request.principal_org, produced_per_slot, dispatch_request.max_tokens, (draw, 1.0 - draw)
             )
             cost = queued.cost
@@ -171,7 +171,7 @@ class LatencyPredictor:
         ahead: WorkAhead,
         free: Cost,
         ready: Sequence[EndpointState],
-        at_work: RunningWork,
+        running_work: RunningWork,
         turn_s: float | None,
     ) -> PredictedWait:
         """Predicts the wait until dispatch, without correction.
@@ -181,21 +181,21 @@ class LatencyPredictor:
             ahead: Work that the fair queue puts before the request.
             free: Free credits that the request may use.
             ready: The replicas.
-            at_work: Work of the running requests.
+            running_work: Work of the running requests.
             turn_s: Seconds until its turn from the simulation; None: not simulated.
         """
         queue = QueueAhead(
             entries=ahead.entries,
             service=ahead.service,
             free=free,
-            left=[[steps for steps, _ in case] for case in at_work.cases],
+            left=[[steps for steps, _ in case] for case in running_work.cases],
             seconds_until_turn=turn_s,
             service_per_place=self.typical_service,
             blocks_per_place=self._mean_blocks_per_slot,
-            blocks_held=at_work.blocks_per_place,
+            blocks_held=running_work.blocks_per_place,
             steps_per_entry=self.steps_of(ahead.service / ahead.entries if ahead.entries else 0.0),
             per_s=self.per_s(ready),
-            steps_per_s=self.steps_per_s(ready, at_work),
+            steps_per_s=self.steps_per_s(ready, running_work),
         )
         return predict_wait(queue, queued.cost)
 

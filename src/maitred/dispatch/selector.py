@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from maitred.core.balance import CacheAwareBalancer, PlacementRequest, ReplicaCandidate
 from maitred.dispatch.endpoint import EndpointState
-from maitred.dispatch.load_reports import LoadReports, ReportedLoad
+from maitred.dispatch.load_estimator import EstimatedLoad, LoadEstimator
 from maitred.dispatch.pool_queue import QueuedRequest, QueueState
 from maitred.dispatch.predictor import UNMEASURED, LatencyPredictor
 from maitred.dispatch.request import DispatchRequest
@@ -26,22 +26,24 @@ class ReplicaSelector:
         balancer: Balancer that chooses the replica (parameter `placement`). None: the replica with the most free slots
             is chosen.
         predictor: Predictor of prefill times.
-        reports: Load reports of the replicas, weighted by age.
+        load_estimator: Estimates the load of the replicas from their reports.
 
     Attributes:
         balancer: The balancer, or None.
     """
 
-    def __init__(self, placement: CacheAwareBalancer | None, predictor: LatencyPredictor, reports: LoadReports) -> None:
+    def __init__(
+        self, placement: CacheAwareBalancer | None, predictor: LatencyPredictor, load_estimator: LoadEstimator
+    ) -> None:
         self.balancer = placement
         self._predictor = predictor
-        self._reports = reports
+        self._load_estimator = load_estimator
         self._last_step_counts: dict[str, int] = {}
 
-    def reconfigure(self, placement: CacheAwareBalancer | None, reports: LoadReports) -> None:
-        """Replaces the balancer and the load reports."""
+    def reconfigure(self, placement: CacheAwareBalancer | None, load_estimator: LoadEstimator) -> None:
+        """Replaces the balancer and the load estimator."""
         self.balancer = placement
-        self._reports = reports
+        self._load_estimator = load_estimator
 
     def select(self, queued: QueuedRequest, endpoint_states: Sequence[EndpointState], now_s: float) -> EndpointState:
         """Selects one of these endpoints, of which there is at least one."""
@@ -49,23 +51,25 @@ class ReplicaSelector:
         if len(endpoint_states) == 1:
             return endpoint_states[0]
         if self.balancer is None:
-            return max(endpoint_states, key=prefill_ease)
+            return max(endpoint_states, key=free_slot_share)
         dispatch_request = queued.request
         cached_tokens = self._cached_tokens_by_replica(queued, endpoint_states, now_s)
         endpoint_by_name = {endpoint_state.endpoint.name: endpoint_state for endpoint_state in endpoint_states}
         placement_request = PlacementRequest(
             dispatch_request.prompt_tokens, queued.expected_tokens * dispatch_request.choices, dispatch_request.session
         )
-        reported_loads = self._reports.estimate_loads(endpoint_states, self._predictor.typical_prompt_tokens, now_s)
+        estimated_loads = self._load_estimator.estimate_loads(
+            endpoint_states, self._predictor.typical_prompt_tokens, now_s
+        )
         candidates = [
             self._candidate(
                 endpoint_state,
-                word,
+                estimated_load,
                 dispatch_request.prompt_tokens,
                 cached_tokens.get(endpoint_state.endpoint.name, 0),
                 now_s,
             )
-            for endpoint_state, word in zip(endpoint_states, reported_loads, strict=True)
+            for endpoint_state, estimated_load in zip(endpoint_states, estimated_loads, strict=True)
         ]
         queued.candidates = candidates
         return endpoint_by_name[self.balancer.choose(placement_request, candidates).name]
@@ -158,7 +162,12 @@ class ReplicaSelector:
             )
 
     def _candidate(
-        self, endpoint_state: EndpointState, word: ReportedLoad, prompt_tokens: int, held_tokens: int, now_s: float
+        self,
+        endpoint_state: EndpointState,
+        estimated_load: EstimatedLoad,
+        prompt_tokens: int,
+        held_tokens: int,
+        now_s: float,
     ) -> ReplicaCandidate:
         account = endpoint_state.credits
         load = endpoint_state.load
@@ -169,15 +178,15 @@ class ReplicaSelector:
                 prompt_tokens - held_tokens, held_tokens, endpoint_state, 0, now_s
             )
             prefill_s = max(0.0, wait_and_prefill_s - wait_s)
-            wait_s = max(0.0, wait_s + load.times.token_s * (word.prompt_tokens - load.waiting_prompt_tokens))
+            wait_s = max(0.0, wait_s + load.times.token_s * (estimated_load.prompt_tokens - load.waiting_prompt_tokens))
         half_answer = (self._predictor.outputs.mean or _UNKNOWN_OUTPUT_TOKENS) / 2
         return ReplicaCandidate(
             endpoint_state.endpoint.name,
             weight=endpoint_state.weight,
-            requests=account.held + round(word.requests),
-            prompt_tokens=word.prompt_tokens + account.uncounted.prompt_tokens,
+            requests=account.held + round(estimated_load.requests),
+            prompt_tokens=estimated_load.prompt_tokens + account.uncounted.prompt_tokens,
             # On average, half of each running output is already produced.
-            output_tokens=(account.outstanding.slots + word.requests) * half_answer,
+            output_tokens=(account.outstanding.slots + estimated_load.requests) * half_answer,
             cached_tokens=held_tokens,
             wait_s=wait_s,
             prefill_s=prefill_s,
@@ -190,6 +199,6 @@ class ReplicaSelector:
         return steps < before
 
 
-def prefill_ease(endpoint_state: EndpointState) -> float:
+def free_slot_share(endpoint_state: EndpointState) -> float:
     """Returns the free share of a replica's slots."""
     return endpoint_state.free.slots / max(1, endpoint_state.total.slots)

@@ -22,8 +22,8 @@ from maitred.dispatch.request import DispatchRequest
 _Rejection = QueueFull | DeadlineUnmeetable
 
 
-class QueueAdmission:
-    """Checks requests before they join.
+class LoadShedder:
+    """Rejects requests that may not wait, before they join.
 
     Args:
         core: State of the queue.
@@ -74,7 +74,7 @@ class QueueAdmission:
             and (rejection := self._rejection_for(queued, cached_position, now_s, at_once=False)) is not None
         ):
             raise rejection
-        at_once = core.forecast_cache.predict(queued, ready, now_s).wait.at_once
+        at_once = core.forecast_cache.forecast_and_store(queued, ready, now_s).wait.at_once
         position = queued.predicted_position
         assert position is not None
         if not at_once or queued.first_token_by_s is not None:

@@ -53,7 +53,7 @@ class Simulation:
         queued = self.core.new_entry(made)
         if asks:  # what would become of it, and then something may happen before it joins
             ready = self.core.refresh(now_s)
-            self.core.forecast_cache.predict(queued, ready, now_s)
+            self.core.forecast_cache.forecast_and_store(queued, ready, now_s)
             assert self.core.new_entry(made) is queued
         if dies:
             self.engines[0].up = not self.engines[0].up

@@ -22,7 +22,7 @@ def core(replica):
 
 
 def forecast(core, now_s, **fields):
-    return core.forecast_cache.predict(core.new_entry(make_dispatch_request(**fields)), core.refresh(now_s), now_s)
+    return core.forecast_cache.forecast_and_store(core.new_entry(make_dispatch_request(**fields)), core.refresh(now_s), now_s)
 
 
 def test_a_request_that_asks_and_then_joins_gets_the_same_forecast(core):

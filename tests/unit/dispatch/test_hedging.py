@@ -89,7 +89,7 @@ async def test_the_losing_replica_is_released(won):
     setup = setup_with_hedging()
     async with setup.enqueue(**INTERACTIVE) as entry:
         first = await entry.wait_dispatched()
-        assert entry.hedge_after_s() == 0.1
+        assert entry.start_hedge_timer() == 0.1
         hedge = entry.hedge()
         assert {first.name, hedge.endpoint.name} == {"replica-0", "replica-1"}
         assert [endpoint_state.credits.held for endpoint_state in setup.core.endpoint_states] == [1, 1]
@@ -149,7 +149,7 @@ async def test_no_hedge_is_sent_with_one_replica_nor_after_the_first_token():
     setup = setup_with_hedging(replicas=1)
     async with setup.enqueue(**INTERACTIVE) as entry:
         await entry.wait_dispatched()
-        assert entry.hedge_after_s() is None
+        assert entry.start_hedge_timer() is None
         assert entry.hedge() is None
     setup = setup_with_hedging()
     async with setup.enqueue(**INTERACTIVE) as entry:

@@ -79,7 +79,7 @@ async def test_the_waiting_request_with_least_cached_tokens_is_moved(stack):
     new = movable(4)
     setup.dispatcher.overflow_planner._cached_tokens.shares["4"] = 0.95
     with pytest.raises(DeadlineUnmeetable):
-        setup.dispatcher.admission.check(new, setup.clock.monotonic_s())
+        setup.dispatcher.load_shedder.check(new, setup.clock.monotonic_s())
     assert leaving_for(setup, new) == ["req-2"]
 
 

@@ -11,7 +11,7 @@ from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.core import DispatchCore
 from maitred.dispatch.pool_queue import QueueState
 from maitred.dispatch.request import DispatchRequest, Endpoint
-from maitred.dispatch.shedding import QueueAdmission
+from maitred.dispatch.shedding import LoadShedder
 from maitred.fairness.config import QueueOrderConfig
 
 TIMES = StepTimes(fixed_s=0.008, token_s=0.0004, decode_s=0.0008, chunk_s=0.0002)
@@ -108,7 +108,7 @@ class Day:
         self.engine = Engine()
         config = DispatchConfig(line=QueueOrderConfig(policy=policy), headroom=0.0)
         self.core = DispatchCore([Endpoint("replica", self.engine)], config)
-        self.gatekeeper = QueueAdmission(self.core, config, lambda: 0.0)
+        self.load_shedder = LoadShedder(self.core, config, lambda: 0.0)
         self.now_s = 1000.0
         self.arrived = self.expired = self.good = 0
         self.errors, self.come_back_s = [], []
@@ -145,7 +145,7 @@ class Day:
             deadline_s=self.now_s + TTFT_S,
         )
         try:
-            self.gatekeeper.check(made, self.now_s)
+            self.load_shedder.check(made, self.now_s)
         except Refused as refusal:
             self.come_back_s.append(refusal.retry_after_s)
             return

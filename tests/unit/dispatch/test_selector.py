@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from maitred.app.request.upstream_plan import TruncatedPrompt
+from maitred.app.request.upstream_request import TruncatedPrompt
 from maitred.core.flow import ServiceWeights
 from maitred.core.prefix import BlockUpdate, chain, shared_scope
 from maitred.core.replica import StepTimes
@@ -158,7 +158,7 @@ def test_cached_tokens_count_while_others_wait():
         asked = make_dispatch_request(seed, "acme", tokens=640, arrived_s=pool.now_s)
         asked.prompts[:] = [text(seed)]
         queued = pool.core.new_entry(asked)
-        pool.core.forecast_cache.predict(queued, pool.core.refresh(pool.now_s), pool.now_s)
+        pool.core.forecast_cache.forecast_and_store(queued, pool.core.refresh(pool.now_s), pool.now_s)
         waits[seed] = queued.prefill_s
     assert waits[2] - waits[1] == pytest.approx(0.624)
 

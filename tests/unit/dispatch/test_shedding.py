@@ -116,7 +116,7 @@ async def test_a_cached_rejection_is_dropped_when_another_replica_is_ready(overl
 
 
 async def test_cached_rejections_of_many_keys_are_bounded(overloaded):
-    last = overloaded.setup.dispatcher.admission._rejections
+    last = overloaded.setup.dispatcher.load_shedder._rejections
     for number in range(1100):
         overloaded.setup.clock.now_s += 0.001
         overloaded.reject(org=f"org-{number}", deadline_s=overloaded.setup.clock.now_s)

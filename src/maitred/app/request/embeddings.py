@@ -163,7 +163,7 @@ class Embedder:
                 [b""] * len(texts),
             )
             context.priority = job.flow.priority
-            context.predicted_position = position = job.dispatcher.admission.check(
+            context.predicted_position = position = job.dispatcher.load_shedder.check(
                 job.dispatch_request(job.slices[0]), self._clock.monotonic_s()
             )
             span.facts |= {

@@ -58,8 +58,8 @@ class DispatchHandle(Protocol):
         """Waits until a replica is assigned; as `DispatchEntry.wait_dispatched`."""
         ...
 
-    def hedge_after_s(self) -> float | None:
-        """Returns how late the replica may be before a second one is asked; as `DispatchEntry.hedge_after_s`."""
+    def start_hedge_timer(self) -> float | None:
+        """Returns how late the replica may be before a second one is asked; as `DispatchEntry.start_hedge_timer`."""
         ...
 
     def hedge(self) -> HedgeAllocation | None:
@@ -187,7 +187,7 @@ class LocalFlowController:
 
     def predict(self, pool: str, dispatch_request: DispatchRequest) -> QueuePosition:
         """Predicts the position of a request, or rejects it."""
-        return self._dispatchers[pool].admission.check(dispatch_request, self._clock.monotonic_s())
+        return self._dispatchers[pool].load_shedder.check(dispatch_request, self._clock.monotonic_s())
 
     async def overflow_others(self, pool: str, dispatch_request: DispatchRequest) -> bool:
         """Asks other requests to overflow."""

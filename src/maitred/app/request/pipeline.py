@@ -25,11 +25,11 @@ from maitred.app.request.continuation import TextContinuation
 from maitred.app.request.engine_response import EngineResponse
 from maitred.app.request.fallback import AnswerChecker, EscalatingStream, FallbackStream, OverflowStream, may_escalate
 from maitred.app.request.flow_control import DispatchHandle, FlowController, GrantHandle
-from maitred.app.request.planner import AnyTokenized, RequestPlan, RequestPlanner
+from maitred.app.request.planner import PreparedRequest, RequestPlan, RequestPlanner
 from maitred.app.request.retry_policy import RetryPolicy
 from maitred.app.request.rollout_observer import RolloutObserver
 from maitred.app.request.tokenized import NamedTokenizer, TokenizedRequest, tokens_of
-from maitred.app.request.upstream_plan import UpstreamRequestPlan
+from maitred.app.request.upstream_request import UpstreamRequest
 from maitred.app.request.upstream_response import UpstreamResponse
 from maitred.app.request.usage_counter import UpstreamUsageCounter
 from maitred.core.clock import Clock, SystemClock
@@ -207,7 +207,7 @@ class Pipeline:
             raise plan.instead_of from None
         await COHORT.sync(CohortStage.ADMITTED)
         context.position = entry.position
-        if isinstance(plan.tokenized, UpstreamRequestPlan):
+        if isinstance(plan.tokenized, UpstreamRequest):
             return self._upstream_response(plan.tokenized, plan.target, principal, context, grant, entry, stack)
         return EngineResponse(
             entry,
@@ -231,7 +231,7 @@ class Pipeline:
 
     def _upstream_response(
         self,
-        upstream_plan: UpstreamRequestPlan,
+        upstream_request: UpstreamRequest,
         target: RouteTarget,
         principal: Principal,
         context: RequestContext,
@@ -240,25 +240,25 @@ class Pipeline:
         stack: ResourceStack,
     ) -> UpstreamResponse:
         """Makes the response of an upstream server."""
-        inference_request = upstream_plan.request
+        inference_request = upstream_request.request
         deadline_s = (
             None if inference_request.deadline_in_s is None else context.started_s + inference_request.deadline_in_s
         )
         with_logprobs = inference_request.scored and self._router.supports_logprobs(target)
-        request = _text_request(upstream_plan, target, grant, scored=with_logprobs)
+        request = _text_request(upstream_request, target, grant, scored=with_logprobs)
         return UpstreamResponse(
             entry,
             stack,
-            plan=upstream_plan,
+            upstream_request=upstream_request,
             request=request,
-            usage_counter=UpstreamUsageCounter(upstream_plan.model, context, upstream_plan.estimated),
+            usage_counter=UpstreamUsageCounter(upstream_request.model, context, upstream_request.estimated),
             context=context,
             clock=self._clock,
             grant=grant,
-            attempts=self._retries.attempts(principal.tenants[0], deadline_s),
+            attempts=self._retries.new_state(principal.tenants[0], deadline_s),
             deadline_s=deadline_s,
-            continuation=TextContinuation(request, len(upstream_plan.prompts))
-            if upstream_plan.model.reprompts
+            continuation=TextContinuation(request, len(upstream_request.prompts))
+            if upstream_request.model.reprompts
             else None,
         )
 
@@ -367,24 +367,24 @@ def _plan_attributes(plan: RequestPlan, context: RequestContext) -> dict[str, An
 
 
 def _text_request(
-    upstream_plan: UpstreamRequestPlan, target: RouteTarget, grant: GrantHandle, *, scored: bool
+    upstream_request: UpstreamRequest, target: RouteTarget, grant: GrantHandle, *, scored: bool
 ) -> TextRequest:
     """Makes the request for a replica that takes text."""
-    has_max_tokens = upstream_plan.request.max_tokens is not None
+    has_max_tokens = upstream_request.request.max_tokens is not None
     # Without a limit, send no `max_tokens`: the server knows its context window better than our estimate.
-    is_limited = has_max_tokens or grant.max_tokens < max(upstream_plan.available_tokens)
+    is_limited = has_max_tokens or grant.max_tokens < max(upstream_request.available_tokens)
     return TextRequest(
         id=grant.lease,
-        fields=upstream_plan.fields,
-        choices=upstream_plan.choice_count,
-        max_tokens=min(max(upstream_plan.available_tokens), grant.max_tokens) if is_limited else None,
+        fields=upstream_request.fields,
+        choices=upstream_request.choice_count,
+        max_tokens=min(max(upstream_request.available_tokens), grant.max_tokens) if is_limited else None,
         scored=scored,
         model=target.model,
-        chat="messages" in upstream_plan.fields,
+        chat="messages" in upstream_request.fields,
     )
 
 
-def _admission_request(principal: Principal, context: RequestContext, tokenized: AnyTokenized) -> AdmissionRequest:
+def _admission_request(principal: Principal, context: RequestContext, tokenized: PreparedRequest) -> AdmissionRequest:
     """Makes the admission request."""
     request = tokenized.request
     return AdmissionRequest(

@@ -15,7 +15,7 @@ from maitred.admission.policy.ladder import DEGRADABLE, DegradationLadder, Degra
 from maitred.app.models.router import Router
 from maitred.app.request.flow_control import FlowController
 from maitred.app.request.tokenized import TokenizedRequest, tokens_of
-from maitred.app.request.upstream_plan import UpstreamRequestPlan, estimate_upstream_request, prepare_upstream_request
+from maitred.app.request.upstream_request import UpstreamRequest, estimate_upstream_request, prepare_upstream_request
 from maitred.app.request.validation import (
     check_fits,
     check_generates,
@@ -39,7 +39,7 @@ from maitred.routing.catalog import TextModel
 from maitred.routing.pools.route_table import RouteTarget
 from maitred.text.generation_defaults import GenerationDefaults
 
-AnyTokenized = TokenizedRequest | UpstreamRequestPlan
+PreparedRequest = TokenizedRequest | UpstreamRequest
 """A request for an engine (tokens), or for an upstream server (text)."""
 
 
@@ -50,7 +50,7 @@ class RequestPlan(Struct, frozen=True):
     """Plan of one request: target, tokens, dispatch request, predicted position."""
 
     target: RouteTarget
-    tokenized: AnyTokenized
+    tokenized: PreparedRequest
     request: DispatchRequest
     position: QueuePosition | None
     """Predicted queue position; None: the controller predicts it on admission."""
@@ -98,7 +98,7 @@ class RequestPlanner:
         if isinstance(model, TextModel) and model.tokenizer is None:
             # The common case of upstream servers; needs no await.
             context.model = target.name
-            tokenized: AnyTokenized = self._accept(
+            tokenized: PreparedRequest = self._accept(
                 estimate_upstream_request(model, request, self._max_choices), target, context
             )
         else:
@@ -132,7 +132,9 @@ class RequestPlanner:
             return None
         return variant
 
-    async def _tokenize(self, target: RouteTarget, request: InferenceRequest, context: RequestContext) -> AnyTokenized:
+    async def _tokenize(
+        self, target: RouteTarget, request: InferenceRequest, context: RequestContext
+    ) -> PreparedRequest:
         """Tokenises and checks the request for a model: capabilities, size, cost."""
         model = self._router.model(target)
         context.model = target.name
@@ -157,14 +159,16 @@ class RequestPlanner:
             self._check_cost(tokenized, target, request.max_usd)
         return tokenized
 
-    def _accept(self, text: UpstreamRequestPlan, target: RouteTarget, context: RequestContext) -> UpstreamRequestPlan:
+    def _accept(
+        self, upstream_request: UpstreamRequest, target: RouteTarget, context: RequestContext
+    ) -> UpstreamRequest:
         """Checks the cost of an upstream request; returns the request."""
-        context.prompt_tokens = text.prompt_tokens
-        if text.request.max_usd is not None:
-            self._check_cost(text, target, text.request.max_usd)
-        return text
+        context.prompt_tokens = upstream_request.prompt_tokens
+        if upstream_request.request.max_usd is not None:
+            self._check_cost(upstream_request, target, upstream_request.request.max_usd)
+        return upstream_request
 
-    def _check_cost(self, tokenized: AnyTokenized, target: RouteTarget, most_usd: float) -> None:
+    def _check_cost(self, tokenized: PreparedRequest, target: RouteTarget, most_usd: float) -> None:
         """Raises TooExpensive if the request may cost more than `max_usd`."""
         output_tokens = self._max_output_tokens(tokenized) * tokenized.choice_count
         usd = to_usd(self._flow_controller.price_of(target.name).cost_nusd(tokenized.prompt_tokens, 0, output_tokens))
@@ -175,7 +179,7 @@ class RequestPlanner:
             )
 
     def _make_plan(
-        self, target: RouteTarget, tokenized: AnyTokenized, principal: Principal, context: RequestContext
+        self, target: RouteTarget, tokenized: PreparedRequest, principal: Principal, context: RequestContext
     ) -> RequestPlan:
         """Makes the plan with the predicted position; raises if the request would wait too long."""
         dispatch_request = _dispatch_request(principal, context, tokenized, self._max_output_tokens(tokenized))
@@ -184,7 +188,7 @@ class RequestPlanner:
             target, tokenized, dispatch_request, self._flow_controller.predict(target.pool, dispatch_request)
         )
 
-    def _max_output_tokens(self, tokenized: AnyTokenized) -> int:
+    def _max_output_tokens(self, tokenized: PreparedRequest) -> int:
         """Returns the most output tokens of a choice, before limits clamp it."""
         available = max(tokenized.available_tokens)
         return (
@@ -196,7 +200,7 @@ class RequestPlanner:
     async def _plan_degraded(
         self,
         target: RouteTarget,
-        tokenized: AnyTokenized,
+        tokenized: PreparedRequest,
         principal: Principal,
         context: RequestContext,
         refusal: MaitredError,
@@ -232,7 +236,12 @@ class RequestPlanner:
         return plan
 
     async def _plan_after_overflow(
-        self, target: RouteTarget, tokenized: AnyTokenized, principal: Principal, context: RequestContext, movable: bool
+        self,
+        target: RouteTarget,
+        tokenized: PreparedRequest,
+        principal: Principal,
+        context: RequestContext,
+        movable: bool,
     ) -> RequestPlan | None:
         """Plans the whole request here after others have overflowed; None: none has, or it is still too late."""
         dispatch_request = replace(
@@ -252,7 +261,7 @@ def _predicted_position(refusal: MaitredError) -> QueuePosition | None:
 
 
 def _dispatch_request(
-    principal: Principal, context: RequestContext, tokenized: AnyTokenized, max_tokens: int
+    principal: Principal, context: RequestContext, tokenized: PreparedRequest, max_tokens: int
 ) -> DispatchRequest:
     """Makes the dispatch request."""
     request = tokenized.request

@@ -153,7 +153,7 @@ class ReplicaResponse(PushStream, Generic[A]):
         """Opens an attempt at the dispatched replica, hedged where hedging applies."""
         entry = self._entry
         self._grant.set_replica(endpoint.name)
-        hedge_delay_s = entry.hedge_after_s()
+        hedge_delay_s = entry.start_hedge_timer()
         if hedge_delay_s is None:
             attempt = await self._new_attempt(endpoint, entry.on_submitted).__aenter__()
         else:

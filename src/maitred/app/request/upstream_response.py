@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from maitred.app.request.continuation import TextContinuation
 from maitred.app.request.flow_control import DispatchHandle, GrantHandle
 from maitred.app.request.response import ReplicaAttempt, ReplicaResponse
-from maitred.app.request.upstream_plan import UpstreamRequestPlan
+from maitred.app.request.upstream_request import UpstreamRequest
 from maitred.app.request.usage_counter import UpstreamUsageCounter
 from maitred.core.backoff import GiveUpReason, RetryState
 from maitred.core.clock import Clock
@@ -76,7 +76,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
     """Response that an upstream server produces, as text. Implements `maitred.core.service.ResponseStream`.
 
     Args:
-        plan: Plan of the request, with its prompts and what its caller wants to see.
+        upstream_request: The request with its prompts and what its caller wants to see.
         request: The request to send.
         usage_counter: Counts the usage.
         attempts: Retry state of the request.
@@ -89,7 +89,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         entry: DispatchHandle,
         stack: ResourceStack,
         *,
-        plan: UpstreamRequestPlan,
+        upstream_request: UpstreamRequest,
         request: TextRequest,
         usage_counter: UpstreamUsageCounter,
         context: RequestContext,
@@ -99,16 +99,18 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         deadline_s: float | None,
         continuation: TextContinuation | None = None,
     ) -> None:
-        super().__init__(entry, stack, context=context, clock=clock, grant=grant, partial=plan.request.partial)
+        super().__init__(
+            entry, stack, context=context, clock=clock, grant=grant, partial=upstream_request.request.partial
+        )
         self._request = request
         self._continuation = continuation
         self._next_is_continuation = False
         """Whether the next delta is the first of a continuing server."""
-        self._prompt_count = len(plan.prompts)
+        self._prompt_count = len(upstream_request.prompts)
         self._usage_counter = usage_counter
         self._retry_state = attempts
         self._deadline_s = deadline_s
-        self._buffered: list[TextDelta] | None = [] if plan.request.whole else None
+        self._buffered: list[TextDelta] | None = [] if upstream_request.request.whole else None
         """Deltas of a buffered answer; None: the answer is streamed."""
         self._finish_reasons: dict[int, FinishReason] = {}
         self._last_delta_s: dict[int, float] = {}

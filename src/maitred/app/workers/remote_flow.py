@@ -322,7 +322,7 @@ class RemoteDispatch:
             await engine.wait_connected()
         return self._endpoints[replica]
 
-    def hedge_after_s(self) -> float | None:
+    def start_hedge_timer(self) -> float | None:
         """Returns None: a worker forwards requests that may be hedged."""
         return None
 

@@ -16,7 +16,7 @@ from maitred.admission.grant import Grant
 from maitred.admission.request import AdmissionRequest
 from maitred.api.in_flight import ClientDisconnected, InFlightLimiter, InFlightSlot
 from maitred.app.request.flow_control import LocalFlowController
-from maitred.app.request.upstream_plan import TruncatedPrompt
+from maitred.app.request.upstream_request import TruncatedPrompt
 from maitred.core.clock import Clock
 from maitred.core.context import RequestContext
 from maitred.core.errors import Bug, MaitredError, ReplicaUnavailable

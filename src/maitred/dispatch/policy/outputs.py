@@ -138,7 +138,9 @@ class OutputLengths:
             return most, mean
         return min(max(1, most), max_tokens), min(max(1.0, mean), float(max_tokens))
 
-    def on_leave(self, tenant: str, produced: float, max_tokens: int, draws: Sequence[float]) -> list[float]:
+    def sample_remaining_tokens(
+        self, tenant: str, produced: float, max_tokens: int, draws: Sequence[float]
+    ) -> list[float]:
         """Returns samples of the remaining tokens of a choice.
 
         Args:

@@ -43,7 +43,7 @@ class ScriptedEntry:
         self.given, self.after_s = second, after_s
         self.asked = 0
 
-    def hedge_after_s(self):
+    def start_hedge_timer(self):
         return self.after_s
 
     def hedge(self):

@@ -20,7 +20,9 @@ def make_core(count=3, **reports):
 
 def estimated_loads(core, now_s):
     core.refresh(now_s)
-    return [estimate.prompt_tokens for estimate in core.reports.estimate_loads(core.endpoint_states, 100.0, now_s)]
+    return [
+        estimate.prompt_tokens for estimate in core.load_estimator.estimate_loads(core.endpoint_states, 100.0, now_s)
+    ]
 
 
 def test_the_load_of_a_busy_engine_without_reports_is_estimated_from_its_peers():

@@ -74,7 +74,7 @@ class PseudoTokens(TruncatedPrompt):
         return self.head[place]
 
 
-class UpstreamRequestPlan(Struct, frozen=True):
+class UpstreamRequest(Struct, frozen=True):
     """Request for an upstream server, sized and checked."""
 
     model: TextModel
@@ -97,9 +97,7 @@ class UpstreamRequestPlan(Struct, frozen=True):
     """Raw estimate of the prompt tokens, before the learned ratio; None: they were counted."""
 
 
-async def prepare_upstream_request(
-    model: TextModel, request: InferenceRequest, max_choices: int
-) -> UpstreamRequestPlan:
+async def prepare_upstream_request(model: TextModel, request: InferenceRequest, max_choices: int) -> UpstreamRequest:
     """Prepares a request: counts its tokens if the tokenizer is available, and estimates them otherwise.
 
     Raises:
@@ -112,7 +110,7 @@ async def prepare_upstream_request(
         if (tokens := await _tokenize(model, request)) is not None:
             available_tokens = [check_fits(card, prompt, request) for prompt in tokens]
             prompt_tokens = sum(map(len, tokens))
-            return UpstreamRequestPlan(
+            return UpstreamRequest(
                 model,
                 card,
                 request,
@@ -126,7 +124,7 @@ async def prepare_upstream_request(
     return estimate_upstream_request(model, request, max_choices)
 
 
-def estimate_upstream_request(model: TextModel, request: InferenceRequest, max_choices: int) -> UpstreamRequestPlan:
+def estimate_upstream_request(model: TextModel, request: InferenceRequest, max_choices: int) -> UpstreamRequest:
     """Prepares a request with estimated token counts; raises as `prepare_upstream_request` does."""
     card, fields = _check(model, request, max_choices)
     tools = fields.get("tools")
@@ -142,7 +140,7 @@ def estimate_upstream_request(model: TextModel, request: InferenceRequest, max_c
         estimated += raw_estimate
         prompt_tokens += corrected
     choices = len(substitute_prompts) * request.sampling.n
-    return UpstreamRequestPlan(
+    return UpstreamRequest(
         model, card, request, fields, substitute_prompts, available_tokens, prompt_tokens, choices, estimated
     )
 
