@@ -19,7 +19,7 @@ from maitred.core.replica import LoadReport, ModelCard, StepTimes
 from maitred.core.request import EngineRequest, SamplingParams, TokenLogprobs
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.core import DispatchCore
-from maitred.dispatch.pool_queue import QueuedRequest, QueueState
+from maitred.dispatch.queue import QueuedRequest, QueueState
 from maitred.dispatch.request import DispatchRequest, Endpoint
 from maitred.dispatch.shedding import LoadShedder
 from maitred.engine.config import BatchLineConfig, EngineConfig
@@ -224,14 +224,14 @@ class Simulation:
             max_tokens=self._draw.randint(*OUTPUT_TOKENS),
             choices=1,
             arrived_s=self.now_s,
-            deadline_s=self.now_s + self._objective_s,
+            ttft_deadline_s=self.now_s + self._objective_s,
         )
 
     def _turn(self) -> None:
         """The gateway releases what it can, and gives up what is too late."""
-        for queued in self._core.dispatch_ready(self.now_s):
+        for queued in self._core.run_dispatch_pass(self.now_s):
             dispatch_request = queued.request
-            if queued.state is not QueueState.RELEASED:
+            if queued.state is not QueueState.DISPATCHED:
                 self._core.leave(queued, self.now_s, finished=False)
                 del self._queued[dispatch_request.id]
                 continue

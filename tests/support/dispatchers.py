@@ -76,7 +76,7 @@ def make_dispatch_request(
     number=1, org="acme", *, weight=1.0, tokens=16, max_tokens=32, choices=1, prompts=1, **fields
 ):
     priority = fields.pop("priority", PriorityClass.STANDARD)
-    fields = {"arrived_s": 1_000_000.0, "id": f"req-{number}", "deadline_s": None} | fields
+    fields = {"arrived_s": 1_000_000.0, "id": f"req-{number}", "ttft_deadline_s": None} | fields
     return DispatchRequest(
         principal_org=org,
         flow=Flow((FlowLevel(org, weight), FlowLevel(f"{org}-key")), priority),
@@ -133,11 +133,11 @@ class DispatchSetup:
         assert not self.dispatcher._queued_by_request_id
         for quota in self.core.allocator.quotas.all:
             assert quota.used == (0, 0, 0)
-        for pool_queue in self.core.queues:
-            assert len(pool_queue.wait_account) == 0
+        for queue in self.core.queues:
+            assert len(queue.wait_account) == 0
         for endpoint_state in self.core.endpoint_states:
             assert endpoint_state.credits.held == 0
-            assert endpoint_state.credits.uncounted == (0, 0, 0)
+            assert endpoint_state.credits.unreported == (0, 0, 0)
             assert endpoint_state.credits.outstanding == (0, 0, 0)
             assert endpoint_state.credits.unanswered_tokens == 0
             assert endpoint_state.endpoint.admin_state.running == 0

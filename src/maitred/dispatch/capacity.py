@@ -7,7 +7,7 @@ from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.endpoint import EndpointState
 from maitred.dispatch.policy.credits import NOTHING, Cost, total_cost
 from maitred.dispatch.policy.quotas import Quota, Quotas, TenantHoldings
-from maitred.dispatch.pool_queue import PoolQueue, QueuedRequest
+from maitred.dispatch.queue import QueuedRequest, QuotaQueue
 from maitred.dispatch.selector import ReplicaSelector
 
 _MIN_COST = Cost(1, 1)
@@ -107,7 +107,7 @@ class CapacityAllocator:
         return self._selector.select(queued, candidates, now_s) if candidates else None
 
     def select_overtaking(
-        self, queue: PoolQueue, quota: Quota, ready: Sequence[EndpointState], now_s: float
+        self, queue: QuotaQueue, quota: Quota, ready: Sequence[EndpointState], now_s: float
     ) -> tuple[QueuedRequest, EndpointState] | None:
         """Selects a request that may overtake a blocked head: by class, then by slots per weight.
 

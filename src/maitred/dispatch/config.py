@@ -234,7 +234,7 @@ class DispatchConfig(Struct, frozen=True, kw_only=True):
     ] = 2
     hedging: HedgingConfig = HedgingConfig()
 
-    def first_token_within_s(self, flow: Flow) -> float | None:
+    def ttft_objective_s(self, flow: Flow) -> float | None:
         """Returns the default TTFT objective of a flow in seconds; None: there is none."""
         for level in reversed(flow.path):
             if level.id in self.tenant_ttft_s:

@@ -30,8 +30,8 @@ from maitred.dispatch.load_estimator import LoadEstimator
 from maitred.dispatch.policy.credits import Cost, request_cost
 from maitred.dispatch.policy.outputs import OutputLengths
 from maitred.dispatch.policy.quotas import Quota
-from maitred.dispatch.pool_queue import Allocation, DispatchCounters, PoolQueue, QueuedRequest, QueueState
 from maitred.dispatch.predictor import LatencyPredictor
+from maitred.dispatch.queue import Allocation, DispatchCounters, QueuedRequest, QueueState, QuotaQueue
 from maitred.dispatch.request import AnyEndpoint, DispatchRequest
 from maitred.dispatch.selector import ReplicaSelector
 
@@ -44,7 +44,7 @@ _MAX_STALE_DEADLINES = 64
 
 
 class DispatchCore:
-    """State of dispatch for one model: its pool queues and its endpoints.
+    """State of dispatch for one model: its quota queues and its endpoints.
 
     Args:
         endpoints: The replicas; at least one.
@@ -63,7 +63,7 @@ class DispatchCore:
         self.load_estimator = LoadEstimator(config.reports)
         self.selector = ReplicaSelector(placement, self.predictor, self.load_estimator)
         self.allocator = CapacityAllocator(config, self.selector)
-        self.queues = [PoolQueue(quota, config.line) for quota in self.allocator.quotas.all]
+        self.queues = [QuotaQueue(quota, config.line) for quota in self.allocator.quotas.all]
         self.running_requests: dict[QueuedRequest, None] = {}
         """Dispatched requests that have not ended, in order of dispatch."""
         played = config.line.policy == "fair"
@@ -77,8 +77,8 @@ class DispatchCore:
         self._queues = dict(zip(self.allocator.quotas.all, self.queues, strict=True))
         self._last_ready: list[EndpointState] = []
         """Endpoints that were ready at the last refresh."""
-        self.slack = False
-        """Whether no request waits and the wait accounts and predictor have been told."""
+        self.idle_recorded = False
+        """Whether no request waits, and the wait accounts and the predictor know it."""
         self._deadline_heap: list[tuple[float, int, QueuedRequest]] = []
         self._heap_tiebreaker = itertools.count()
 
@@ -121,10 +121,10 @@ class DispatchCore:
         return new_endpoints
 
     def _rebuild_queues(self, config: DispatchConfig, now_s: float) -> None:
-        """Moves all waiting requests into new pool queues."""
+        """Moves all waiting requests into new quota queues."""
         waiting = sorted((queued for queue in self.queues for queued in queue.all()), key=lambda queued: queued.number)
         self.allocator.rebuild_quotas(config)
-        self.queues[:] = [PoolQueue(quota, config.line) for quota in self.allocator.quotas.all]
+        self.queues[:] = [QuotaQueue(quota, config.line) for quota in self.allocator.quotas.all]
         self._queues = dict(zip(self.allocator.quotas.all, self.queues, strict=True))
         for queued in (*self.running_requests, *waiting):
             quota = self.allocator.quotas.quota_for(queued.flow.path)
@@ -168,10 +168,10 @@ class DispatchCore:
         last = self.forecast_cache.last
         if last is not None and last.queued.request is dispatch_request and last.queued.state is QueueState.NEW:
             return last.queued  # the entry was created for the prediction of the wait
-        config, first_token_by_s = self._config, dispatch_request.deadline_s
-        if first_token_by_s is None and (config.ttft_s or config.tenant_ttft_s):
-            ttft_s = config.first_token_within_s(dispatch_request.flow)
-            first_token_by_s = None if ttft_s is None else dispatch_request.arrived_s + ttft_s
+        config, wait_deadline_s = self._config, dispatch_request.ttft_deadline_s
+        if wait_deadline_s is None and (config.ttft_s or config.tenant_ttft_s):
+            ttft_s = config.ttft_objective_s(dispatch_request.flow)
+            wait_deadline_s = None if ttft_s is None else dispatch_request.arrived_s + ttft_s
         queue = self._queues[self.allocator.quotas.quota_for(dispatch_request.flow.path)]
         expected_tokens, mean = self.predictor.outputs.lengths(
             dispatch_request.principal_org, dispatch_request.max_tokens
@@ -185,7 +185,7 @@ class DispatchCore:
             self._costs(dispatch_request, expected_tokens),
             expected_tokens,
             service,
-            first_token_by_s,
+            wait_deadline_s,
         )
 
     def _costs(self, dispatch_request: DispatchRequest, expected_tokens: int) -> list[Cost]:
@@ -206,7 +206,7 @@ class DispatchCore:
         Returns:
             Whether the entry was dispatched. If it was not, the only change is that its tenant was observed.
         """
-        if not self.slack and self.waiting:
+        if not self.idle_recorded and self.waiting:
             return False
         queue, forecast_cache = queued.queue, self.forecast_cache
         cached = forecast_cache.cached_for(queued, now_s)
@@ -218,7 +218,7 @@ class DispatchCore:
         else:
             endpoint_state = self._endpoint_for_arrival(queued, ready, now_s)
         if endpoint_state is None or (
-            queued.first_token_by_s is not None and self._would_miss_deadline(queued, endpoint_state, now_s)
+            queued.wait_deadline_s is not None and self._would_miss_deadline(queued, endpoint_state, now_s)
         ):
             return False
         if cached is None:
@@ -229,7 +229,7 @@ class DispatchCore:
         forecast_cache.joins.observe(queued.flow, now_s)
         queue.fair_queue.pass_through(queued, now_s)
         self._start(queued, endpoint_state, queue.quota, now_s)
-        if not self.slack:
+        if not self.idle_recorded:
             self._on_idle(now_s)
         return True
 
@@ -246,8 +246,8 @@ class DispatchCore:
         endpoint_state = allocator.endpoint_for(queued, quota, ready, now_s, above_share=above_share)
         return None if isinstance(endpoint_state, WaitCause) else endpoint_state
 
-    def resume(self, queued: QueuedRequest, replica: str, now_s: float) -> None:
-        """Registers an entry that already runs at a replica, without a check of its free credits."""
+    def reattach(self, queued: QueuedRequest, replica: str, now_s: float) -> None:
+        """Registers an entry that runs at a replica since before a restart, without a check of its free credits."""
         endpoint_state = next(
             endpoint_state for endpoint_state in self.endpoint_states if endpoint_state.endpoint.name == replica
         )
@@ -262,7 +262,7 @@ class DispatchCore:
         self.allocator.holdings.observe(queued.tenant, now_s)
         if ready and (cached is None or cached.ready != ready):
             self.forecast_cache.forecast_and_store(queued, ready, now_s)
-        queued.state, self.slack = QueueState.WAITING, False
+        queued.state, self.idle_recorded = QueueState.WAITING, False
         queued.joined_s = now_s
         queued.queue.enqueue(queued, now_s)
         self.forecast_cache.on_join(queued.flow, now_s)
@@ -277,7 +277,7 @@ class DispatchCore:
         prompts: Sequence[int],
         answer_by_s: float | None,
         draw: float,
-        rest_s: float | None = None,
+        suspend_s: float | None = None,
     ) -> None:
         """Puts a request whose replica failed back into its queue, and releases its credits there.
 
@@ -289,20 +289,20 @@ class DispatchCore:
             now_s: Now.
             prompts: Indexes of the prompts whose outputs are not complete.
             answer_by_s: Deadline of the whole output, in monotonic seconds; None: no deadline.
-            draw: From 0 to 1, for how long the replica rests if it still seems ready...
-            rest_s: ...or just so long.
+            draw: Jitter from 0 to 1 for the time during which the replica gets no requests if it still seems ready.
+            suspend_s: Fixed length of that time; None: exponential backoff.
         """
         allocation = self._release(queued, lost=True)
         allocation.endpoint_state.refresh(now_s)
         if allocation.endpoint_state.ready:
-            allocation.endpoint_state.suspend(now_s, draw, rest_s)
+            allocation.endpoint_state.suspend(now_s, draw, suspend_s)
             queued.failed_at.add(allocation.endpoint_state.endpoint.name)
         queued.keep_prompts(prompts)
-        queued.allocation, queued.state, queued.joined_s, self.slack = None, QueueState.WAITING, now_s, False
+        queued.allocation, queued.state, queued.joined_s, self.idle_recorded = None, QueueState.WAITING, now_s, False
         queued.requeues += 1
         queued.predicted_position = None  # the predictor must not learn from a wait that a failure caused
         if queued.begun:
-            queued.first_token_by_s = answer_by_s
+            queued.wait_deadline_s = answer_by_s
         queued.queue.requeue(queued, now_s)
         self._track_deadline(queued)
 
@@ -321,7 +321,7 @@ class DispatchCore:
         credits.
         """
         if (
-            queued.state is not QueueState.RELEASED
+            queued.state is not QueueState.DISPATCHED
             or queued.allocation is None
             or queued.allocation.begun
             or self.waiting
@@ -354,7 +354,7 @@ class DispatchCore:
         self.allocator.release(queued, loser.quota)
         self.forecast_cache.invalidate()
 
-    def dispatch_ready(self, now_s: float, ready: Sequence[EndpointState] | None = None) -> list[QueuedRequest]:
+    def run_dispatch_pass(self, now_s: float, ready: Sequence[EndpointState] | None = None) -> list[QueuedRequest]:
         """Dispatches requests that have credits and fails those whose deadline has passed. Returns these requests.
 
         Call this after every change: a request joined or left, a load report
@@ -366,10 +366,10 @@ class DispatchCore:
         """
         changed_requests: list[QueuedRequest] = []
         if not self.waiting:
-            if not self.slack:
+            if not self.idle_recorded:
                 self._on_idle(now_s)
             return changed_requests
-        self.slack = False
+        self.idle_recorded = False
         if ready is None:
             ready = self.refresh(now_s)
         self._fail_expired(changed_requests, now_s)
@@ -377,7 +377,7 @@ class DispatchCore:
             self._fail_without_replica(changed_requests, now_s)
             for queue in self.queues:
                 queue.wait_account.advance(now_s, ("", WaitCause.COLD_START) if len(queue) else None)
-            self.predictor.slack()
+            self.predictor.on_unsaturated()
             return changed_requests
         common_queue = self.queues[-1]
         for queue in self.queues:
@@ -389,9 +389,9 @@ class DispatchCore:
                         now_s, self._dispatch_queue(queue, self.allocator.quotas.common, ready, changed_requests, now_s)
                     )
         if self.waiting:
-            self.predictor.full(sum(endpoint_state.load.steps for endpoint_state in ready) // len(ready), now_s)
+            self.predictor.on_saturated(sum(endpoint_state.load.steps for endpoint_state in ready) // len(ready), now_s)
         else:
-            self.predictor.slack()
+            self.predictor.on_unsaturated()
         return changed_requests
 
     def leave(
@@ -416,7 +416,7 @@ class DispatchCore:
                 self.counters.moved += 1
             else:
                 self.counters.left_waiting += 1
-        elif state is QueueState.RELEASED:
+        elif state is QueueState.DISPATCHED:
             self._release(queued, lost=lost)
             self._refund(queued)
             queued.queue.fair_queue.done(queued.flow)
@@ -443,7 +443,7 @@ class DispatchCore:
             output_tokens: New output tokens.
         """
         allocation = queued.allocation
-        if queued.state is not QueueState.RELEASED or allocation is None:
+        if queued.state is not QueueState.DISPATCHED or allocation is None:
             return
         if not allocation.begun:
             queued.begun = allocation.begun = True
@@ -459,7 +459,7 @@ class DispatchCore:
 
     def on_first_token(self, queued: QueuedRequest, now_s: float) -> None:
         """Records the first token of a request."""
-        if queued.allocation is not None and queued.state is QueueState.RELEASED:
+        if queued.allocation is not None and queued.state is QueueState.DISPATCHED:
             allocation = queued.allocation
             allocation.endpoint_state.on_first_token(
                 now_s - allocation.since_s - (self.stalled_s - allocation.stalled_s)
@@ -470,7 +470,12 @@ class DispatchCore:
     # --- internals ---
 
     def _dispatch_queue(
-        self, queue: PoolQueue, quota: Quota, ready: Sequence[EndpointState], changed: list[QueuedRequest], now_s: float
+        self,
+        queue: QuotaQueue,
+        quota: Quota,
+        ready: Sequence[EndpointState],
+        changed: list[QueuedRequest],
+        now_s: float,
     ) -> tuple[str, WaitCause] | None:
         """Dispatches from the head until it is blocked; returns the head's tenant and wait cause."""
         while (queued := queue.head(now_s)) is not None:
@@ -493,19 +498,19 @@ class DispatchCore:
     def _on_idle(self, now_s: float) -> None:
         for queue in self.queues:
             queue.wait_account.advance(now_s, None)
-        self.predictor.slack()
-        self.slack = True
+        self.predictor.on_unsaturated()
+        self.idle_recorded = True
 
     def _would_miss_deadline(self, queued: QueuedRequest, endpoint_state: EndpointState, now_s: float) -> bool:
         """Whether a busy replica would give the first token after the request's deadline."""
-        if queued.first_token_by_s is None or endpoint_state.credits.idle:
+        if queued.wait_deadline_s is None or endpoint_state.credits.idle:
             return False
         prefill_s = self.selector.prefill_s(queued, endpoint_state, 0, now_s)
-        return now_s + self.predictor.corrected_prefill_s(prefill_s, now_s) > queued.first_token_by_s
+        return now_s + self.predictor.corrected_prefill_s(prefill_s, now_s) > queued.wait_deadline_s
 
     def _start(self, queued: QueuedRequest, endpoint_state: EndpointState, quota: Quota, now_s: float) -> None:
         """Marks an entry as dispatched and allocates its credits and quota."""
-        queued.state = QueueState.RELEASED
+        queued.state = QueueState.DISPATCHED
         queued.dispatched_s = now_s
         queued.allocation = Allocation(
             endpoint_state, endpoint_state.acquire(queued.costs, now_s), quota, now_s, self.stalled_s
@@ -546,8 +551,8 @@ class DispatchCore:
 
     def _track_deadline(self, queued: QueuedRequest) -> None:
         """Adds the deadline of a waiting request to the deadline heap."""
-        if queued.first_token_by_s is not None:
-            heapq.heappush(self._deadline_heap, (queued.first_token_by_s, next(self._heap_tiebreaker), queued))
+        if queued.wait_deadline_s is not None:
+            heapq.heappush(self._deadline_heap, (queued.wait_deadline_s, next(self._heap_tiebreaker), queued))
             if len(self._deadline_heap) > 2 * self.waiting + _MAX_STALE_DEADLINES:
                 self._deadline_heap = [due for due in self._deadline_heap if due[2].state is QueueState.WAITING]
                 heapq.heapify(self._deadline_heap)
@@ -571,7 +576,7 @@ class DispatchCore:
             self._deadline_heap[0][0] <= now_s or self._deadline_heap[0][2].state is not QueueState.WAITING
         ):
             queued = heapq.heappop(self._deadline_heap)[2]
-            due_s = queued.first_token_by_s
+            due_s = queued.wait_deadline_s
             if queued.state is QueueState.WAITING and due_s is not None and due_s <= now_s:
                 self._fail(queued, DeadlineExceeded(_DEADLINE_PASSED_MESSAGE), now_s)
                 changed.append(queued)

@@ -21,7 +21,7 @@ from maitred.dispatch.loop_lag import LoopLagMonitor
 from maitred.dispatch.metrics import DispatchSnapshot, TenantActivity, dispatch_snapshot, tenant_activity
 from maitred.dispatch.overflow import OverflowPlanner
 from maitred.dispatch.policy.hedging import HedgePolicy
-from maitred.dispatch.pool_queue import Allocation, QueuedRequest, QueueState, WaitSpan, record_immediate_dispatch
+from maitred.dispatch.queue import Allocation, QueuedRequest, QueueState, WaitSpan, record_immediate_dispatch
 from maitred.dispatch.request import AnyEndpoint, DispatchRequest, Endpoint
 from maitred.dispatch.shedding import LoadShedder
 
@@ -92,7 +92,7 @@ class DispatchEntry:
             raise RuntimeError("An entry is entered once.")
         core, now_s = dispatcher.core, dispatcher.clock.monotonic_s()
         if self.runs_at:
-            core.resume(queued, self.runs_at, now_s)
+            core.reattach(queued, self.runs_at, now_s)
         if self.runs_at or core.dispatch_now(queued, now_s):
             record_immediate_dispatch(queued, now_s)
             dispatcher.on_started(queued)
@@ -141,7 +141,7 @@ class DispatchEntry:
                 self._waiter = None
         if queued.failure is not None:
             raise queued.failure
-        if queued.state is not QueueState.RELEASED or queued.allocation is None:
+        if queued.state is not QueueState.DISPATCHED or queued.allocation is None:
             raise RuntimeError("The entry was waited for outside its context.")
         return queued.allocation.endpoint_state.endpoint
 
@@ -201,9 +201,11 @@ class DispatchEntry:
         """Whether another ready replica exists that has not failed this request."""
         dispatcher, queued = self._dispatcher, self.queued
         now_s = dispatcher.clock.monotonic_s()
-        return queued.state is QueueState.RELEASED and dispatcher.core.has_other_replica(queued, now_s)
+        return queued.state is QueueState.DISPATCHED and dispatcher.core.has_other_replica(queued, now_s)
 
-    def requeue(self, *, prompts: Sequence[int], answer_by_s: float | None = None, rest_s: float | None = None) -> bool:
+    def requeue(
+        self, *, prompts: Sequence[int], answer_by_s: float | None = None, suspend_s: float | None = None
+    ) -> bool:
         """Releases the replica that failed and joins the queue again; then await `wait_dispatched`.
 
         The request keeps its arrival time, precedes requests that have not run, and is not charged for its prompt
@@ -212,17 +214,17 @@ class DispatchEntry:
         Args:
             prompts: Indexes of the prompts whose outputs are not complete. Call `on_submitted` for each of them.
             answer_by_s: Deadline of the whole output; the wait ends then.
-            rest_s: Seconds for which the failed replica gets no requests; None: exponential backoff.
+            suspend_s: Seconds for which the failed replica gets no requests; None: exponential backoff.
 
         Returns:
             False if the request was requeued too often; nothing changes then.
         """
         dispatcher, queued = self._dispatcher, self.queued
-        if queued.state is not QueueState.RELEASED or queued.requeues >= dispatcher.recoveries:
+        if queued.state is not QueueState.DISPATCHED or queued.requeues >= dispatcher.recoveries:
             return False
         now_s = dispatcher.clock.monotonic_s()
         draw = dispatcher.draw()
-        dispatcher.core.requeue(queued, now_s, prompts=prompts, answer_by_s=answer_by_s, draw=draw, rest_s=rest_s)
+        dispatcher.core.requeue(queued, now_s, prompts=prompts, answer_by_s=answer_by_s, draw=draw, suspend_s=suspend_s)
         dispatcher.add_waiting(self, now_s)
         dispatcher.schedule_dispatch()
         return True
@@ -339,7 +341,7 @@ class Dispatcher:
         self.overflow_planner.reconfigure(config)
         for endpoint in new:
             endpoint.replica.on_change(self._on_replica_change)
-        self.dispatch_ready()
+        self.refresh_and_dispatch()
 
     def enqueue(self, dispatch_request: DispatchRequest) -> DispatchEntry:
         """Returns a context manager in which the request waits and then runs.
@@ -348,7 +350,7 @@ class Dispatcher:
         """
         return DispatchEntry(self, self.core.new_entry(dispatch_request))
 
-    def resume(self, dispatch_request: DispatchRequest, replica: str) -> DispatchEntry | None:
+    def reattach(self, dispatch_request: DispatchRequest, replica: str) -> DispatchEntry | None:
         """Registers a request that runs at a replica and was dispatched by a process that has died.
 
         Enter it before any request waits. Returns None if the replica no longer exists.
@@ -414,8 +416,8 @@ class Dispatcher:
             for endpoint_state in self.core.endpoint_states
         )
 
-    def on_dispatched(self, listener: Callable[[], None] | None) -> None:
-        """Sets the listener that is called after every dispatch pass; None: nobody is. It must not raise."""
+    def set_dispatch_listener(self, listener: Callable[[], None] | None) -> None:
+        """Sets the listener that is called after every dispatch pass; None: no listener. It must not raise."""
         self._dispatch_listener = listener
 
     async def run(self) -> None:
@@ -426,12 +428,12 @@ class Dispatcher:
                 await self._has_entries.wait()
             await asyncio.sleep(_POLL_INTERVAL_S)
             if self._entries:
-                self.dispatch_ready()
+                self.refresh_and_dispatch()
                 self.check_overflow()
 
     # --- dispatch passes ---
 
-    def dispatch_ready(self) -> None:
+    def refresh_and_dispatch(self) -> None:
         """Refreshes all replicas and dispatches requests that have credits."""
         now_s = self.clock.monotonic_s()
         self.dispatch(now_s, self.core.refresh(now_s))
@@ -442,7 +444,7 @@ class Dispatcher:
 
     def dispatch(self, now_s: float, ready: Sequence[EndpointState] | None = None) -> None:
         """Wakes the entries that the core dispatches or fails now. `ready` is what `DispatchCore.refresh` returned."""
-        for queued in self.core.dispatch_ready(now_s, ready):
+        for queued in self.core.run_dispatch_pass(now_s, ready):
             entry = self.remove_waiting(queued)
             if entry is not None:
                 entry.wait_span.close(now_s)
@@ -472,7 +474,7 @@ class Dispatcher:
         """Schedules a dispatch pass after an entry has left."""
         if self._entries:
             self.schedule_dispatch()
-        elif not self.core.slack or self._dispatch_listener is not None:
+        elif not self.core.idle_recorded or self._dispatch_listener is not None:
             self.dispatch(now_s)
 
     def schedule_dispatch(self) -> None:

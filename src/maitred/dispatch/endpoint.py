@@ -72,7 +72,7 @@ class EndpointState:
         else:
             self.credits.estimate(card.max_sequences)
         if new:
-            self.step_began_s, self.in_flight = now_s, self.credits.uncounted
+            self.step_began_s, self.in_flight = now_s, self.credits.unreported
 
     @property
     def weight(self) -> float:
@@ -128,17 +128,18 @@ class EndpointState:
         if self._window is not None:
             self._window.on_rejection()
 
-    def suspend(self, now_s: float, draw: float, asked_s: float | None = None) -> None:
+    def suspend(self, now_s: float, draw: float, suspend_s: float | None = None) -> None:
         """Suspends an endpoint that failed a request while ready, so that it gets no requests.
 
-        The while grows with every failure after a rest until it serves again: The suspension grows with every
-        consecutive failure: exponential backoff with full jitter.
+        The suspension grows with every consecutive failure (exponential backoff with full jitter), until the endpoint
+        gives a first token again.
 
         Args:
             now_s: Now.
             draw: Jitter from 0 to 1, as a share of the longest suspension.
-            asked_s: Fixed length of the suspension; None: exponential backoff.
+            suspend_s: Fixed length of the suspension; None: exponential backoff.
         """
         self._suspensions += 1
-        rest_s = draw * _SUSPENSION_BACKOFF.after(self._suspensions) if asked_s is None else asked_s
-        self._suspended_until_s = max(self._suspended_until_s, now_s + rest_s)
+        if suspend_s is None:
+            suspend_s = draw * _SUSPENSION_BACKOFF.after(self._suspensions)
+        self._suspended_until_s = max(self._suspended_until_s, now_s + suspend_s)

@@ -18,8 +18,8 @@ from maitred.dispatch.policy.simulation import (
     SimulatedTenant,
     simulate_dispatch,
 )
-from maitred.dispatch.pool_queue import PoolQueue, QueuedRequest
 from maitred.dispatch.predictor import LatencyPredictor, RunningWork
+from maitred.dispatch.queue import QueuedRequest, QuotaQueue
 from maitred.dispatch.selector import ReplicaSelector, free_slot_share
 from maitred.fairness.entry import WorkAhead
 from maitred.fairness.vtc import PATIENCE_S
@@ -115,7 +115,7 @@ class ForecastCache:
         self.joins = ArrivalRates()
         """Arrival rates by tenant; call `invalidate` after each change."""
         self._running_work: RunningWork | None = None
-        self._simulations: dict[PoolQueue, QueueSimulation] = {}
+        self._simulations: dict[QuotaQueue, QueueSimulation] = {}
         self.last: _CachedForecast | None = None
         """Last forecast; None: the state has changed since."""
 
@@ -188,7 +188,7 @@ class ForecastCache:
         if wait.at_once:
             return Forecast(ahead, wait, self._selector.prefill_s(queued, endpoint_state, ahead.entries, now_s))
         # Slots become free with a load report, and an engine step begins at the same time.
-        prefill_s = self._selector.prefill_s(queued, endpoint_state, 0, now_s, released_s=endpoint_state.step_began_s)
+        prefill_s = self._selector.prefill_s(queued, endpoint_state, 0, now_s, dispatched_s=endpoint_state.step_began_s)
         return Forecast(ahead, wait, prefill_s)
 
     def _cold_start_forecast(self, queued: QueuedRequest, ahead: WorkAhead, now_s: float) -> Forecast:
@@ -248,7 +248,7 @@ def _widened_wait(ahead: WorkAhead, ready: Sequence[EndpointState], wait: Predic
     return min([wait, *(PredictedWait(False, in_s) for in_s in widened_s)], key=lambda candidate: candidate.seconds)
 
 
-def can_simulate(queue: PoolQueue, queued: QueuedRequest, ahead: WorkAhead) -> bool:
+def can_simulate(queue: QuotaQueue, queued: QueuedRequest, ahead: WorkAhead) -> bool:
     """Whether a queue can be simulated at low cost: few tenants, one class, few requests ahead."""
     return (
         ahead.entries <= MOST_AHEAD
@@ -258,10 +258,10 @@ def can_simulate(queue: PoolQueue, queued: QueuedRequest, ahead: WorkAhead) -> b
 
 
 class QueueSimulation:
-    """Simulation of one pool queue from now on, with its waiting requests and expected arrivals.
+    """Simulation of one quota queue from now on, with its waiting requests and expected arrivals.
 
     Args:
-        queue: The pool queue.
+        queue: The quota queue.
         joins: Arrival rates by tenant.
         predictor: Predictor of output lengths.
         allocator: Slots that each tenant holds.
@@ -272,7 +272,7 @@ class QueueSimulation:
 
     def __init__(
         self,
-        queue: PoolQueue,
+        queue: QuotaQueue,
         joins: ArrivalRates,
         predictor: LatencyPredictor,
         allocator: CapacityAllocator,
@@ -373,4 +373,4 @@ class QueueSimulation:
 
 def due_s(queued: QueuedRequest) -> float:
     """Returns the deadline by which requests of one API key are ordered."""
-    return queued.arrived_s + PATIENCE_S if queued.first_token_by_s is None else queued.first_token_by_s
+    return queued.arrived_s + PATIENCE_S if queued.wait_deadline_s is None else queued.wait_deadline_s

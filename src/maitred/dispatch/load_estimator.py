@@ -90,4 +90,4 @@ def _reported_load(endpoint_state: EndpointState, prompt_tokens: float, now_s: f
 def _reported_own_tokens(endpoint_state: EndpointState) -> int:
     """Returns prompt tokens of our unanswered requests that the report already includes."""
     credits_ = endpoint_state.credits
-    return max(0, credits_.unanswered_tokens - credits_.uncounted.prompt_tokens)
+    return max(0, credits_.unanswered_tokens - credits_.unreported.prompt_tokens)

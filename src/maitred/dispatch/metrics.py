@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from maitred.core.flow import Flow, FlowLevel, PriorityClass
 from maitred.dispatch.core import DispatchCore
 from maitred.dispatch.policy.credits import PLENTY
-from maitred.dispatch.pool_queue import QUEUE_BUCKETS_S, WaitHistogram
+from maitred.dispatch.queue import QUEUE_BUCKETS_S, WaitHistogram
 from maitred.dispatch.request import DispatchRequest
 
 _PROBE_FLOW_PATH = (FlowLevel("*"),)

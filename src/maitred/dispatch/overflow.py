@@ -12,7 +12,7 @@ from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.core import DispatchCore
 from maitred.dispatch.endpoint import EndpointState
 from maitred.dispatch.policy.overflow import OverflowCandidate, OverflowState, select_overflow, surplus
-from maitred.dispatch.pool_queue import QueuedRequest, QueueState
+from maitred.dispatch.queue import QueuedRequest, QueueState
 from maitred.dispatch.request import DispatchRequest
 
 _ALL_TENANTS = ""
@@ -156,8 +156,8 @@ class OverflowPlanner:
 
     def _objective_s(self, queued: QueuedRequest) -> float:
         """Returns the TTFT objective of a request, or the longest wait of its class."""
-        if queued.first_token_by_s is not None:
-            return queued.first_token_by_s - queued.request.arrived_s
+        if queued.wait_deadline_s is not None:
+            return queued.wait_deadline_s - queued.request.arrived_s
         return self._config.max_wait_s.get(queued.flow.priority, float("inf"))
 
     def _movable_of(self, group: Group) -> list[QueuedRequest]:
@@ -186,7 +186,7 @@ class OverflowPlanner:
 
 def _due_s(queued: QueuedRequest) -> float:
     """Returns the deadline of a request, or its arrival time if it has none."""
-    return queued.arrived_s if queued.first_token_by_s is None else queued.first_token_by_s
+    return queued.arrived_s if queued.wait_deadline_s is None else queued.wait_deadline_s
 
 
 def _remove(groups: dict[Group, dict[QueuedRequest, None]], group: Group, queued: QueuedRequest) -> None:

@@ -23,7 +23,7 @@ from maitred.dispatch.policy.prediction import (
 )
 from maitred.dispatch.policy.rate import ServiceRate, StepParts, TypicalRequest, computed_rate, step_parts
 from maitred.dispatch.policy.simulation import PredictedTurn
-from maitred.dispatch.pool_queue import QueuedRequest, QueueState
+from maitred.dispatch.queue import QueuedRequest, QueueState
 from maitred.fairness.entry import WorkAhead
 
 UNMEASURED = StepTimes()
@@ -136,8 +136,8 @@ class LatencyPredictor:
         decodes_s = sum(part.decodes_s for part in parts) / len(parts)
         prompt_s = sum(part.prompt_s for part in parts) / len(parts)
         whole_s = sum(part.whole_s for part in parts) / len(parts)
-        prompts = turn.releases + sum(
-            endpoint_state.load.waiting + endpoint_state.credits.uncounted.slots for endpoint_state in endpoint_states
+        prompts = turn.dispatched_before + sum(
+            endpoint_state.load.waiting + endpoint_state.credits.unreported.slots for endpoint_state in endpoint_states
         )
         seconds = turn.steps * decodes_s + prompts / len(endpoint_states) * prompt_s
         return max(0.0, seconds / (whole_s * steps_per_s) - passed_s)
@@ -217,15 +217,15 @@ class LatencyPredictor:
         """Returns the expected service of the uncached tokens of an entry's prompt."""
         return self.weights.prompt * self.to_compute(queued.request.prompt_tokens)
 
-    def full(self, steps: int, now_s: float) -> None:
+    def on_saturated(self, steps: int, now_s: float) -> None:
         """Records that all replicas are full while requests wait."""
-        self._service_rate.full(self.served, now_s)
-        self._steps.full(steps, now_s)
+        self._service_rate.on_saturated(self.served, now_s)
+        self._steps.on_saturated(steps, now_s)
 
-    def slack(self) -> None:
+    def on_unsaturated(self) -> None:
         """Records that replicas have free capacity, which pauses the measurement."""
-        self._service_rate.slack()
-        self._steps.slack()
+        self._service_rate.on_unsaturated()
+        self._steps.on_unsaturated()
 
     @property
     def typical_prompt_tokens(self) -> float:
@@ -268,7 +268,7 @@ class LatencyPredictor:
         if endpoint_state.load.times == UNMEASURED:
             return 0.0
         fresh, in_flight = self._uncached_share, endpoint_state.in_flight
-        sent = endpoint_state.credits.uncounted.minus(in_flight)
+        sent = endpoint_state.credits.unreported.minus(in_flight)
         return predict_prefill_s(
             endpoint_state.load,
             tokens,
@@ -313,7 +313,7 @@ class LatencyPredictor:
         if predicted is None or queued.raw_wait_s <= 0 or _waited_for_cold_start(queued):
             return
         waited_s = now_s - queued.joined_s
-        if queued.state is QueueState.RELEASED or waited_s > predicted.wait_s:
+        if queued.state is QueueState.DISPATCHED or waited_s > predicted.wait_s:
             self._wait.compare(queued.raw_wait_s, waited_s, now_s)
             self.caution.compare(predicted.wait_s, waited_s)
 

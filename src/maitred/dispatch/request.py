@@ -33,7 +33,7 @@ class DispatchRequest(Struct, frozen=True):
     """Number of choices of all prompts together."""
     arrived_s: float
     """Arrival time, in monotonic seconds."""
-    deadline_s: float | None = None
+    ttft_deadline_s: float | None = None
     """Deadline of the first token; None: the default of its class, if any."""
     movable: bool = False
     """Whether the request may move to another model while it waits (see `DispatchEntry.wait_dispatched`)."""

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from maitred.core.balance import CacheAwareBalancer, PlacementRequest, ReplicaCandidate
 from maitred.dispatch.endpoint import EndpointState
 from maitred.dispatch.load_estimator import EstimatedLoad, LoadEstimator
-from maitred.dispatch.pool_queue import QueuedRequest, QueueState
 from maitred.dispatch.predictor import UNMEASURED, LatencyPredictor
+from maitred.dispatch.queue import QueuedRequest, QueueState
 from maitred.dispatch.request import DispatchRequest
 
 _DEFAULT_CAPACITY_TOKENS = 131_072
@@ -89,7 +89,7 @@ class ReplicaSelector:
         ahead: int,
         now_s: float,
         *,
-        released_s: float | None = None,
+        dispatched_s: float | None = None,
     ) -> float:
         """Returns the seconds from dispatch to the first token, without correction.
 
@@ -100,7 +100,7 @@ class ReplicaSelector:
             endpoint_state: Endpoint where the request will run.
             ahead: Number of requests that are dispatched to that endpoint just before it.
             now_s: Now.
-            released_s: Time of dispatch, in monotonic seconds; None: now.
+            dispatched_s: Time of dispatch, in monotonic seconds; None: now.
         """
         if endpoint_state.load.times == UNMEASURED:
             return 0.0
@@ -108,7 +108,7 @@ class ReplicaSelector:
         held_tokens = self._cached_tokens_by_replica(queued, (endpoint_state,), now_s, within_s).get(
             endpoint_state.endpoint.name
         )
-        from_s = now_s if released_s is None else released_s
+        from_s = now_s if dispatched_s is None else dispatched_s
         if held_tokens is None:
             return self.usual_prefill_s(queued, endpoint_state, ahead, from_s)
         uncached_tokens = queued.request.prompt_tokens - held_tokens
@@ -184,7 +184,7 @@ class ReplicaSelector:
             endpoint_state.endpoint.name,
             weight=endpoint_state.weight,
             requests=account.held + round(estimated_load.requests),
-            prompt_tokens=estimated_load.prompt_tokens + account.uncounted.prompt_tokens,
+            prompt_tokens=estimated_load.prompt_tokens + account.unreported.prompt_tokens,
             # On average, half of each running output is already produced.
             output_tokens=(account.outstanding.slots + estimated_load.requests) * half_answer,
             cached_tokens=held_tokens,

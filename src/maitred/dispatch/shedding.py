@@ -16,7 +16,7 @@ from maitred.dispatch.endpoint import EndpointState
 from maitred.dispatch.forecasts import due_s
 from maitred.dispatch.policy.credits import Cost
 from maitred.dispatch.policy.retry_after import RetryAfterTurns
-from maitred.dispatch.pool_queue import DispatchCounters, QueuedRequest
+from maitred.dispatch.queue import DispatchCounters, QueuedRequest
 from maitred.dispatch.request import DispatchRequest
 
 _Rejection = QueueFull | DeadlineUnmeetable
@@ -77,7 +77,7 @@ class LoadShedder:
         at_once = core.forecast_cache.forecast_and_store(queued, ready, now_s).wait.at_once
         position = queued.predicted_position
         assert position is not None
-        if not at_once or queued.first_token_by_s is not None:
+        if not at_once or queued.wait_deadline_s is not None:
             rejection = self._rejection_for(queued, position, now_s, at_once=at_once)
             if rejection is not None:
                 if not at_once:
@@ -103,7 +103,7 @@ class LoadShedder:
                 reason = f"A request of class {priority} would wait longer than {longest_s:g} s now"
                 return self._make_rejection(QueueFull, reason, queued, position, now_s)
         # The wait is uncertain, so add a safety margin before the deadline is promised.
-        ttft_deadline_s = queued.first_token_by_s
+        ttft_deadline_s = queued.wait_deadline_s
         if ttft_deadline_s is not None and now_s + self._core.predictor.cautious_s(position) > ttft_deadline_s:
             reason = f"The first token is expected in {position.ttft_s:.2f} s and must come within "
             return self._make_rejection(

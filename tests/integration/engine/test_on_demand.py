@@ -75,7 +75,7 @@ class Machine:
                 wanted=partial(self.manager.mark_wanted, name),
             )
             self.manager.add_model(replica, queue.core)
-            queue.on_dispatched(partial(self.manager.check, name))
+            queue.set_dispatch_listener(partial(self.manager.check, name))
             self.replicas[name], self.queues[name] = replica, queue
 
     def request(self, name="r", **fields):

@@ -166,7 +166,9 @@ def test_no_credits_are_held_after_any_sequence_of_events(events):
     core, now_s = setup.core, setup.clock.now_s
     requests, hedges = [], {}
     for number, (what, which) in enumerate(events):
-        released = [queued for queued in requests if queued.allocation is not None and queued.state.name == "RELEASED"]
+        released = [
+            queued for queued in requests if queued.allocation is not None and queued.state.name == "DISPATCHED"
+        ]
         chosen = released[which % len(released)] if released else None
         match what:
             case "join":
@@ -189,7 +191,7 @@ def test_no_credits_are_held_after_any_sequence_of_events(events):
                 core.leave(queued, now_s, finished=bool(which % 2))
             case "down" | "up":
                 setup.replicas[which % 3].up = what == "up"
-        core.dispatch_ready(now_s)
+        core.run_dispatch_pass(now_s)
     for queued, hedge in hedges.items():
         core.settle_hedge(queued, hedge, won=False)
     for queued in requests:

@@ -57,7 +57,7 @@ def test_requests_that_were_sent_to_a_replica_count_whatever_its_peers_report():
     for number in range(4):
         queued = core.new_entry(make_dispatch_request(number, tokens=200))
         core.join(queued, BEGAN_S)
-        dispatched += core.dispatch_ready(BEGAN_S)
+        dispatched += core.run_dispatch_pass(BEGAN_S)
         queued.allocation.endpoint_state.endpoint.replica.submit()
         core.on_submitted(queued)
     assert len(dispatched) == 4

@@ -38,13 +38,13 @@ def overloaded_setup(held=None, **settings):
 
 
 def movable(number, org="acme", *, within_s=OBJECTIVE_S, may=True, **fields):
-    return make_dispatch_request(number, org, movable=may, deadline_s=1_000_000.0 + within_s, **fields)
+    return make_dispatch_request(number, org, movable=may, ttft_deadline_s=1_000_000.0 + within_s, **fields)
 
 
 async def fill(setup, stack, org="other"):
     for number in range(100, 104):
         await stack.enter_async_context(setup.dispatcher.enqueue(make_dispatch_request(number, org)))
-    setup.dispatcher.dispatch_ready()
+    setup.dispatcher.refresh_and_dispatch()
     assert setup.core.running == 4
 
 
@@ -199,7 +199,7 @@ async def test_a_request_that_was_dispatched_meanwhile_does_not_move(stack):
         await fill(setup, others)
         entries = await waiting(setup, stack, movable(1))
         entries["req-1"].request_overflow()
-    setup.dispatcher.dispatch_ready()
+    setup.dispatcher.refresh_and_dispatch()
     assert entries["req-1"].overflow_answer.done()
     assert not entries["req-1"].accept_overflow()
     assert (await entries["req-1"].wait_dispatched()).name == "replica-0"

@@ -9,7 +9,7 @@ from maitred.core.flow import Flow, FlowLevel
 from maitred.core.replica import LoadReport, ModelCard, StepTimes
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.core import DispatchCore
-from maitred.dispatch.pool_queue import QueueState
+from maitred.dispatch.queue import QueueState
 from maitred.dispatch.request import DispatchRequest, Endpoint
 from maitred.dispatch.shedding import LoadShedder
 from maitred.fairness.config import QueueOrderConfig
@@ -142,7 +142,7 @@ class Day:
             max_tokens=self.draw.randint(60, 140),
             choices=1,
             arrived_s=self.now_s,
-            deadline_s=self.now_s + TTFT_S,
+            ttft_deadline_s=self.now_s + TTFT_S,
         )
         try:
             self.load_shedder.check(made, self.now_s)
@@ -153,8 +153,8 @@ class Day:
         self.turn()
 
     def turn(self):
-        for queued in self.core.dispatch_ready(self.now_s):
-            if queued.state is QueueState.RELEASED:
+        for queued in self.core.run_dispatch_pass(self.now_s):
+            if queued.state is QueueState.DISPATCHED:
                 self.engine.sent.append(Running(queued))
                 self.core.on_submitted(queued)
             else:

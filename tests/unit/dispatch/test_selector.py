@@ -10,7 +10,7 @@ from maitred.core.prefix import BlockUpdate, chain, shared_scope
 from maitred.core.replica import StepTimes
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.core import DispatchCore
-from maitred.dispatch.pool_queue import QueueState
+from maitred.dispatch.queue import QueueState
 from maitred.dispatch.request import Endpoint
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.balance.config import BalanceConfig
@@ -43,8 +43,8 @@ class Pool:
         asked.prompts[:] = [prompt]
         queued = self.core.new_entry(asked)
         self.core.join(queued, self.now_s)
-        assert self.core.dispatch_ready(self.now_s) == [queued]
-        assert queued.state is QueueState.RELEASED
+        assert self.core.run_dispatch_pass(self.now_s) == [queued]
+        assert queued.state is QueueState.DISPATCHED
         name = queued.allocation.endpoint_state.endpoint.name
         self.core.leave(queued, self.now_s, finished=True)
         return name

@@ -78,7 +78,7 @@ class ReplicaAdmin:
         ((name, dispatcher, endpoint_state),) = found
         order(endpoint_state.endpoint.admin_state)
         _log.info("The replica %s of %s %s.", replica, name, action)
-        dispatcher.dispatch_ready()
+        dispatcher.refresh_and_dispatch()
         return _body(name, endpoint_state)
 
 

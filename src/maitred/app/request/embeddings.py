@@ -69,7 +69,7 @@ class _EmbeddingRequest:
             max_tokens=0,
             choices=len(texts),
             arrived_s=context.started_s,
-            deadline_s=context.started_s + min(deadlines) if deadlines else None,
+            ttft_deadline_s=context.started_s + min(deadlines) if deadlines else None,
             timeline=context.timeline,
         )
 

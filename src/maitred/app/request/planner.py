@@ -185,7 +185,7 @@ class RequestPlanner:
         dispatch_request = _dispatch_request(principal, context, tokenized, self._max_output_tokens(tokenized))
         context.priority = dispatch_request.flow.priority
         return RequestPlan(
-            target, tokenized, dispatch_request, self._flow_controller.predict(target.pool, dispatch_request)
+            target, tokenized, dispatch_request, self._flow_controller.check(target.pool, dispatch_request)
         )
 
     def _max_output_tokens(self, tokenized: PreparedRequest) -> int:
@@ -265,10 +265,10 @@ def _dispatch_request(
 ) -> DispatchRequest:
     """Makes the dispatch request."""
     request = tokenized.request
-    deadline_s = None
+    ttft_deadline_s = None
     if request.ttft_in_s is not None or request.deadline_in_s is not None:
         deadlines = [wish_s for wish_s in (request.ttft_in_s, request.deadline_in_s) if wish_s is not None]
-        deadline_s = context.started_s + min(deadlines)
+        ttft_deadline_s = context.started_s + min(deadlines)
     return DispatchRequest(
         id=context.request_id,
         principal_org=principal.tenants[-1],
@@ -278,7 +278,7 @@ def _dispatch_request(
         max_tokens=max_tokens,
         choices=tokenized.choice_count,
         arrived_s=context.started_s,
-        deadline_s=deadline_s,
+        ttft_deadline_s=ttft_deadline_s,
         session=None if request.session is None else f"{principal.tenants[-1]}/{request.session}",
         timeline=context.timeline,
     )

@@ -165,7 +165,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
                     raise ReplicaLost from failure
             try:
                 if attempt is None:
-                    await COHORT.sync(CohortStage.RELEASED)
+                    await COHORT.sync(CohortStage.DISPATCHED)
                     context = self._context
                     context.position, context.dispatched_s = None, self._clock.monotonic_s()
                     context.waited_ms = dict(self._entry.waited_ms)
@@ -199,16 +199,18 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
                 raise error
         else:
             self._restart()
-        rest_s = failure.retry_after_s if isinstance(failure, ReplicaBusy) else None
+        retry_after_s = failure.retry_after_s if isinstance(failure, ReplicaBusy) else None
         elsewhere = self._entry.has_other_replica
         passes = isinstance(failure, ReplicaLost | ReplicaBusy) and not isinstance(failure, ReplicaTooSlow)
         if not elsewhere and not passes:
             raise error  # the failure is not transient and there is no other replica
-        wait_s = self._retry_state.wait(self._clock.monotonic_s(), told_s=None if elsewhere else rest_s)
+        wait_s = self._retry_state.wait(self._clock.monotonic_s(), retry_after_s=None if elsewhere else retry_after_s)
         if isinstance(wait_s, GiveUpReason):
             raise error
         again = self._entry.requeue(
-            prompts=range(self._prompt_count), answer_by_s=self._deadline_s, rest_s=rest_s if elsewhere else wait_s
+            prompts=range(self._prompt_count),
+            answer_by_s=self._deadline_s,
+            suspend_s=retry_after_s if elsewhere else wait_s,
         )
         if not again:
             raise error

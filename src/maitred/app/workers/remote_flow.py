@@ -335,14 +335,16 @@ class RemoteDispatch:
         """Whether another replica could take the request, as of its dispatch."""
         return self._dispatched is not None and self._dispatched.elsewhere
 
-    def requeue(self, *, prompts: Sequence[int], answer_by_s: float | None = None, rest_s: float | None = None) -> bool:
+    def requeue(
+        self, *, prompts: Sequence[int], answer_by_s: float | None = None, suspend_s: float | None = None
+    ) -> bool:
         """Reports the failed replica and waits for another dispatch; returns False if no requeues are left."""
         if self._requeue_count >= self._recoveries or self._is_finished:
             return False
         self._requeue_count += 1
         self.flush()
         self._dispatched = None
-        self._controller.send(ReplicaFailed(self._number, self.attempt_result, list(prompts), answer_by_s, rest_s))
+        self._controller.send(ReplicaFailed(self._number, self.attempt_result, list(prompts), answer_by_s, suspend_s))
         return True
 
     @property
@@ -425,7 +427,7 @@ class RemoteFlowController:
         """Returns the price of a model's tokens."""
         return self._prices.price_for(model).price
 
-    def predict(self, pool: str, dispatch_request: DispatchRequest) -> None:
+    def check(self, pool: str, dispatch_request: DispatchRequest) -> None:
         """Returns None: the controller predicts the queue position when it admits the request."""
 
     async def overflow_others(self, pool: str, dispatch_request: DispatchRequest) -> bool:
@@ -513,7 +515,7 @@ def _admit_request(
         window_left=admission_request.window_left,
         max_tokens=admission_request.max_tokens,
         min_tokens=admission_request.min_tokens,
-        deadline_s=dispatch_request.deadline_s,
+        deadline_s=dispatch_request.ttft_deadline_s,
         session=dispatch_request.session,
         max_tokens_param=admission_request.max_tokens_param,
         prompt_param=admission_request.prompt_param,

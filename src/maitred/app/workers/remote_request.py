@@ -175,7 +175,7 @@ class RemoteRequest:
     async def _serve(self) -> None:
         admit_request, context = self.admit_request, self.context
         dispatch_request = self._dispatch_request(admit_request.length)
-        context.predicted_position = position = self._flow_controller.predict(admit_request.pool, dispatch_request)
+        context.predicted_position = position = self._flow_controller.check(admit_request.pool, dispatch_request)
         async with ResourceStack() as stack:
             grant, entry = await self._flow_controller.admit(
                 admit_request.pool, dispatch_request, self._admission_request(), context.timeline, stack
@@ -204,7 +204,7 @@ class RemoteRequest:
         """Takes over grant and queue entry of an earlier controller and resumes the request."""
         self._update_usage(resume_grant)
         async with ResourceStack() as stack:
-            grant, entry = await self._flow_controller.resume(
+            grant, entry = await self._flow_controller.reattach(
                 self.admit_request.pool,
                 self._dispatch_request(resume_grant.max_tokens),
                 self._admission_request(),
@@ -260,7 +260,7 @@ class RemoteRequest:
                 case ReplicaFailed() as command:
                     self._end_attempt(command.met)
                     if entry is None or not entry.requeue(
-                        prompts=command.prompts, answer_by_s=command.answer_by_s, rest_s=command.rest_s
+                        prompts=command.prompts, answer_by_s=command.answer_by_s, suspend_s=command.rest_s
                     ):
                         raise ReplicaUnavailable
                     return True
@@ -328,7 +328,7 @@ class RemoteRequest:
             max_tokens=max_tokens,
             choices=admit_request.choices,
             arrived_s=admit_request.arrived_s,
-            deadline_s=admit_request.deadline_s,
+            ttft_deadline_s=admit_request.deadline_s,
             session=admit_request.session,
             timeline=self.context.timeline,
         )

@@ -48,7 +48,7 @@ class PredictedTurn(NamedTuple):
     """Predicted time of a request's dispatch."""
 
     steps: float
-    releases: float
+    dispatched_before: float
     """Number of requests dispatched before it; their prefills lengthen some of these steps."""
 
 
@@ -98,8 +98,8 @@ class _Simulation:
         self._least_free = min(0, free) - overcommit
         self._output = output
         self._now = 0.0
-        self._released = self._released_before = 0
-        self._dispatched = [0] * len(runners)
+        self._dispatched_count = self._dispatched_before = 0
+        self._dispatched_by_tenant = [0] * len(runners)
         self._ends = list(running)
         heapify(self._ends)
         self._counters = [runner.counter for runner in runners]
@@ -126,7 +126,7 @@ class _Simulation:
             while first is not None:
                 if first == self._mine:
                     if not self._before:
-                        return PredictedTurn(self._now, self._released_before)
+                        return PredictedTurn(self._now, self._dispatched_before)
                     self._before -= 1
                 self._dispatch(first)
                 first = self._next()
@@ -136,14 +136,14 @@ class _Simulation:
             first = self._next()
         # The limit was reached: extrapolate.
         extrapolation = 1.0 + self._before / 8
-        return PredictedTurn(self._now * extrapolation, self._released_before * extrapolation)
+        return PredictedTurn(self._now * extrapolation, self._dispatched_before * extrapolation)
 
     def _advance(self, then: float, ended: int) -> None:
         """Advances the time to the next completion and updates counters and arrivals."""
         runners, waiting = self._runners, self._waiting
         passed, self._now = then - self._now, then
         if passed > 0:
-            self._released_before = self._released
+            self._dispatched_before = self._dispatched_count
             self._counters = [
                 counter + passed * rise for counter, rise in zip(self._counters, self._counter_rates, strict=True)
             ]
@@ -181,11 +181,11 @@ class _Simulation:
     def _dispatch(self, index: int) -> None:
         runner = self._runners[index]
         self._free -= 1
-        self._released += 1
+        self._dispatched_count += 1
         self._waiting[index] -= 1.0
         self._change_held(index, 1)
-        self._counters[index] += runner.prompt(self._dispatched[index]) / runner.weight
-        self._dispatched[index] += 1
+        self._counters[index] += runner.prompt(self._dispatched_by_tenant[index]) / runner.weight
+        self._dispatched_by_tenant[index] += 1
         heappush(self._ends, (self._now + runner.steps, index))
 
     def _change_held(self, index: int, places: int) -> None:

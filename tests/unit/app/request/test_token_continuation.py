@@ -169,7 +169,7 @@ async def passing(gateway, seconds):
     while gateway.replicas[0].up or not gateway.dispatcher.core.waiting:  # noqa: ASYNC110 - it has no event
         await asyncio.sleep(0)
     gateway.clock.now_s += seconds
-    gateway.dispatcher.dispatch_ready()
+    gateway.dispatcher.refresh_and_dispatch()
 
 
 @pytest.mark.parametrize("partial", [True, False])
