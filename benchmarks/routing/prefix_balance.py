@@ -162,7 +162,7 @@ class Run:
             self.placement.on_block_update(host.name, news)
         for output in outputs:
             queued, delta = self._queued[output.request_id], output.delta
-            if not queued.begun:
+            if not queued.has_output:
                 self.ttft_s.append(now_s - queued.request.arrived_s)
                 core.charge_tokens(queued, queued.request.prompt_tokens, delta.cached_tokens, 0)
                 core.on_first_token(queued, now_s)

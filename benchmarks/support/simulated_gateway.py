@@ -217,7 +217,7 @@ class Simulation:
         tenant, prompt_tokens = self._draw.randrange(TENANTS), self._draw.randint(*PROMPT_TOKENS)
         return DispatchRequest(
             id=str(next(self._numbers)),
-            principal_org=f"tenant-{tenant}",
+            organisation=f"tenant-{tenant}",
             flow=Flow((FlowLevel(f"tenant-{tenant}"), FlowLevel("key"))),
             prompt_tokens=prompt_tokens,
             prompts=[[7] * prompt_tokens],

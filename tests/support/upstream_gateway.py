@@ -75,7 +75,7 @@ class UpstreamGateway:
     def nothing_left(self) -> bool:
         """Whether nobody holds anything any more."""
         endpoint_states = [endpoint_state for each in self.dispatchers for endpoint_state in each.core.endpoint_states]
-        held = sum(endpoint_state.credits.held for endpoint_state in endpoint_states)
+        held = sum(endpoint_state.credits.request_count for endpoint_state in endpoint_states)
         open_streams = sum(endpoint_state.endpoint.replica.open_streams for endpoint_state in endpoint_states)
         return (open_streams, self.gate.count, held) == (0, 0, 0)
 
@@ -140,7 +140,7 @@ async def upstream_gateway(
         dispatchers = {
             name: Dispatcher(
                 *(name, endpoints, replace(dispatching, reports=reports), clock),
-                placement=None
+                balancer=None
                 if balance is None
                 else PrefixCacheBalancer(Balancer(balance, ServiceWeights(), random.random)),
             )
@@ -160,9 +160,9 @@ async def upstream_gateway(
             LocalFlowController(dispatchers, admission, clock),
             ladders,
             clock,
-            retries=again,
+            retry_policy=again,
             schemas=schemas,
-            trials=trials,
+            rollout_observer=trials,
         )
         observers = []
         edge = make_app(config, pipeline, Anyone(principal), gate, clock, observers=observers)
@@ -185,7 +185,9 @@ async def upstream_gateway(
             )
             observers.append(system)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
-            ticking = [asyncio.create_task(each.run()) for each in (*dispatchers.values(), rollouts, trials.shadows)]
+            ticking = [
+                asyncio.create_task(each.run()) for each in (*dispatchers.values(), rollouts, trials.shadow_traffic)
+            ]
             while not server.started:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0)
             try:

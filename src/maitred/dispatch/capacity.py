@@ -18,7 +18,7 @@ class CapacityAllocator:
 
     Args:
         config: The settings.
-        choice: Selector of the replica among those with capacity.
+        selector: Selector of the replica among those with capacity.
 
     Attributes:
         quotas: Quotas into which the capacity is divided.
@@ -27,8 +27,8 @@ class CapacityAllocator:
         shared: Whether the queue order is fair between tenants.
     """
 
-    def __init__(self, config: DispatchConfig, choice: ReplicaSelector) -> None:
-        self._selector = choice
+    def __init__(self, config: DispatchConfig, selector: ReplicaSelector) -> None:
+        self._selector = selector
         self.holdings = TenantHoldings()
         self.reconfigure(config)
         self.rebuild_quotas(config)
@@ -87,7 +87,9 @@ class CapacityAllocator:
 
     def is_ample(self, cost: Cost, ready: Sequence[EndpointState]) -> bool:
         """Whether the only replica certainly has capacity, without headroom or overcommit."""
-        return len(ready) == 1 and not self.quotas.has_dedicated and ready[0].credits.has(cost, self.headroom)
+        return (
+            len(ready) == 1 and not self.quotas.has_dedicated and ready[0].credits.certainly_fits(cost, self.headroom)
+        )
 
     def hedge_endpoint(
         self, queued: QueuedRequest, others: Sequence[EndpointState], now_s: float

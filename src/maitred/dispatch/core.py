@@ -49,11 +49,11 @@ class DispatchCore:
     Args:
         endpoints: The replicas; at least one.
         config: The settings.
-        placement: Balancer that chooses the replica of a request; None: the replica with the most free slots.
+        balancer: Balancer that chooses the replica of a request; None: the replica with the most free slots.
     """
 
     def __init__(
-        self, endpoints: Sequence[AnyEndpoint], config: DispatchConfig, placement: CacheAwareBalancer | None = None
+        self, endpoints: Sequence[AnyEndpoint], config: DispatchConfig, balancer: CacheAwareBalancer | None = None
     ) -> None:
         self.endpoint_states = [EndpointState(endpoint) for endpoint in endpoints]
         self.weights = config.service.weights
@@ -61,14 +61,19 @@ class DispatchCore:
             OutputLengths(config.output_quantile, config.unknown_output_share), self.weights
         )
         self.load_estimator = LoadEstimator(config.reports)
-        self.selector = ReplicaSelector(placement, self.predictor, self.load_estimator)
+        self.selector = ReplicaSelector(balancer, self.predictor, self.load_estimator)
         self.allocator = CapacityAllocator(config, self.selector)
         self.queues = [QuotaQueue(quota, config.line) for quota in self.allocator.quotas.all]
         self.running_requests: dict[QueuedRequest, None] = {}
         """Dispatched requests that have not ended, in order of dispatch."""
-        played = config.line.policy == "fair"
+        simulates_queues = config.line.policy == "fair"
         self.forecast_cache = ForecastCache(
-            self.endpoint_states, self.running_requests, self.allocator, self.predictor, self.selector, played=played
+            self.endpoint_states,
+            self.running_requests,
+            self.allocator,
+            self.predictor,
+            self.selector,
+            simulates_queues=simulates_queues,
         )
         self.counters = DispatchCounters()
         self.stalled_s = 0.0
@@ -86,7 +91,7 @@ class DispatchCore:
         self,
         endpoints: Sequence[AnyEndpoint],
         config: DispatchConfig,
-        placement: CacheAwareBalancer | None,
+        balancer: CacheAwareBalancer | None,
         now_s: float,
     ) -> list[AnyEndpoint]:
         """Applies new endpoints and settings; waiting and running requests are kept.
@@ -109,9 +114,9 @@ class DispatchCore:
         previous_config, self._config = self._config, config
         self.predictor.outputs.reconfigure(config.output_quantile, config.unknown_output_share)
         self.load_estimator = LoadEstimator(config.reports)
-        self.selector.reconfigure(placement, self.load_estimator)
+        self.selector.reconfigure(balancer, self.load_estimator)
         self.allocator.reconfigure(config)
-        self.forecast_cache.reconfigure(played=config.line.policy == "fair")
+        self.forecast_cache.reconfigure(simulates_queues=config.line.policy == "fair")
         if (previous_config.line, previous_config.reserved, previous_config.pools) != (
             config.line,
             config.reserved,
@@ -174,7 +179,7 @@ class DispatchCore:
             wait_deadline_s = None if ttft_s is None else dispatch_request.arrived_s + ttft_s
         queue = self._queues[self.allocator.quotas.quota_for(dispatch_request.flow.path)]
         expected_tokens, mean = self.predictor.outputs.lengths(
-            dispatch_request.principal_org, dispatch_request.max_tokens
+            dispatch_request.organisation, dispatch_request.max_tokens
         )
         service = (
             self.weights.prompt * dispatch_request.prompt_tokens + self.weights.output * mean * dispatch_request.choices
@@ -301,7 +306,7 @@ class DispatchCore:
         queued.allocation, queued.state, queued.joined_s, self.idle_recorded = None, QueueState.WAITING, now_s, False
         queued.requeues += 1
         queued.predicted_position = None  # the predictor must not learn from a wait that a failure caused
-        if queued.begun:
+        if queued.has_output:
             queued.wait_deadline_s = answer_by_s
         queued.queue.requeue(queued, now_s)
         self._track_deadline(queued)
@@ -323,7 +328,7 @@ class DispatchCore:
         if (
             queued.state is not QueueState.DISPATCHED
             or queued.allocation is None
-            or queued.allocation.begun
+            or queued.allocation.has_output
             or self.waiting
         ):
             return None
@@ -376,16 +381,18 @@ class DispatchCore:
         if not ready:
             self._fail_without_replica(changed_requests, now_s)
             for queue in self.queues:
-                queue.wait_account.advance(now_s, ("", WaitCause.COLD_START) if len(queue) else None)
+                queue.wait_account.set_blocked_head(now_s, ("", WaitCause.COLD_START) if len(queue) else None)
             self.predictor.on_unsaturated()
             return changed_requests
         common_queue = self.queues[-1]
         for queue in self.queues:
-            queue.wait_account.advance(now_s, self._dispatch_queue(queue, queue.quota, ready, changed_requests, now_s))
+            queue.wait_account.set_blocked_head(
+                now_s, self._dispatch_queue(queue, queue.quota, ready, changed_requests, now_s)
+            )
         if not len(common_queue):
             for queue in self.queues[:-1]:
                 if queue.quota.borrows_common and len(queue):
-                    queue.wait_account.advance(
+                    queue.wait_account.set_blocked_head(
                         now_s, self._dispatch_queue(queue, self.allocator.quotas.common, ready, changed_requests, now_s)
                     )
         if self.waiting:
@@ -429,7 +436,7 @@ class DispatchCore:
         """Records that the next prompt of the request was sent to the replica."""
         allocation = queued.allocation
         if (
-            allocation is not None and not allocation.endpoint_state.learns_window
+            allocation is not None and allocation.endpoint_state.endpoint.reports_capacity
         ):  # other replicas never report which submissions they have received
             allocation.endpoint_state.credits.on_submitted(allocation.hold)
 
@@ -445,8 +452,8 @@ class DispatchCore:
         allocation = queued.allocation
         if queued.state is not QueueState.DISPATCHED or allocation is None:
             return
-        if not allocation.begun:
-            queued.begun = allocation.begun = True
+        if not allocation.has_output:
+            queued.has_output = allocation.has_output = True
             allocation.endpoint_state.credits.on_answered(allocation.hold)
         queued.reported_prompt_tokens += prompt_tokens
         queued.output_tokens += output_tokens
@@ -497,7 +504,7 @@ class DispatchCore:
 
     def _on_idle(self, now_s: float) -> None:
         for queue in self.queues:
-            queue.wait_account.advance(now_s, None)
+            queue.wait_account.set_blocked_head(now_s, None)
         self.predictor.on_unsaturated()
         self.idle_recorded = True
 
@@ -545,7 +552,7 @@ class DispatchCore:
         """Refunds the service of prompt tokens that were charged but not computed."""
         reported = queued.reported_prompt_tokens
         left = queued.request.prompt_tokens - reported
-        if queued.owes_prompts and left > 0 and (reported or not queued.begun):
+        if queued.owes_prompts and left > 0 and (reported or not queued.has_output):
             self._charge(queued, -self.weights.prompt * left)
         queued.owes_prompts = False
 
@@ -597,9 +604,9 @@ class DispatchCore:
                 changed.append(queued)
 
     @property
-    def replica_expected(self) -> bool:
-        """Whether a replica is starting because requests wait for it."""
-        return any(endpoint_state.comes_in_s is not None for endpoint_state in self.endpoint_states)
+    def has_startable_replica(self) -> bool:
+        """Whether a replica that is not ready starts for a waiting request, or is starting already."""
+        return any(endpoint_state.ready_in_s is not None for endpoint_state in self.endpoint_states)
 
     @property
     def outage(self) -> ReplicaUnavailable | None:

@@ -283,10 +283,10 @@ class Dispatcher:
         endpoints: The replicas that run it; at least one.
         config: The settings.
         clock: The time.
-        placement: Balancer that chooses the replica of a request; None: the replica with the most free slots.
+        balancer: Balancer that chooses the replica of a request; None: the replica with the most free slots.
         draw: Returns a number from 0 to 1 for the jitter of Retry-After times.
-        wanted: Called when a request is rejected while a replica could start on demand.
-        answered: Called at each first token with the seconds since the request arrived; None: no callback.
+        on_wanted: Called when a request is rejected while a replica could start on demand.
+        notify_first_token: Called at each first token with the seconds since the request arrived; None: no callback.
 
     Attributes:
         model: Its name.
@@ -306,17 +306,17 @@ class Dispatcher:
         config: DispatchConfig,
         clock: Clock,
         *,
-        placement: CacheAwareBalancer | None = None,
+        balancer: CacheAwareBalancer | None = None,
         draw: Callable[[], float] = random.random,
-        wanted: Callable[[], None] = lambda: None,
-        answered: Callable[[float], None] | None = None,
+        on_wanted: Callable[[], None] = lambda: None,
+        notify_first_token: Callable[[float], None] | None = None,
     ) -> None:
         self.model = model
-        self.core = DispatchCore(endpoints, config, placement)
+        self.core = DispatchCore(endpoints, config, balancer)
         self.recoveries = config.recoveries
         self.hedging = HedgePolicy(config.hedging, model)
         self.draw = draw
-        self.load_shedder = LoadShedder(self.core, config, draw, wanted)
+        self.load_shedder = LoadShedder(self.core, config, draw, on_wanted)
         self.overflow_planner = OverflowPlanner(self.core, config, self.core.selector.cached_tokens)
         self.clock = clock
         self._entries: dict[QueuedRequest, DispatchEntry] = {}
@@ -326,15 +326,15 @@ class Dispatcher:
         self._dispatch_scheduled = False
         self._lag_monitor = LoopLagMonitor(clock, self.core)
         self._dispatch_listener: Callable[[], None] | None = None
-        self.notify_first_token = answered
+        self.notify_first_token = notify_first_token
         for endpoint in endpoints:
             endpoint.replica.on_change(self._on_replica_change)
 
     def reconfigure(
-        self, endpoints: Sequence[AnyEndpoint], config: DispatchConfig, placement: CacheAwareBalancer | None
+        self, endpoints: Sequence[AnyEndpoint], config: DispatchConfig, balancer: CacheAwareBalancer | None
     ) -> None:
         """Applies new settings and replicas; every entry keeps its position. See `DispatchCore.reconfigure`."""
-        new = self.core.reconfigure(endpoints, config, placement, self.clock.monotonic_s())
+        new = self.core.reconfigure(endpoints, config, balancer, self.clock.monotonic_s())
         self.recoveries = config.recoveries
         self.hedging.reconfigure(config.hedging)
         self.load_shedder.reconfigure(config)
@@ -377,12 +377,12 @@ class Dispatcher:
 
     def check_overflow(self) -> None:
         """Asks waiting requests to move to another model if objectives would be missed otherwise."""
-        self._request_overflow(self.overflow_planner.select_leaving(self.clock.monotonic_s()))
+        self._request_overflow(self.overflow_planner.select_late(self.clock.monotonic_s()))
 
     def position_of(self, request_id: str, organisation: str) -> QueuePosition | None:
         """Position of an organisation's waiting request with this id; None if there is none."""
         for queued in self._queued_by_request_id.get(request_id, ()):
-            if queued.request.principal_org == organisation:
+            if queued.request.organisation == organisation:
                 position = self.position(queued)
                 if position is not None:
                     return position
@@ -412,7 +412,7 @@ class Dispatcher:
         """Whether any replica takes new requests now, or will once it has started."""
         self.core.refresh(self.clock.monotonic_s())
         return any(
-            endpoint_state.outage is None or endpoint_state.comes_in_s is not None
+            endpoint_state.outage is None or endpoint_state.ready_in_s is not None
             for endpoint_state in self.core.endpoint_states
         )
 
@@ -467,7 +467,7 @@ class Dispatcher:
 
     def _watch_lag(self, queued: QueuedRequest) -> None:
         """Watches the lag of the event loop if the request was dispatched to a replica whose window is learned."""
-        if queued.allocation is not None and queued.allocation.endpoint_state.learns_window:
+        if queued.allocation is not None and not queued.allocation.endpoint_state.endpoint.reports_capacity:
             self._lag_monitor.watch()
 
     def on_left(self, now_s: float) -> None:

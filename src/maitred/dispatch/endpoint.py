@@ -41,9 +41,7 @@ class EndpointState:
         self.in_flight = NOTHING
         self.block_tokens = _UNKNOWN_BLOCK_TOKENS
         self.credits = Credits()
-        self._window = None if endpoint.exact else ConcurrencyWindow()
-        self.learns_window = not endpoint.exact
-        """Whether its capacity is learnt from times to first token, because it does not report it."""
+        self._window = None if endpoint.reports_capacity else ConcurrencyWindow()
         self._suspensions = 0
         self._suspended_until_s = 0.0
 
@@ -81,8 +79,8 @@ class EndpointState:
         return weight
 
     @property
-    def comes_in_s(self) -> float | None:
-        """Seconds until a replica that starts on demand is ready; None: it is not starting."""
+    def ready_in_s(self) -> float | None:
+        """Seconds until the replica is ready if a request waits for it; None: it does not start on demand now."""
         return self.retry_after_s if isinstance(self.outage, ModelLoading) else None
 
     @property
@@ -117,7 +115,7 @@ class EndpointState:
         """Records a first token that came this many seconds after dispatch."""
         self._suspensions = 0
         if self._window is not None:
-            self._window.on_first_token(after_s, self.credits.held)
+            self._window.on_first_token(after_s, self.credits.request_count)
 
     def widened_in_s(self, more: int) -> float | None:
         """Returns the seconds until the window grows by `more`; None: no growth is expected."""

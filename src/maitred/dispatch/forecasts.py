@@ -12,8 +12,8 @@ from maitred.dispatch.capacity import CapacityAllocator
 from maitred.dispatch.endpoint import EndpointState
 from maitred.dispatch.policy.prediction import AT_ONCE, PredictedWait
 from maitred.dispatch.policy.simulation import (
-    MOST_AHEAD,
-    MOST_TENANTS,
+    MAX_AHEAD,
+    MAX_TENANTS,
     PredictedTurn,
     SimulatedTenant,
     simulate_dispatch,
@@ -50,7 +50,7 @@ class ArrivalRates:
         known = self._counts_by_tenant.pop(tenant, None)
         if known is not None:
             count += known[0] * math.exp((known[1] - now_s) / _RATE_TIME_CONSTANT_S)
-        elif len(self._counts_by_tenant) >= 2 * MOST_TENANTS:
+        elif len(self._counts_by_tenant) >= 2 * MAX_TENANTS:
             del self._counts_by_tenant[next(iter(self._counts_by_tenant))]
         self._counts_by_tenant[tenant] = (count, now_s, flow)
 
@@ -92,8 +92,8 @@ class ForecastCache:
         running_requests: Dispatched requests that have not ended; the caller calls `invalidate` after each change.
         allocator: Capacity of the replicas.
         predictor: Predictor of waits and prefill times.
-        choice: Selector that knows the cached prompt tokens of each replica.
-        played: Whether the queue order is fair between tenants, so that waits need a simulation.
+        selector: Selector that knows the cached prompt tokens of each replica.
+        simulates_queues: Whether the queue order is fair between tenants, so that waits need a simulation.
     """
 
     def __init__(
@@ -102,16 +102,16 @@ class ForecastCache:
         running_requests: Collection[QueuedRequest],
         allocator: CapacityAllocator,
         predictor: LatencyPredictor,
-        choice: ReplicaSelector,
+        selector: ReplicaSelector,
         *,
-        played: bool,
+        simulates_queues: bool,
     ) -> None:
         self._running_requests = running_requests
         self._endpoint_states = endpoint_states
         self._allocator = allocator
         self._predictor = predictor
-        self._selector = choice
-        self._simulates_queues = played
+        self._selector = selector
+        self._simulates_queues = simulates_queues
         self.joins = ArrivalRates()
         """Arrival rates by tenant; call `invalidate` after each change."""
         self._running_work: RunningWork | None = None
@@ -119,9 +119,9 @@ class ForecastCache:
         self.last: _CachedForecast | None = None
         """Last forecast; None: the state has changed since."""
 
-    def reconfigure(self, *, played: bool) -> None:
+    def reconfigure(self, *, simulates_queues: bool) -> None:
         """Sets whether waits are simulated, and drops all cached forecasts."""
-        self._simulates_queues = played
+        self._simulates_queues = simulates_queues
         self.invalidate()
 
     def invalidate(self) -> None:
@@ -194,9 +194,9 @@ class ForecastCache:
     def _cold_start_forecast(self, queued: QueuedRequest, ahead: WorkAhead, now_s: float) -> Forecast:
         """Forecasts an entry while no replica is ready but one is starting; it will start empty."""
         coming = [
-            (comes_s, endpoint_state)
+            (ready_in_s, endpoint_state)
             for endpoint_state in self._endpoint_states
-            if (comes_s := endpoint_state.comes_in_s) is not None
+            if (ready_in_s := endpoint_state.ready_in_s) is not None
         ]
         if not coming:
             return Forecast(ahead, PredictedWait(False, 0.0), 0.0)
@@ -251,8 +251,8 @@ def _widened_wait(ahead: WorkAhead, ready: Sequence[EndpointState], wait: Predic
 def can_simulate(queue: QuotaQueue, queued: QueuedRequest, ahead: WorkAhead) -> bool:
     """Whether a queue can be simulated at low cost: few tenants, one class, few requests ahead."""
     return (
-        ahead.entries <= MOST_AHEAD
-        and len(queue.tenants) < MOST_TENANTS
+        ahead.entries <= MAX_AHEAD
+        and len(queue.tenants) < MAX_TENANTS
         and len(queue) == queue.waiting_in(queued.flow.priority)
     )
 
@@ -290,13 +290,13 @@ class QueueSimulation:
         for entries in queue.tenants.values():
             first = next(iter(entries))
             self._add(first, entries, joins.per_s(first.tenant.id, now_s) / steps_per_s)
-        self._least_counter = min((runner.counter for runner in self._tenants), default=0.0)
+        self._min_counter = min((simulated.counter for simulated in self._tenants), default=0.0)
         for tenant, flow in joins:
-            if len(self._tenants) == MOST_TENANTS:
+            if len(self._tenants) == MAX_TENANTS:
                 break
             if tenant not in self._tenant_index and (rate := joins.per_s(tenant, now_s)) > 0.0:
                 self._tenant_index[tenant] = len(self._tenants)
-                lead = max(self._least_counter, queue.fair_queue.over_service(flow))
+                lead = max(self._min_counter, queue.fair_queue.over_service(flow))
                 steps = predictor.steps_of(predictor.typical_service)
                 self._append(flow.path[0], lead, 0, steps, rate / steps_per_s)
 
@@ -322,7 +322,7 @@ class QueueSimulation:
         if tenant not in self._tenant_index:
             self._add(queued, (), 0.0)
             own_tenant = self._tenants[-1]
-            own_tenant.counter = max(own_tenant.counter, self._least_counter)
+            own_tenant.counter = max(own_tenant.counter, self._min_counter)
         turns = [
             simulate_dispatch(
                 self._tenants,
@@ -344,7 +344,7 @@ class QueueSimulation:
         tenant, predictor = queued.tenant, self._predictor
         self._tenant_index[tenant.id] = len(self._tenants)
         service_lead = self._queue.fair_queue.over_service(queued.flow)
-        next_ones = sorted(islice(waiting, MOST_AHEAD), key=due_s)
+        next_ones = sorted(islice(waiting, MAX_AHEAD), key=due_s)
         prompts = [predictor.prompt_service_of(next_one) for next_one in next_ones]
         self._append(tenant, service_lead, len(waiting), predictor.steps(queued), joins_per_step, prompts)
 

@@ -72,14 +72,14 @@ def late_s(endpoint_state: EndpointState, now_s: float) -> float:
     is never late.
     """
     endpoint = endpoint_state.endpoint
-    if endpoint.exact:
+    if endpoint.reports_capacity:
         return 0.0 if endpoint_state.credits.idle else now_s - endpoint_state.step_began_s
     return inf if endpoint.external_load is None else endpoint.external_load(now_s).late_s
 
 
 def _reported_load(endpoint_state: EndpointState, prompt_tokens: float, now_s: float) -> EstimatedLoad:
     endpoint = endpoint_state.endpoint
-    if endpoint.exact:
+    if endpoint.reports_capacity:
         return EstimatedLoad(0.0, endpoint_state.load.waiting_prompt_tokens)
     if endpoint.external_load is None:
         return EstimatedLoad(0.0, 0.0)

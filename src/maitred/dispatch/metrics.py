@@ -55,7 +55,7 @@ def dispatch_snapshot(core: DispatchCore, now_s: float) -> DispatchSnapshot:
         probe_entry = core.new_entry(
             DispatchRequest(
                 id="",
-                principal_org="",
+                organisation="",
                 flow=Flow(_PROBE_FLOW_PATH, priority),
                 prompt_tokens=1,
                 prompts=[[0]],
@@ -88,7 +88,7 @@ def dispatch_snapshot(core: DispatchCore, now_s: float) -> DispatchSnapshot:
         trust={
             endpoint_state.endpoint.name: core.load_estimator.trust(endpoint_state, now_s)
             for endpoint_state in ready
-            if endpoint_state.endpoint.exact or endpoint_state.endpoint.external_load is not None
+            if endpoint_state.endpoint.reports_capacity or endpoint_state.endpoint.external_load is not None
         },
         refusals=counters.rejections,
         left_waiting=counters.left_waiting,
@@ -124,7 +124,7 @@ def tenant_activity(core: DispatchCore) -> TenantActivity:
             waiting[tenant] += len(entries)
     for queued in core.running_requests:
         tenant = queued.tenant.id
-        (decoding if queued.begun else prefilling)[tenant] += 1
+        (decoding if queued.has_output else prefilling)[tenant] += 1
         if (allocation := queued.allocation) is not None:
             kv_tokens[allocation.endpoint_state.endpoint.name][tenant] += (
                 allocation.hold.cost.blocks * allocation.endpoint_state.block_tokens

@@ -28,13 +28,15 @@ class OverflowPlanner:
     Args:
         core: State of the queue.
         config: Settings of dispatch, with the overflow thresholds.
-        held: Returns the cached leading prompt tokens of a request.
+        cached_tokens: Returns the cached leading prompt tokens of a request.
     """
 
-    def __init__(self, core: DispatchCore, config: DispatchConfig, held: Callable[[DispatchRequest], int]) -> None:
+    def __init__(
+        self, core: DispatchCore, config: DispatchConfig, cached_tokens: Callable[[DispatchRequest], int]
+    ) -> None:
         self._core = core
         self._config = config
-        self._cached_tokens = held
+        self._cached_tokens = cached_tokens
         self._is_fair = config.line.policy == "fair"
         self._movable_by_group: dict[Group, dict[QueuedRequest, None]] = {}
         self._requested_by_group: dict[Group, dict[QueuedRequest, None]] = {}
@@ -94,10 +96,10 @@ class OverflowPlanner:
         selected = self._select(group, entries, surplus(service, wait_s, late_s))
         return [] if queued in selected else selected
 
-    def select_leaving(self, now_s: float) -> list[QueuedRequest]:
+    def select_late(self, now_s: float) -> list[QueuedRequest]:
         """Selects waiting requests to move because their predictions exceed the allowed objective."""
         ready = self._core.refresh(now_s)
-        if not ready or not self._core.predictor.is_sure(ready):
+        if not ready or not self._core.predictor.is_rate_known(ready):
             return []
         leaving: list[QueuedRequest] = []
         for group, overflow_state in list(self._states.items()):

@@ -58,14 +58,14 @@ class LatencyPredictor:
 
     Attributes:
         served: Total service since the start.
-        caution: Safety margin of predicted waits.
+        safety_margin: Safety margin of predicted waits.
         calibration: The last predicted and actual times to first token.
     """
 
     def __init__(self, outputs: OutputLengths, weights: ServiceWeights) -> None:
         self.outputs = outputs
         self.served = 0.0
-        self.caution = SafetyMargin()
+        self.safety_margin = SafetyMargin()
         self.calibration = PredictionCalibration()
         self.weights = weights
         self._service_rate = ServiceRate()
@@ -86,7 +86,7 @@ class LatencyPredictor:
         """Returns the service per second of these endpoints together."""
         return self._service_rate.per_s(self._computed_per_s(endpoint_states))
 
-    def is_sure(self, endpoint_states: Sequence[EndpointState]) -> bool:
+    def is_rate_known(self, endpoint_states: Sequence[EndpointState]) -> bool:
         """Whether the service rate is known well enough; the first seconds of a burst are not typical."""
         return self._service_rate.trust >= _MIN_RATE_TRUST or self._computed_per_s(endpoint_states) is not None
 
@@ -152,11 +152,11 @@ class LatencyPredictor:
             produced_per_slot = queued.output_tokens / queued.cost.slots
             draw = (draw + _GOLDEN_RATIO) % 1.0
             drawn = self.outputs.sample_remaining_tokens(
-                dispatch_request.principal_org, produced_per_slot, dispatch_request.max_tokens, (draw, 1.0 - draw)
+                dispatch_request.organisation, produced_per_slot, dispatch_request.max_tokens, (draw, 1.0 - draw)
             )
             cost = queued.cost
             for remaining_steps, tokens in zip(cases, drawn, strict=True):
-                remaining_steps += [(tokens if queued.begun else tokens + 1.0, queued.tenant.id)] * cost.slots
+                remaining_steps += [(tokens if queued.has_output else tokens + 1.0, queued.tenant.id)] * cost.slots
                 ends_per_step += cost.slots / max(1.0, produced_per_slot + tokens) / len(cases)
             places, blocks = places + cost.slots, blocks + cost.blocks
         for remaining_steps in cases:
@@ -215,7 +215,7 @@ class LatencyPredictor:
 
     def prompt_service_of(self, queued: QueuedRequest) -> float:
         """Returns the expected service of the uncached tokens of an entry's prompt."""
-        return self.weights.prompt * self.to_compute(queued.request.prompt_tokens)
+        return self.weights.prompt * self.expected_uncached_tokens(queued.request.prompt_tokens)
 
     def on_saturated(self, steps: int, now_s: float) -> None:
         """Records that all replicas are full while requests wait."""
@@ -249,7 +249,7 @@ class LatencyPredictor:
         total = endpoint_state.total
         return min(total.slots, int(total.blocks / max(1.0, self._mean_blocks_per_slot)))
 
-    def to_compute(self, prompt_tokens: int) -> float:
+    def expected_uncached_tokens(self, prompt_tokens: int) -> float:
         """Returns the expected uncached tokens of a prompt."""
         return prompt_tokens * self._uncached_share
 
@@ -294,7 +294,7 @@ class LatencyPredictor:
 
     def cautious_s(self, position: QueuePosition) -> float:
         """Returns the predicted time to first token plus the safety margin of the wait."""
-        return position.ttft_s + (self.caution.factor - 1.0) * position.wait_s
+        return position.ttft_s + (self.safety_margin.factor - 1.0) * position.wait_s
 
     def corrected_prefill_s(self, prefill_s: float, now_s: float) -> float:
         """Returns a predicted prefill time with the current correction."""
@@ -315,7 +315,7 @@ class LatencyPredictor:
         waited_s = now_s - queued.joined_s
         if queued.state is QueueState.DISPATCHED or waited_s > predicted.wait_s:
             self._wait.compare(queued.raw_wait_s, waited_s, now_s)
-            self.caution.compare(predicted.wait_s, waited_s)
+            self.safety_margin.compare(predicted.wait_s, waited_s)
 
     def on_first_token(self, queued: QueuedRequest, now_s: float) -> None:
         """Learns from the time to first token of a dispatched request."""
@@ -340,7 +340,7 @@ class LatencyPredictor:
         dispatch_request, tokens = queued.request, queued.output_tokens
         if tokens or not dispatch_request.max_tokens:
             per_choice = tokens if dispatch_request.choices == 1 else round(tokens / dispatch_request.choices)
-            self.outputs.observe(dispatch_request.principal_org, per_choice, dispatch_request.max_tokens)
+            self.outputs.observe(dispatch_request.organisation, per_choice, dispatch_request.max_tokens)
             self._typical_request = None
 
 

@@ -40,7 +40,6 @@ class QueuedRequest(QueueEntry[None]):
 
     Only `DispatchCore` and `QuotaQueue` write it.
 
-
     ::
 
         waiting --dispatched--> dispatched --left--> gone
@@ -56,7 +55,6 @@ class QueuedRequest(QueueEntry[None]):
     __slots__ = (
         "_prompt_costs",
         "allocation",
-        "begun",
         "cached_tokens",
         "cached_tokens_at_s",
         "candidates",
@@ -66,6 +64,7 @@ class QueuedRequest(QueueEntry[None]):
         "expected_tokens",
         "failed_at",
         "failure",
+        "has_output",
         "joined_s",
         "output_tokens",
         "owes_prompts",
@@ -130,7 +129,7 @@ class QueuedRequest(QueueEntry[None]):
         self.predicted_position: QueuePosition | None = None
         self.raw_wait_s = 0.0
         self.prefill_s = 0.0
-        self.begun = False
+        self.has_output = False
         self.reported_prompt_tokens = 0
         self.output_tokens = 0
         self.owes_prompts = False
@@ -265,7 +264,7 @@ class QueueState(Enum):
 class Allocation:
     """Credits and quota that a dispatched request holds at one endpoint."""
 
-    __slots__ = ("begun", "endpoint_state", "hold", "quota", "since_s", "stalled_s")
+    __slots__ = ("endpoint_state", "has_output", "hold", "quota", "since_s", "stalled_s")
 
     def __init__(
         self, endpoint_state: EndpointState, hold: CreditHold, quota: Quota, since_s: float, stalled_s: float
@@ -276,7 +275,7 @@ class Allocation:
         self.since_s = since_s
         self.stalled_s = stalled_s
         """Value of `DispatchCore.stalled_s` when the request was dispatched."""
-        self.begun = False
+        self.has_output = False
         """Whether this endpoint has produced a token of the request."""
 
 

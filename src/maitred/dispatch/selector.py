@@ -23,8 +23,7 @@ class ReplicaSelector:
     """Selects the replica of a request with a cache-aware balancer.
 
     Args:
-        balancer: Balancer that chooses the replica (parameter `placement`). None: the replica with the most free slots
-            is chosen.
+        balancer: Balancer that chooses the replica; None: the replica with the most free slots is chosen.
         predictor: Predictor of prefill times.
         load_estimator: Estimates the load of the replicas from their reports.
 
@@ -33,16 +32,16 @@ class ReplicaSelector:
     """
 
     def __init__(
-        self, placement: CacheAwareBalancer | None, predictor: LatencyPredictor, load_estimator: LoadEstimator
+        self, balancer: CacheAwareBalancer | None, predictor: LatencyPredictor, load_estimator: LoadEstimator
     ) -> None:
-        self.balancer = placement
+        self.balancer = balancer
         self._predictor = predictor
         self._load_estimator = load_estimator
         self._last_step_counts: dict[str, int] = {}
 
-    def reconfigure(self, placement: CacheAwareBalancer | None, load_estimator: LoadEstimator) -> None:
+    def reconfigure(self, balancer: CacheAwareBalancer | None, load_estimator: LoadEstimator) -> None:
         """Replaces the balancer and the load estimator."""
-        self.balancer = placement
+        self.balancer = balancer
         self._load_estimator = load_estimator
 
     def select(self, queued: QueuedRequest, endpoint_states: Sequence[EndpointState], now_s: float) -> EndpointState:
@@ -79,7 +78,7 @@ class ReplicaSelector:
         if self.balancer is None:
             return 0
         return max(
-            self.balancer.cached_tokens(dispatch_request.principal_org, dispatch_request.prompts).values(), default=0
+            self.balancer.cached_tokens(dispatch_request.organisation, dispatch_request.prompts).values(), default=0
         )
 
     def prefill_s(
@@ -117,7 +116,7 @@ class ReplicaSelector:
     def usual_prefill_s(self, queued: QueuedRequest, endpoint_state: EndpointState, ahead: int, now_s: float) -> float:
         """Returns the prefill time if the content of the endpoint's cache is unknown."""
         prompt_tokens = queued.request.prompt_tokens
-        fresh_tokens = self._predictor.to_compute(prompt_tokens)
+        fresh_tokens = self._predictor.expected_uncached_tokens(prompt_tokens)
         return self._predictor.prefill_s(fresh_tokens, prompt_tokens - fresh_tokens, endpoint_state, ahead, now_s)
 
     def _cached_tokens_by_replica(
@@ -135,18 +134,18 @@ class ReplicaSelector:
             now_s: Now.
             within_s: Maximum age of an earlier lookup that may be reused.
         """
-        placement = self.balancer
-        if placement is None:
+        balancer = self.balancer
+        if balancer is None:
             return _NO_CACHED_TOKENS
         for endpoint_state in endpoint_states:
             if self._has_restarted(endpoint_state):
-                placement.on_restart(endpoint_state.endpoint.name)
+                balancer.on_restart(endpoint_state.endpoint.name)
                 queued.cached_tokens = None
         if queued.cached_tokens is None or now_s - queued.cached_tokens_at_s > within_s:
             dispatch_request = queued.request
             known = all(prompt[:1] for prompt in dispatch_request.prompts)
             queued.cached_tokens = (
-                placement.cached_tokens(dispatch_request.principal_org, dispatch_request.prompts)
+                balancer.cached_tokens(dispatch_request.organisation, dispatch_request.prompts)
                 if known
                 else _NO_CACHED_TOKENS
             )
@@ -158,7 +157,7 @@ class ReplicaSelector:
         if self.balancer is not None:
             capacity_tokens = endpoint_state.load.total_blocks * endpoint_state.block_tokens or _DEFAULT_CAPACITY_TOKENS
             self.balancer.on_dispatch(
-                endpoint_state.endpoint.name, capacity_tokens, queued.request.principal_org, queued.request.prompts
+                endpoint_state.endpoint.name, capacity_tokens, queued.request.organisation, queued.request.prompts
             )
 
     def _candidate(
@@ -183,7 +182,7 @@ class ReplicaSelector:
         return ReplicaCandidate(
             endpoint_state.endpoint.name,
             weight=endpoint_state.weight,
-            requests=account.held + round(estimated_load.requests),
+            requests=account.request_count + round(estimated_load.requests),
             prompt_tokens=estimated_load.prompt_tokens + account.unreported.prompt_tokens,
             # On average, half of each running output is already produced.
             output_tokens=(account.outstanding.slots + estimated_load.requests) * half_answer,

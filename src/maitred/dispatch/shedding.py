@@ -29,7 +29,7 @@ class LoadShedder:
         core: State of the queue.
         config: The limits.
         draw: Returns a number from 0 to 1 for jitter.
-        wanted: Called when a request is rejected while a replica could start on demand.
+        on_wanted: Called when a request is rejected while a replica could start on demand.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class LoadShedder:
         core: DispatchCore,
         config: DispatchConfig,
         draw: Callable[[], float],
-        wanted: Callable[[], None] = lambda: None,
+        on_wanted: Callable[[], None] = lambda: None,
     ) -> None:
         self._core = core
         self._config = config
         self._draw = draw
-        self._on_wanted = wanted
+        self._on_wanted = on_wanted
         self._retry_after_turns = RetryAfterTurns()
         self._rejections = RejectionCache(core.counters)
 
@@ -63,7 +63,7 @@ class LoadShedder:
         """
         core = self._core
         ready = core.refresh(now_s)
-        if not ready and not core.replica_expected:
+        if not ready and not core.has_startable_replica:
             unavailable = core.unavailable()
             core.counters.on_rejection(unavailable.code)
             raise unavailable
@@ -121,23 +121,23 @@ class LoadShedder:
     ) -> _Rejection:
         core = self._core
         core.counters.on_rejection(kind.code)
-        if core.replica_expected:
+        if core.has_startable_replica:
             self._on_wanted()  # start a replica, else the retry would be rejected too
-        tenant, waits = queued.tenant, queued.queue.wait_account
-        others = waits.weight - (tenant.weight if waits.waits(tenant.id) else 0.0)
+        tenant, wait_account = queued.tenant, queued.queue.wait_account
+        others = wait_account.weight - (tenant.weight if wait_account.has_waiting(tenant.id) else 0.0)
         per_s = core.predictor.per_s(
             [endpoint_state for endpoint_state in core.endpoint_states if endpoint_state.ready]
         )
         share = (per_s or 0.0) * tenant.weight / (tenant.weight + others)
-        takes_s = queued.service / share if share else 0.0
-        retry_s = self._retry_after_turns.take(tenant.id, position.wait_s, takes_s, now_s, self._draw())
+        service_time_s = queued.service / share if share else 0.0
+        retry_s = self._retry_after_turns.take(tenant.id, position.wait_s, service_time_s, now_s, self._draw())
         return kind(f"{reason}. Try again after the time in Retry-After.", position=position, retry_after_s=retry_s)
 
 
 _REJECTION_TTL_S = 0.1
 """How long a cached rejection is valid: a few engine steps. After this time an unexpected event, such as an early end
 of a long output, is noticed."""
-_MIN_BLOCK_RATIO, _MOST = 0.5, 2.0
+_MIN_BLOCK_RATIO, _MAX_BLOCK_RATIO = 0.5, 2.0
 """A cached rejection applies to requests with KV blocks in this range relative to it. An overload mostly lacks slots,
 so the number of blocks hardly changes the wait."""
 _PRUNE_ABOVE_FLOWS = 1024
@@ -166,11 +166,11 @@ class RejectionCache:
     the time since. Only rejections are kept. A request that might be admitted gets a new forecast.
 
     Args:
-        counts: Counters of the queue.
+        counters: Counters of the queue.
     """
 
-    def __init__(self, counts: DispatchCounters) -> None:
-        self._counters = counts
+    def __init__(self, counters: DispatchCounters) -> None:
+        self._counters = counters
         self._last_by_flow: dict[Flow, _CachedRejection] = {}
 
     def __len__(self) -> int:
@@ -232,4 +232,6 @@ def _own_waiting(queued: QueuedRequest) -> int:
 
 def _similar_cost(cost: Cost, other: Cost) -> bool:
     """Whether two costs have equal slots and similar KV blocks."""
-    return cost.slots == other.slots and _MIN_BLOCK_RATIO * other.blocks <= cost.blocks <= _MOST * other.blocks
+    return (
+        cost.slots == other.slots and _MIN_BLOCK_RATIO * other.blocks <= cost.blocks <= _MAX_BLOCK_RATIO * other.blocks
+    )

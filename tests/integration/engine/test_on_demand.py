@@ -72,7 +72,7 @@ class Machine:
             )
             queue = Dispatcher(
                 *(name, [Endpoint("local", replica)], dispatch or DispatchConfig(), clock),
-                wanted=partial(self.manager.mark_wanted, name),
+                on_wanted=partial(self.manager.mark_wanted, name),
             )
             self.manager.add_model(replica, queue.core)
             queue.set_dispatch_listener(partial(self.manager.check, name))
@@ -81,7 +81,7 @@ class Machine:
     def request(self, name="r", **fields):
         return DispatchRequest(
             **{
-                **{"id": name, "principal_org": "acme", "flow": Flow((FlowLevel("acme"),), PriorityClass.STANDARD)},
+                **{"id": name, "organisation": "acme", "flow": Flow((FlowLevel("acme"),), PriorityClass.STANDARD)},
                 **{"prompt_tokens": 3, "prompts": [PROMPT], "max_tokens": 4, "choices": 1},
                 **{"arrived_s": SystemClock.monotonic_s(), **fields},
             }

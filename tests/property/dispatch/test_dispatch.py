@@ -154,8 +154,8 @@ class DispatchMachine(RuleBasedStateMachine):
         weights = self.core.weights
         queued = data.draw(st.sampled_from([run[0] for run in self.engine.runs]))
         if queued in self.running and not self.unsent[queued]:
-            prompt_tokens = 0 if queued.begun else queued.request.prompt_tokens
-            if not queued.begun:
+            prompt_tokens = 0 if queued.has_output else queued.request.prompt_tokens
+            if not queued.has_output:
                 self.core.on_first_token(queued, self.now_s)
             self.core.charge_tokens(queued, prompt_tokens, 0, tokens)
             self.got += weights.prompt * prompt_tokens + weights.output * tokens
@@ -199,7 +199,7 @@ class DispatchMachine(RuleBasedStateMachine):
             return
         assert self.core.waiting == len(self.waiting)
         assert self.core.running == len(self.running)
-        assert self.core.endpoint_states[0].credits.held == len(self.running)
+        assert self.core.endpoint_states[0].credits.request_count == len(self.running)
         assert self.core.allocator.holdings.slots == sum(queued.cost.slots for queued in self.running)
 
     @invariant()
@@ -217,7 +217,9 @@ class DispatchMachine(RuleBasedStateMachine):
             self.core.leave(queued, self.now_s, finished=False)
         account = self.core.endpoint_states[0].credits
         assert account.unreported == account.outstanding == (0, 0, 0)
-        assert account.held == self.core.running == self.core.waiting == self.core.allocator.holdings.slots == 0
+        assert (
+            account.request_count == self.core.running == self.core.waiting == self.core.allocator.holdings.slots == 0
+        )
         assert all(quota.used == (0, 0, 0) for quota in self.core.allocator.quotas.all)
         assert all(len(queue.wait_account) == 0 and queue.wait_account.weight == 0 for queue in self.core.queues)
         assert all(not queue.requeued for queue in self.core.queues)

@@ -44,7 +44,7 @@ class Simulation:
         for engine in self.engines:
             engine._load = replace(EMPTY, times=TIMES)
         exact_replicas = [
-            Endpoint(f"replica-{n}", self.engines[n], exact=exact) for n, exact in enumerate(exact_replicas)
+            Endpoint(f"replica-{n}", self.engines[n], reports_capacity=exact) for n, exact in enumerate(exact_replicas)
         ]
         self.core = DispatchCore(exact_replicas, config)
         self.queued = []
@@ -64,7 +64,7 @@ class Simulation:
 
     def serve(self, output_tokens, now_s):
         for queued in self.queued:
-            if queued.state is QueueState.DISPATCHED and not queued.begun:
+            if queued.state is QueueState.DISPATCHED and not queued.has_output:
                 self.core.on_first_token(queued, now_s)
                 self.core.charge_tokens(queued, queued.request.prompt_tokens, 0, output_tokens)
 

@@ -38,7 +38,7 @@ class ColdSetup(DispatchSetup):
         self.wanted = 0
         config = self.core._config
         self.dispatcher = Dispatcher(
-            *("m", [Endpoint("replica", self.replica)], config, self.clock), draw=lambda: 0.0, wanted=self.want
+            *("m", [Endpoint("replica", self.replica)], config, self.clock), draw=lambda: 0.0, on_wanted=self.want
         )
         self.core = self.dispatcher.core
 

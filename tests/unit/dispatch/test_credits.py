@@ -58,7 +58,7 @@ def test_a_token_proves_that_the_request_was_submitted():
     assert credits_left.free == Cost(6, 80)
     credits_left.release(hold)
     credits_left.release(hold)
-    assert credits_left.held == 0
+    assert credits_left.request_count == 0
     assert credits_left.unreported == NOTHING
 
 

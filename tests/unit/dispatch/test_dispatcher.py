@@ -661,7 +661,7 @@ async def test_real_tokens_are_charged_and_the_rest_is_given_back():
 
 
 async def test_a_replica_without_reports_gets_as_many_as_its_window():
-    setup = DispatchSetup(exact=False)
+    setup = DispatchSetup(reports_capacity=False)
     callers = [QueuedCaller(setup, number) for number in range(12)]
     await turn()
     assert sum(caller.endpoint is not None for caller in callers) == 8
@@ -747,7 +747,7 @@ async def test_nothing_is_learnt_from_an_outage():
     setup.replica.set_up(True)
     await turn()
     callers[4].entry.on_first_token()
-    assert setup.core.predictor.caution.factor == 1.0
+    assert setup.core.predictor.safety_margin.factor == 1.0
     assert setup.core.predictor.calibration.compared == 0
     await callers[4].go()
     setup.assert_empty()
@@ -767,7 +767,7 @@ def record_first_tokens(setup, entries, after_s=0.0):
 
 
 async def test_lag_of_the_event_loop_does_not_narrow_the_window_of_a_server():
-    setup = DispatchSetup(exact=False)
+    setup = DispatchSetup(reports_capacity=False)
     endpoint_state = setup.core.endpoint_states[0]
     async with AsyncExitStack() as running:
         quick, busy = ([setup.enqueue(4 * number + one) for one in range(4)] for number in range(2))
@@ -785,7 +785,7 @@ async def test_lag_of_the_event_loop_does_not_narrow_the_window_of_a_server():
 
 
 async def test_a_request_for_a_server_whose_window_still_grows_is_not_rejected_for_its_present_size():
-    setup = DispatchSetup(exact=False, max_wait_s={PriorityClass.STANDARD: 1.0})
+    setup = DispatchSetup(reports_capacity=False, max_wait_s={PriorityClass.STANDARD: 1.0})
     async with AsyncExitStack() as running:
         entries = [setup.enqueue(number) for number in range(8)]
         await dispatch_all(entries, running)

@@ -92,14 +92,14 @@ async def test_the_losing_replica_is_released(won):
         assert entry.start_hedge_timer() == 0.1
         hedge = entry.hedge()
         assert {first.name, hedge.endpoint.name} == {"replica-0", "replica-1"}
-        assert [endpoint_state.credits.held for endpoint_state in setup.core.endpoint_states] == [1, 1]
+        assert [endpoint_state.credits.request_count for endpoint_state in setup.core.endpoint_states] == [1, 1]
         assert [endpoint_state.endpoint.admin_state.running for endpoint_state in setup.core.endpoint_states] == [1, 1]
         entry.on_submitted()
         hedge.on_submitted()
         hedge.settle(won=won)
         kept = hedge.endpoint if won else first
         assert [
-            endpoint_state.credits.held
+            endpoint_state.credits.request_count
             for endpoint_state in setup.core.endpoint_states
             if endpoint_state.endpoint is not kept
         ] == [0]

@@ -135,7 +135,7 @@ class Day:
         tokens = self.draw.randint(40, 80)
         made = DispatchRequest(
             id=str(self.arrived),
-            principal_org=f"org-{tenant}",
+            organisation=f"org-{tenant}",
             flow=Flow((FlowLevel(f"org-{tenant}"), FlowLevel("key"))),
             prompt_tokens=tokens,
             prompts=[[1] * tokens],

@@ -88,7 +88,7 @@ def _body(model: str, endpoint_state: EndpointState) -> ReplicaBody:
     return ReplicaBody(
         model=model,
         replica=endpoint_state.endpoint.name,
-        kind="engine" if endpoint_state.endpoint.exact else "upstream",
+        kind="engine" if endpoint_state.endpoint.reports_capacity else "upstream",
         state=admin_state.state,
         ready=endpoint_state.ready,
         outage=None if endpoint_state.outage is None else endpoint_state.outage.message,

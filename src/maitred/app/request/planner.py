@@ -14,18 +14,18 @@ from maitred.admission.grammars.validator import GrammarValidator
 from maitred.admission.policy.ladder import DEGRADABLE, DegradationLadder, DegradedRequest, overflowing
 from maitred.app.models.router import Router
 from maitred.app.request.flow_control import FlowController
-from maitred.app.request.tokenized import TokenizedRequest, tokens_of
+from maitred.app.request.tokenized import TokenizedRequest, tokenize_prompts
 from maitred.app.request.upstream_request import UpstreamRequest, estimate_upstream_request, prepare_upstream_request
 from maitred.app.request.validation import (
-    check_fits,
     check_generates,
-    check_needs,
     check_sampling,
     check_size,
-    constrain,
+    check_supported,
+    max_output_tokens,
     rules_for,
     with_defaults,
-    with_scores,
+    with_grammar,
+    with_logprobs,
     with_tools,
 )
 from maitred.core.context import RequestContext
@@ -51,7 +51,7 @@ class RequestPlan(Struct, frozen=True):
 
     target: RouteTarget
     tokenized: PreparedRequest
-    request: DispatchRequest
+    dispatch_request: DispatchRequest
     position: QueuePosition | None
     """Predicted queue position; None: the controller predicts it on admission."""
     instead_of: MaitredError | None = None
@@ -63,7 +63,7 @@ class RequestPlanner:
 
     Args:
         router: What is served, under which names.
-        control: Predicts queue positions; has prices and default lengths.
+        flow_controller: Predicts queue positions; has prices and default lengths.
         ladders: Model -> what is tried before a request is refused for the load; nothing where none is given.
         max_choices: Largest `n`, also for a replica that allows more.
         grammars: Validates grammars.
@@ -72,13 +72,13 @@ class RequestPlanner:
     def __init__(
         self,
         router: Router,
-        control: FlowController,
+        flow_controller: FlowController,
         ladders: Mapping[str, DegradationLadder],
         max_choices: int,
         grammars: GrammarValidator,
     ) -> None:
         self._router = router
-        self._flow_controller = control
+        self._flow_controller = flow_controller
         self._ladders = ladders
         _overflow_models = {pool: ladder.overflow_to for pool, ladder in ladders.items()}
         self._overflows = {pool: model for pool, model in _overflow_models.items() if model is not None}
@@ -143,17 +143,17 @@ class RequestPlanner:
         card = model.card()
         check_generates(card, model.name)
         tool_rules = rules_for(model, request)
-        request = with_tools(with_scores(request), tool_rules)
+        request = with_tools(with_logprobs(request), tool_rules)
         if model.defaults != _NO_DEFAULTS:
             request = with_defaults(request, model.defaults)
-        check_needs(request)
+        check_supported(request)
         check_sampling(card, request, self._max_choices)
         check_size(card, model.tokenizer, request)
-        prompts = await tokens_of(model, request.prompts)
-        available_tokens = [check_fits(card, prompt, request) for prompt in prompts]
+        prompts = await tokenize_prompts(model, request.prompts)
+        available_tokens = [max_output_tokens(card, prompt, request) for prompt in prompts]
         context.prompt_tokens = sum(map(len, prompts))
         organisation = (context.principal or ANONYMOUS).tenants[-1]
-        request = await constrain(self._grammars, organisation, model, request, tool_rules, prompts)
+        request = await with_grammar(self._grammars, organisation, model, request, tool_rules, prompts)
         tokenized = TokenizedRequest(model, card, request, prompts, available_tokens, tool_rules)
         if request.max_usd is not None:
             self._check_cost(tokenized, target, request.max_usd)
@@ -168,13 +168,13 @@ class RequestPlanner:
             self._check_cost(upstream_request, target, upstream_request.request.max_usd)
         return upstream_request
 
-    def _check_cost(self, tokenized: PreparedRequest, target: RouteTarget, most_usd: float) -> None:
+    def _check_cost(self, tokenized: PreparedRequest, target: RouteTarget, max_usd: float) -> None:
         """Raises TooExpensive if the request may cost more than `max_usd`."""
         output_tokens = self._max_output_tokens(tokenized) * tokenized.choice_count
         usd = to_usd(self._flow_controller.price_of(target.name).cost_nusd(tokenized.prompt_tokens, 0, output_tokens))
-        if usd > most_usd:
+        if usd > max_usd:
             raise TooExpensive(
-                f"With {output_tokens:,} tokens of output it may cost ${usd:.4g}, and ${most_usd:.4g} are allowed. "
+                f"With {output_tokens:,} tokens of output it may cost ${usd:.4g}, and ${max_usd:.4g} are allowed. "
                 f"Lower {tokenized.request.max_tokens_param}, or allow more."
             )
 
@@ -271,7 +271,7 @@ def _dispatch_request(
         ttft_deadline_s = context.started_s + min(deadlines)
     return DispatchRequest(
         id=context.request_id,
-        principal_org=principal.tenants[-1],
+        organisation=principal.tenants[-1],
         flow=flow_of(principal, request),
         prompt_tokens=tokenized.prompt_tokens,
         prompts=tokenized.prompts,

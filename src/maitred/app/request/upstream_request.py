@@ -9,8 +9,8 @@ from typing import Any, overload
 
 from msgspec import Struct
 
-from maitred.app.request.tokenized import NamedTokenizer, tokens_of
-from maitred.app.request.validation import check_fits, check_sampling, with_tools
+from maitred.app.request.tokenized import NamedTokenizer, tokenize_prompts
+from maitred.app.request.validation import check_sampling, max_output_tokens, with_tools
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest
 from maitred.core.inference import Conversation, InferenceRequest, Prompt
 from maitred.core.replica import ModelCard
@@ -108,7 +108,7 @@ async def prepare_upstream_request(model: TextModel, request: InferenceRequest, 
     if model.tokenizer is not None:
         card, fields = _check(model, request, max_choices)
         if (tokens := await _tokenize(model, request)) is not None:
-            available_tokens = [check_fits(card, prompt, request) for prompt in tokens]
+            available_tokens = [max_output_tokens(card, prompt, request) for prompt in tokens]
             prompt_tokens = sum(map(len, tokens))
             return UpstreamRequest(
                 model,
@@ -166,7 +166,7 @@ async def _tokenize(model: TextModel, request: InferenceRequest) -> list[list[in
         return None
     try:
         request_with_tools = with_tools(request, None if request.tools is None else request.tools())
-        return await tokens_of(NamedTokenizer(model.name, tokenizer), request_with_tools.prompts)
+        return await tokenize_prompts(NamedTokenizer(model.name, tokenizer), request_with_tools.prompts)
     except InvalidRequest:
         # The upstream server may support other tools or another template, so leave the decision to it.
         if not request.needs:

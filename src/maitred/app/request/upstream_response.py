@@ -79,7 +79,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         upstream_request: The request with its prompts and what its caller wants to see.
         request: The request to send.
         usage_counter: Counts the usage.
-        attempts: Retry state of the request.
+        retry_state: Retry state of the request.
         deadline_s: Deadline on the monotonic clock; None: no deadline.
         continuation: Records sent text to continue it at another server; None: streams are not continued.
     """
@@ -95,7 +95,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         context: RequestContext,
         clock: Clock,
         grant: GrantHandle,
-        attempts: RetryState,
+        retry_state: RetryState,
         deadline_s: float | None,
         continuation: TextContinuation | None = None,
     ) -> None:
@@ -108,7 +108,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         """Whether the next delta is the first of a continuing server."""
         self._prompt_count = len(upstream_request.prompts)
         self._usage_counter = usage_counter
-        self._retry_state = attempts
+        self._retry_state = retry_state
         self._deadline_s = deadline_s
         self._buffered: list[TextDelta] | None = [] if upstream_request.request.whole else None
         """Deltas of a buffered answer; None: the answer is streamed."""

@@ -300,7 +300,7 @@ class RemoteRequest:
         context.completion_tokens, context.first_token_s = usage.completion_tokens, message.first_token_s
 
     def _start_attempt(self, endpoint: AnyEndpoint) -> None:
-        if endpoint.exact:
+        if endpoint.reports_capacity:
             return  # an engine of this gateway reports its own state
         upstream: UpstreamReplica = endpoint.replica
         self._upstream_attempt = upstream, upstream.status.start_attempt()
@@ -321,7 +321,7 @@ class RemoteRequest:
         admit_request = self.admit_request
         return DispatchRequest(
             id=admit_request.request_id,
-            principal_org=self._principal.tenants[-1],
+            organisation=self._principal.tenants[-1],
             flow=admit_request.flow,
             prompt_tokens=sum(prompt.tokens for prompt in admit_request.prompts),
             prompts=[_make_prompt(summary) for summary in admit_request.prompts],

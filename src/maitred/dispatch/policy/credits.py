@@ -116,7 +116,7 @@ class Credits:
     """Credit account of one replica.
 
     Attributes:
-        held: Number of requests that hold credits.
+        request_count: Number of requests that hold credits.
     """
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class Credits:
         self._unreported = CostSum()
         self._submissions: deque[tuple[CreditHold, Cost]] = deque()
         self._outstanding = CostSum()
-        self.held = 0
+        self.request_count = 0
         self._unanswered_tokens = 0
         self._busy = False
 
@@ -138,12 +138,12 @@ class Credits:
         """Credits that can be acquired now; negative if the engine uses more than predicted."""
         return self._reported_free.minus(self._unreported.cost)
 
-    def has(self, cost: Cost, kept: float) -> bool:
-        """Whether a cost certainly fits beside a kept share of the capacity."""
+    def certainly_fits(self, cost: Cost, headroom: float) -> bool:
+        """Whether a cost certainly fits beside a share of the capacity that is kept as headroom."""
         report, total, unreported = self._reported_free, self._total, self._unreported
         return (
-            cost.slots + 1 + kept * total.slots <= report.slots - unreported.slots
-            and cost.blocks + 1 + kept * total.blocks <= report.blocks - unreported.blocks
+            cost.slots + 1 + headroom * total.slots <= report.slots - unreported.slots
+            and cost.blocks + 1 + headroom * total.blocks <= report.blocks - unreported.blocks
         )
 
     @property
@@ -182,7 +182,7 @@ class Credits:
     @property
     def idle(self) -> bool:
         """Whether no request runs or waits at the replica, as far as known."""
-        return not self._busy and not self.held
+        return not self._busy and not self.request_count
 
     def on_report(self, load: LoadReport, unreported_count: int, max_sequences: int) -> None:
         """Applies a load report, which may be the same as before.
@@ -222,7 +222,7 @@ class Credits:
     def acquire(self, costs: Sequence[Cost]) -> CreditHold:
         """Acquires the credits of a request; `costs` has one cost per prompt, in submission order."""
         hold = CreditHold(costs)
-        self.held += 1
+        self.request_count += 1
         self._unanswered_tokens += hold.unanswered_tokens
         self._outstanding.add(hold.cost)
         self._unreported.add(hold.cost)
@@ -245,7 +245,7 @@ class Credits:
         if hold._released:
             return
         hold._released = True
-        self.held -= 1
+        self.request_count -= 1
         # The engine is assumed to drop prompts that are not computed yet.
         self._unanswered_tokens -= hold.unanswered_tokens
         hold.unanswered_tokens = 0

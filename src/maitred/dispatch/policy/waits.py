@@ -27,12 +27,12 @@ class WaitAccount:
         """Number of waiting tenants."""
         return len(self._waiting_by_tenant)
 
-    def advance(self, now_s: float, blocked: tuple[str, WaitCause] | None) -> None:
+    def set_blocked_head(self, now_s: float, blocked: tuple[str, WaitCause] | None) -> None:
         """Sets the blocked head's tenant and wait cause from now on; None: not blocked."""
         self._accrue(now_s)
         self._blocked_head = blocked
 
-    def waits(self, tenant: str) -> bool:
+    def has_waiting(self, tenant: str) -> bool:
         """Whether a tenant has a waiting request."""
         return tenant in self._waiting_by_tenant
 
@@ -62,7 +62,7 @@ class WaitAccount:
         ends = (*self._blocked_s_by_tenant[waited.tenant.id], self._cold_start_s)
         causes: dict[str, float] = {}
         rest_s = now_s - waited.since_s
-        for cause, start, end in zip(_BLOCKING_CAUSES, waited.at, ends, strict=True):
+        for cause, start, end in zip(_BLOCKING_CAUSES, waited.blocked_s, ends, strict=True):
             if end > start:
                 causes[cause.value] = (end - start) * 1e3
                 rest_s -= end - start
@@ -84,9 +84,9 @@ class WaitAccount:
 class WaitMark:
     """Values of the account at the start of one wait."""
 
-    __slots__ = ("at", "since_s", "tenant")
+    __slots__ = ("blocked_s", "since_s", "tenant")
 
-    def __init__(self, tenant: FlowLevel, since_s: float, at: tuple[float, ...]) -> None:
+    def __init__(self, tenant: FlowLevel, since_s: float, blocked_s: tuple[float, ...]) -> None:
         self.tenant = tenant
         self.since_s = since_s
-        self.at = at
+        self.blocked_s = blocked_s

@@ -23,7 +23,7 @@ import math
 
 TOLERANCE = 1.5
 """A TTFT up to this multiple of the minimum is no sign of a queue, because prompts and batches differ."""
-_LEAST_TTFT_S = 0.1
+_MIN_TTFT_S = 0.1
 """Shorter TTFTs count as this, because they vary with other work of the machine."""
 _SMOOTHING = 0.2
 _SLOW_START_STEP = 2.0
@@ -41,18 +41,18 @@ class ConcurrencyWindow:
     """Limit of outstanding requests at one replica.
 
     Args:
-        first: Initial size.
-        least: Minimum size.
-        most: Maximum size.
+        initial: Initial size.
+        min_size: Minimum size.
+        max_size: Maximum size.
 
     Attributes:
         size: Current limit, an integer.
     """
 
-    def __init__(self, first: float = 8.0, least: float = 1.0, most: float = 8192.0) -> None:
-        self._size = min(max(first, least), most)
-        self._least = least
-        self._most = most
+    def __init__(self, initial: float = 8.0, min_size: float = 1.0, max_size: float = 8192.0) -> None:
+        self._size = min(max(initial, min_size), max_size)
+        self._min_size = min_size
+        self._max_size = max_size
         self._min_ttft_s = math.inf
         self._in_slow_start = True
         self._late_in_a_row = 0
@@ -78,8 +78,8 @@ class ConcurrencyWindow:
             ttft_s: Seconds from dispatch to first token; normalise by prompt length if prompts differ much.
             outstanding: Number of requests at the replica, including this one.
         """
-        if ttft_s < _LEAST_TTFT_S:
-            ttft_s = _LEAST_TTFT_S
+        if ttft_s < _MIN_TTFT_S:
+            ttft_s = _MIN_TTFT_S
         if self._probe_samples_left:
             if outstanding <= self.size:  # ignore samples of requests sent before the window was halved
                 self._probe(ttft_s)
@@ -90,7 +90,7 @@ class ConcurrencyWindow:
             self._on_late_token(ttft_s, outstanding)
             return
         self._late_in_a_row = 0
-        if outstanding < self._size / 2 or self._size == self._most:
+        if outstanding < self._size / 2 or self._size == self._max_size:
             return  # the window does not limit, or it has its maximum size
         step = _SMOOTHING * math.sqrt(self._size)
         self._resize(self._size + (max(_SLOW_START_STEP, step) if self._in_slow_start else step))
@@ -122,5 +122,5 @@ class ConcurrencyWindow:
         self._resize(self._size / 2)
 
     def _resize(self, size: float) -> None:
-        self._size = min(max(size, self._least), self._most)
-        self.size = max(int(self._least), int(self._size) // 2) if self._probe_samples_left else int(self._size)
+        self._size = min(max(size, self._min_size), self._max_size)
+        self.size = max(int(self._min_size), int(self._size) // 2) if self._probe_samples_left else int(self._size)

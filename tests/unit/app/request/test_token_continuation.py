@@ -82,7 +82,7 @@ class Gateway:
             assert all(replica.open == 0 for replica in self.replicas)
             core = self.dispatcher.core
             assert core.running == core.waiting == 0
-            assert all(endpoint_state.credits.held == 0 for endpoint_state in core.endpoint_states)
+            assert all(endpoint_state.credits.request_count == 0 for endpoint_state in core.endpoint_states)
             (self.event,) = self.admission_setup.ledger.events
         return parts
 
