@@ -39,9 +39,8 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
 class ReportsConfig(Struct, frozen=True, kw_only=True):
     """Trust in load reports of replicas when they are late.
 
-    A late report neither excludes a replica nor makes
-    it look idle: its weight moves to the mean of the other reports, and the gateway knows its own requests without a
-    report.
+    A late report neither excludes a replica nor makes it look idle: its weight moves to the mean of the other reports,
+    and the gateway knows its own requests without a report.
     """
 
     fresh_s: Annotated[

@@ -322,8 +322,7 @@ class DispatchCore:
     def hedge(self, queued: QueuedRequest, now_s: float) -> Allocation | None:
         """Allocates credits at a second replica for a dispatched request that has produced no token.
 
-        Returns None while any request waits, because a hedge may only use idle
-        credits.
+        Returns None while any request waits, because a hedge may only use idle credits.
         """
         if (
             queued.state is not QueueState.DISPATCHED
@@ -362,8 +361,8 @@ class DispatchCore:
     def run_dispatch_pass(self, now_s: float, ready: Sequence[EndpointState] | None = None) -> list[QueuedRequest]:
         """Dispatches requests that have credits and fails those whose deadline has passed. Returns these requests.
 
-        Call this after every change: a request joined or left, a load report
-        came, or a replica became ready or was lost.
+        Call this after every change: a request joined or left, a load report came, or a replica became ready or was
+        lost.
 
         Args:
             now_s: Now.

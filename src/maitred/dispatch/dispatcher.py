@@ -22,10 +22,8 @@ from maitred.dispatch.metrics import DispatchSnapshot, TenantActivity, dispatch_
 from maitred.dispatch.overflow import OverflowPlanner
 from maitred.dispatch.policy.hedging import HedgePolicy
 from maitred.dispatch.queue import Allocation, QueuedRequest, QueueState, WaitSpan, record_immediate_dispatch
-from maitred.dispatch.request import AnyEndpoint, DispatchRequest, Endpoint
+from maitred.dispatch.request import AnyEndpoint, DispatchRequest
 from maitred.dispatch.shedding import LoadShedder
-
-__all__ = ["DispatchEntry", "DispatchRequest", "Dispatcher", "Endpoint"]
 
 _POLL_INTERVAL_S = 0.1
 """Interval of the checks for passed deadlines and for overflow while nothing else happens."""

@@ -1,8 +1,8 @@
 """Selects waiting requests that should move to another model; `policy.overflow` has the rules.
 
-Overflow is decided for a *group*: the requests of one tenant and class. In a fair queue
-a tenant's wait depends on its own requests, so only its own requests move when it would miss its objective. If the
-queue order is not fair between tenants, all requests of a class form one group.
+Overflow is decided for a *group*: the requests of one tenant and class. In a fair queue a tenant's wait depends on its
+own requests, so only its own requests move when it would miss its objective. If the queue order is not fair between
+tenants, all requests of a class form one group.
 """
 
 from collections.abc import Callable

@@ -259,8 +259,8 @@ class LatencyPredictor:
         """Predicts the seconds from dispatch to the first token, without correction.
 
         Args:
-            tokens: Of its prompt, that have to be computed...
-            held_tokens: ...and that need not be.
+            tokens: Prompt tokens that have to be computed.
+            held_tokens: Prompt tokens that are cached.
             endpoint_state: Endpoint where the request will run.
             ahead: Number of requests that are dispatched to that endpoint just before it.
             now_s: Now.

@@ -107,9 +107,9 @@ class QueuedRequest(QueueEntry[None]):
         self.queue = queue
         self._prompt_costs = costs
         self.costs = costs
-        """Of the prompts that are to be submitted..."""
+        """Cost of each prompt that is to be submitted."""
         self.cost = costs[0] if len(costs) == 1 else total_cost(costs)
-        """...and all of them together."""
+        """Cost of all prompts that are to be submitted."""
         self.expected_tokens = expected_tokens
         self.wait_deadline_s = wait_deadline_s
         """Deadline of the first token; of the whole answer, once the request was requeued after its first token."""
@@ -119,9 +119,9 @@ class QueuedRequest(QueueEntry[None]):
         self.candidates: Sequence[ReplicaCandidate] = ()
         """Replicas that were compared for this request; empty if there was no choice."""
         self.cached_tokens: Mapping[str, int] | None = None
-        """Of its prompts, by replica..."""
+        """Cached prompt tokens by replica, from the last lookup; None: not looked up yet."""
         self.cached_tokens_at_s = 0.0
-        """...when that was looked up."""
+        """Time of the last lookup of `cached_tokens`, in monotonic seconds."""
         self.wait_mark: WaitMark | None = None
         self.waited_ms: dict[str, float] = {}
         self.joined_s = 0.0

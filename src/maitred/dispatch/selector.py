@@ -14,9 +14,10 @@ _DEFAULT_CAPACITY_TOKENS = 131_072
 _UNKNOWN_OUTPUT_TOKENS = 64.0
 _NO_CACHED_TOKENS: Mapping[str, int] = {}
 _LOOKUP_TTL_S = 0.005
-"""What caches hold of a prompt is looked up once for a request that is foreseen, placed and released so fast..."""
+"""Time for which the cached prompt tokens of a request are not looked up again. It covers a forecast, the selection and
+the dispatch of a request that does not wait."""
 _WAITING_LOOKUP_TTL_S = 1.0
-"""...and so often for one that waits, to tell how long it still will."""
+"""The same time for a request that waits; its forecasts need no exact lookup."""
 
 
 class ReplicaSelector:

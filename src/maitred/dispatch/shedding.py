@@ -160,7 +160,7 @@ class _CachedRejection(Struct, frozen=True):
 class RejectionCache:
     """Cache of the last rejection of each flow.
 
-    A forecast is of a moment: A forecast predicts the time of a tenant's next turn. In an overload most rejections
+    A forecast predicts the time of a tenant's next turn. In an overload most rejections
     follow a similar rejection of the same key within milliseconds, and a forecast for each took a quarter of the
     gateway's CPU time. So the forecast is reused until an unexpected event; the remaining wait is the cached wait less
     the time since. Only rejections are kept. A request that might be admitted gets a new forecast.
@@ -172,9 +172,6 @@ class RejectionCache:
     def __init__(self, counters: DispatchCounters) -> None:
         self._counters = counters
         self._last_by_flow: dict[Flow, _CachedRejection] = {}
-
-    def __len__(self) -> int:
-        return len(self._last_by_flow)
 
     def cached_position(
         self, queued: QueuedRequest, ready: Sequence[EndpointState], now_s: float

@@ -120,7 +120,7 @@ async def test_cached_rejections_of_many_keys_are_bounded(overloaded):
     for number in range(1100):
         overloaded.setup.clock.now_s += 0.001
         overloaded.reject(org=f"org-{number}", ttft_deadline_s=overloaded.setup.clock.now_s)
-    assert len(last) <= 1024
+    assert len(last._last_by_flow) <= 1024
 
 
 async def test_a_cached_rejection_is_dropped_when_nobody_waits(overloaded):

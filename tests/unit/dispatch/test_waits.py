@@ -20,9 +20,8 @@ def test_the_head_waits_for_places_and_the_others_for_their_turn():
         "kv_full": pytest.approx(2000),
         "tenant_share": pytest.approx(1000),
     }
-    assert account.so_far(theirs, 6.0) == {"slots": pytest.approx(3000), "tenant_share": pytest.approx(3000)}
     assert account.weight == 2.0
-    assert account.leave(theirs, 6.0)
+    assert account.leave(theirs, 6.0) == {"slots": pytest.approx(3000), "tenant_share": pytest.approx(3000)}
     assert len(account) == 0
     assert account.weight == 0.0
 

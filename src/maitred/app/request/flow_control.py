@@ -1,4 +1,6 @@
-"""Flow control as in inference gateways, not of bytes.
+"""Flow controller: admits a request and enqueues it, in this process or in the controller process.
+
+Flow control is meant as in inference gateways (which requests run when), not as flow control of bytes.
 
 The pipeline asks the flow controller once for each request, and then reports tokens and the end. So the flow controller
 can run in another process: `LocalFlowController` runs in this process, `RemoteFlowController` asks the controller
@@ -52,7 +54,10 @@ class GrantHandle(Protocol):
 
 
 class DispatchHandle(Protocol):
-    """A place in the line, then at a replica; see `maitred.dispatch.dispatcher.DispatchEntry`."""
+    """Handle of one request in dispatch, while it waits and while it runs at a replica.
+
+    See `maitred.dispatch.dispatcher.DispatchEntry`.
+    """
 
     async def wait_dispatched(self) -> AnyEndpoint:
         """Waits until a replica is assigned; as `DispatchEntry.wait_dispatched`."""

@@ -5,9 +5,8 @@ may be the start of a stop string, and ends the choice at a complete stop string
 string is counted. The remaining text is split into reasoning, content and tool calls.
 
 **Spans.** The engine counts seconds on a clock of its own, which may be that of another machine. What it says took
-place between
-our sending the request and our hearing of it, so it is put into the middle of that time: off by at most half of what
-the messages took, and no two machines need to agree on the time.
+place between our sending the request and our hearing of it, so it is put into the middle of that time: off by at most
+half of what the messages took, and no two machines need to agree on the time.
 """
 
 from collections.abc import Mapping, Sequence

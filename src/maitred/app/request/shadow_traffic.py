@@ -1,8 +1,7 @@
 """Shadow traffic: copies of requests to a canary, whose answers are compared with the originals and discarded.
 
-A copy begins with the request that it copies, and has a task, a context and an account of its own: A copy starts with
-its original and has its own task, context and principal, so it does not delay the original. It has the lowest priority,
-and is skipped if it would have to wait. Running copies are cancelled when the gateway stops.
+A copy starts with its original and has its own task, context and principal, so it does not delay the original. It has
+the lowest priority, and is skipped if it would have to wait. Running copies are cancelled when the gateway stops.
 """
 
 import asyncio

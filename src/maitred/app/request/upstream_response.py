@@ -1,11 +1,11 @@
 """Response of an upstream server, as text: waits for dispatch, sends the request, and passes on what comes back.
 
-A server that fails before the first part of the answer is followed by
-another one, or by itself after a pause; the caller sees nothing of it but the time that it takes. For callers who get
-the answer in one piece, that holds up to its end, and where the model's configuration allows it, a stream goes on
-elsewhere by its text (see `continuation`). The text is passed on as it comes; what it was in tokens is an
-estimate until the server says what it has counted. The end of the answer is held back until all of it is known to be
-there and in the ledger, so a stream that breaks off, however late, never looks complete.
+A server that fails before the first part of the answer is followed by another one, or by itself after a pause; the
+caller sees nothing of it but the time that it takes. For callers who get the answer in one piece, that holds up to its
+end, and where the model's configuration allows it, a stream goes on elsewhere by its text (see `continuation`). The
+text is passed on as it comes; what it was in tokens is an estimate until the server says what it has counted. The end
+of the answer is held back until all of it is known to be there and in the ledger, so a stream that breaks off, however
+late, never looks complete.
 """
 
 import asyncio

@@ -38,11 +38,11 @@ class _LengthHistory:
         self.as_ratio = False
         """Whether the statistics are ratios to `max_tokens` instead of tokens."""
         self.lengths: Sequence[float] = ()
-        """Of answers that had any, the shortest first..."""
+        """Lengths of the answers that were not empty, ascending."""
         self.quantile_length = 0.0
-        """...one of them that is longer than most..."""
+        """Predicted length: the one of `lengths` at the configured quantile."""
         self.mean = 0.0
-        """...and the mean of all."""
+        """Mean length of all answers, empty ones included."""
 
     def add(self, tokens: int, part: float) -> None:
         """Adds a sample and drops the oldest if the history is full."""

@@ -15,8 +15,8 @@ Both look at a bounded number of requests, because they run for every arrival, a
 
 Predicted and actual times are compared as a ratio. Its quantiles are exported as metrics. A factor corrects systematic
 errors, because the step-time model does not include the network, the tokeniser or other processes on the same cores.
-The factor changes slowly, is bounded, and decays to 1: otherwise predictions
-that reject all requests could never be corrected.
+The factor changes slowly, is bounded, and decays to 1: otherwise predictions that reject all requests could never be
+corrected.
 """
 
 import math
@@ -50,7 +50,7 @@ class PredictionCorrection:
     """
 
     def __init__(self) -> None:
-        self._log_ratios = RatioQuantiles(2 * _FULL_TRUST_SAMPLES)
+        self._log_ratios = RollingQuantiles(2 * _FULL_TRUST_SAMPLES)
         self._sample_weight = 0.0
         self._last_compared_s = 0.0
 
@@ -84,8 +84,8 @@ class PredictionCalibration:
     """
 
     def __init__(self, max_samples: int = 512) -> None:
-        self._ratios = RatioQuantiles(max_samples)
-        self._errors = RatioQuantiles(max_samples)
+        self._ratios = RollingQuantiles(max_samples)
+        self._errors = RollingQuantiles(max_samples)
         self.compared = 0
         """Total number of comparisons."""
 
@@ -112,7 +112,7 @@ class SafetyMargin:
     """
 
     def __init__(self) -> None:
-        self._ratios = RatioQuantiles(_MARGIN_SAMPLES)
+        self._ratios = RollingQuantiles(_MARGIN_SAMPLES)
 
     def compare(self, predicted_s: float, actual_s: float) -> None:
         """Adds a wait that ended or was abandoned after this time."""
@@ -124,8 +124,8 @@ class SafetyMargin:
         return min(2.0, max(1.0, self._ratios.at(_MARGIN_QUANTILE, 1.0)))
 
 
-class RatioQuantiles:
-    """Quantiles over a sliding window of values.
+class RollingQuantiles:
+    """Quantiles over a sliding window of ratios, of their logarithms, or of errors.
 
     Args:
         max_values: Maximum number of values.
@@ -162,9 +162,9 @@ class QueueAhead(Struct, frozen=True):
     seconds_until_turn: float | None
     """Seconds until dispatch from the simulation; None: not simulated."""
     service_per_place: float
-    """KV blocks of a typical request."""
-    blocks_per_place: float
     """Service of a typical request."""
+    blocks_per_place: float
+    """KV blocks of a typical request."""
     blocks_held: float
     """KV blocks per slot of running requests."""
     steps_per_entry: float

@@ -23,7 +23,7 @@ class Quota:
     """A share of the replicas' capacity, with its current use.
 
     Args:
-        name: Name for logs and metrics.
+        name: Id of the tenant with the reserved share, or name of the pool; `COMMON` for the common quota.
         share: Share of the total capacity; for the common quota, the rest.
         borrows_common: Whether its tenants may use idle capacity of the common quota.
     """
@@ -202,8 +202,7 @@ class TenantHoldings:
     def above_share(self, tenant: FlowLevel, slots: int, total_slots: int, now_s: float) -> bool:
         """Whether a tenant would exceed its fair share with this many more slots.
 
-        False if it is the only active tenant or holds no
-        slot, because a fair share can be less than one slot.
+        False if it is the only active tenant or holds no slot, because a fair share can be less than one slot.
         """
         held = self.held_by(tenant)
         return held > 0 and held + slots > self.share_of(tenant, total_slots, now_s)

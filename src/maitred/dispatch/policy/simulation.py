@@ -1,10 +1,9 @@
 """Simulates a fair queue to predict when a tenant's request is dispatched.
 
-What is ahead of a request now says too little where tenants share: In a fair queue the current work ahead is not enough
-for a prediction: during the wait the counters rise with running requests, slots become free as these end, and more
-tenants send requests. All of this is known or has a rate, so the simulation assigns up to a few dozen slots to the
-tenant with the least counter, until it is the request's turn. It ignores classes and the levels below a tenant; if
-several classes wait, the estimate of the fair queue is used instead.
+In a fair queue the current work ahead is not enough for a prediction: during the wait the counters rise with running
+requests, slots become free as these end, and more tenants send requests. All of this is known or has a rate, so the
+simulation assigns up to a few dozen slots to the tenant with the least counter, until it is the request's turn. It
+ignores classes and the levels below a tenant; if several classes wait, the estimate of the fair queue is used instead.
 """
 
 from collections.abc import Sequence
@@ -109,9 +108,9 @@ class _Simulation:
         self._sending = [k for k, tenant in enumerate(tenants) if tenant.joins_per_step and k != tenant_index]
         self._held = [tenant.held for tenant in tenants]
         self._share_with_one_more = [(tenant.held + 1) / tenant.weight for tenant in tenants]
-        """Places per weight that each would have with one more..."""
-        self._fewer = [(tenant.held - 1) / tenant.weight for tenant in tenants]
-        """...and with one less."""
+        """Slots per weight that each tenant would hold with one more."""
+        self._share_with_one_less = [(tenant.held - 1) / tenant.weight for tenant in tenants]
+        """Slots per weight that each tenant would hold with one less."""
         self._counter_rates = [0.0] * len(tenants)
         for _, index in running:
             if index >= 0:
@@ -168,7 +167,7 @@ class _Simulation:
         See `maitred.fairness.vtc.yields_to`: the tenant with most slots per weight yields first, never to itself.
         """
         more, counters = self._share_with_one_more, self._counters
-        given = max(self._fewer)
+        given = max(self._share_with_one_less)
         if more[head] <= given:
             return head
         level = counters[head]
@@ -192,7 +191,7 @@ class _Simulation:
         """Changes the number of slots that a tenant holds; negative values subtract."""
         weight = self._weights[index]
         held = self._held[index] = self._held[index] + places
-        self._share_with_one_more[index], self._fewer[index] = (held + 1) / weight, (held - 1) / weight
+        self._share_with_one_more[index], self._share_with_one_less[index] = (held + 1) / weight, (held - 1) / weight
         self._counter_rates[index] += places * self._output / weight
 
     def _head(self) -> int:

@@ -48,7 +48,7 @@ class WaitAccount:
 
     def leave(self, waited: "WaitMark", now_s: float) -> dict[str, float]:
         """Ends a wait, and returns its milliseconds by cause."""
-        causes = self.so_far(waited, now_s)
+        causes = self._causes(waited, now_s)
         tenant = waited.tenant
         self._waiting_by_tenant[tenant.id] -= 1
         if not self._waiting_by_tenant[tenant.id]:
@@ -56,8 +56,8 @@ class WaitAccount:
             self.weight = self.weight - tenant.weight if self._waiting_by_tenant else 0.0
         return causes
 
-    def so_far(self, waited: "WaitMark", now_s: float) -> dict[str, float]:
-        """Returns the milliseconds of a wait so far, by cause."""
+    def _causes(self, waited: "WaitMark", now_s: float) -> dict[str, float]:
+        """Returns the milliseconds of a wait until now, by cause."""
         self._accrue(now_s)
         ends = (*self._blocked_s_by_tenant[waited.tenant.id], self._cold_start_s)
         causes: dict[str, float] = {}

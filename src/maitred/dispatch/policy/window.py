@@ -25,6 +25,8 @@ TOLERANCE = 1.5
 """A TTFT up to this multiple of the minimum is no sign of a queue, because prompts and batches differ."""
 _MIN_TTFT_S = 0.1
 """Shorter TTFTs count as this, because they vary with other work of the machine."""
+_MIN_SIZE = 1.0
+_MAX_SIZE = 8192.0
 _SMOOTHING = 0.2
 _SLOW_START_STEP = 2.0
 """Growth of the window per first token in slow start."""
@@ -42,17 +44,13 @@ class ConcurrencyWindow:
 
     Args:
         initial: Initial size.
-        min_size: Minimum size.
-        max_size: Maximum size.
 
     Attributes:
         size: Current limit, an integer.
     """
 
-    def __init__(self, initial: float = 8.0, min_size: float = 1.0, max_size: float = 8192.0) -> None:
-        self._size = min(max(initial, min_size), max_size)
-        self._min_size = min_size
-        self._max_size = max_size
+    def __init__(self, initial: float = 8.0) -> None:
+        self._size = initial
         self._min_ttft_s = math.inf
         self._in_slow_start = True
         self._late_in_a_row = 0
@@ -90,7 +88,7 @@ class ConcurrencyWindow:
             self._on_late_token(ttft_s, outstanding)
             return
         self._late_in_a_row = 0
-        if outstanding < self._size / 2 or self._size == self._max_size:
+        if outstanding < self._size / 2 or self._size == _MAX_SIZE:
             return  # the window does not limit, or it has its maximum size
         step = _SMOOTHING * math.sqrt(self._size)
         self._resize(self._size + (max(_SLOW_START_STEP, step) if self._in_slow_start else step))
@@ -122,5 +120,5 @@ class ConcurrencyWindow:
         self._resize(self._size / 2)
 
     def _resize(self, size: float) -> None:
-        self._size = min(max(size, self._min_size), self._max_size)
-        self.size = max(int(self._min_size), int(self._size) // 2) if self._probe_samples_left else int(self._size)
+        self._size = min(max(size, _MIN_SIZE), _MAX_SIZE)
+        self.size = max(int(_MIN_SIZE), int(self._size) // 2) if self._probe_samples_left else int(self._size)
