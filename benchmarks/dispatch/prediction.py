@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.support.report import Report
 from benchmarks.support.simulated_gateway import Simulation, capacity
-from maitred.dispatch.pool_queue import QueuedRequest
+from maitred.dispatch.queue import QueuedRequest
 from maitred.engine.config import BatchLineConfig
 
 SEED = 20_261_122

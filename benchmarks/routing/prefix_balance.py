@@ -35,7 +35,7 @@ from maitred.core.prefix import shared_scope
 from maitred.core.request import EngineRequest, SamplingParams
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.core import DispatchCore
-from maitred.dispatch.pool_queue import QueuedRequest
+from maitred.dispatch.queue import QueuedRequest
 from maitred.dispatch.request import DispatchRequest, Endpoint
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.kv.table import BlockTable
@@ -141,7 +141,7 @@ class Run:
 
     def _turn(self) -> None:
         """Releases whom there are credits for, as the dispatcher does after everything that happens."""
-        for queued in self.core.dispatch_ready(self.clock.now_s):
+        for queued in self.core.run_dispatch_pass(self.clock.now_s):
             assert queued.allocation is not None, "nobody has a deadline, so nobody fails"
             dispatch_request, host = queued.request, self.hosts[queued.allocation.endpoint_state.endpoint.name]
             params = SamplingParams(max_tokens=dispatch_request.max_tokens, seed=0)
@@ -162,7 +162,7 @@ class Run:
             self.placement.on_block_update(host.name, news)
         for output in outputs:
             queued, delta = self._queued[output.request_id], output.delta
-            if not queued.begun:
+            if not queued.has_output:
                 self.ttft_s.append(now_s - queued.request.arrived_s)
                 core.charge_tokens(queued, queued.request.prompt_tokens, delta.cached_tokens, 0)
                 core.on_first_token(queued, now_s)

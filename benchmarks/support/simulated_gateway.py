@@ -19,9 +19,9 @@ from maitred.core.replica import LoadReport, ModelCard, StepTimes
 from maitred.core.request import EngineRequest, SamplingParams, TokenLogprobs
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.core import DispatchCore
-from maitred.dispatch.pool_queue import QueuedRequest, QueueState
+from maitred.dispatch.queue import QueuedRequest, QueueState
 from maitred.dispatch.request import DispatchRequest, Endpoint
-from maitred.dispatch.shedding import QueueAdmission
+from maitred.dispatch.shedding import LoadShedder
 from maitred.engine.config import BatchLineConfig, EngineConfig
 from maitred.engine.engine import Engine
 from maitred.engine.kv.blocks import BlockPool
@@ -137,7 +137,7 @@ class Simulation:
         self._replica = ReportedReplica(self._engine.load())
         config = DispatchConfig(line=line)
         self._core = DispatchCore([Endpoint("engine", self._replica)], config)
-        self._admission = QueueAdmission(self._core, config, lambda: 0.0)
+        self._load_shedder = LoadShedder(self._core, config, lambda: 0.0)
         self._queued: dict[str, QueuedRequest] = {}
         self._step_ends_s = math.inf
         self._step_result: tuple[LoadReport, list[TokenOutput], int] = self._replica.report, [], 0
@@ -205,7 +205,7 @@ class Simulation:
     def _arrive(self) -> QueuedRequest | None:
         dispatch_request = self._make_request()
         try:
-            self._admission.check(dispatch_request, self.now_s)
+            self._load_shedder.check(dispatch_request, self.now_s)
         except Refused:
             return None
         queued = self._queued[dispatch_request.id] = self._core.new_entry(dispatch_request)
@@ -217,21 +217,21 @@ class Simulation:
         tenant, prompt_tokens = self._draw.randrange(TENANTS), self._draw.randint(*PROMPT_TOKENS)
         return DispatchRequest(
             id=str(next(self._numbers)),
-            principal_org=f"tenant-{tenant}",
+            organisation=f"tenant-{tenant}",
             flow=Flow((FlowLevel(f"tenant-{tenant}"), FlowLevel("key"))),
             prompt_tokens=prompt_tokens,
             prompts=[[7] * prompt_tokens],
             max_tokens=self._draw.randint(*OUTPUT_TOKENS),
             choices=1,
             arrived_s=self.now_s,
-            deadline_s=self.now_s + self._objective_s,
+            ttft_deadline_s=self.now_s + self._objective_s,
         )
 
     def _turn(self) -> None:
         """The gateway releases what it can, and gives up what is too late."""
-        for queued in self._core.dispatch_ready(self.now_s):
+        for queued in self._core.run_dispatch_pass(self.now_s):
             dispatch_request = queued.request
-            if queued.state is not QueueState.RELEASED:
+            if queued.state is not QueueState.DISPATCHED:
                 self._core.leave(queued, self.now_s, finished=False)
                 del self._queued[dispatch_request.id]
                 continue

@@ -76,9 +76,9 @@ def make_dispatch_request(
     number=1, org="acme", *, weight=1.0, tokens=16, max_tokens=32, choices=1, prompts=1, **fields
 ):
     priority = fields.pop("priority", PriorityClass.STANDARD)
-    fields = {"arrived_s": 1_000_000.0, "id": f"req-{number}", "deadline_s": None} | fields
+    fields = {"arrived_s": 1_000_000.0, "id": f"req-{number}", "ttft_deadline_s": None} | fields
     return DispatchRequest(
-        principal_org=org,
+        organisation=org,
         flow=Flow((FlowLevel(org, weight), FlowLevel(f"{org}-key")), priority),
         prompt_tokens=tokens * prompts,
         prompts=[[7] * tokens] * prompts,
@@ -110,17 +110,19 @@ def leave(entry):
 class DispatchSetup:
     """A dispatcher with its replica and a clock that stands still."""
 
-    def __init__(self, config=None, *, replicas=1, exact=True, **settings):
+    def __init__(self, config=None, *, replicas=1, reports_capacity=True, **settings):
         settings = {"headroom": 0.0, "unknown_output_share": 1.0} | settings
         self.clock = FakeClock()
         self.replicas = [ScriptedReplica() for _ in range(replicas)]
         self.replica = self.replicas[0]
-        endpoints = [Endpoint(f"replica-{number}", replica, exact) for number, replica in enumerate(self.replicas)]
+        endpoints = [
+            Endpoint(f"replica-{number}", replica, reports_capacity) for number, replica in enumerate(self.replicas)
+        ]
         self.dispatcher = Dispatcher("m", endpoints, config or DispatchConfig(**settings), self.clock, draw=lambda: 0.0)
         self.core = self.dispatcher.core
 
     def check(self, *args, **fields):
-        return self.dispatcher.admission.check(make_dispatch_request(*args, **fields), self.clock.monotonic_s())
+        return self.dispatcher.load_shedder.check(make_dispatch_request(*args, **fields), self.clock.monotonic_s())
 
     def enqueue(self, *args, **fields):
         return self.dispatcher.enqueue(make_dispatch_request(*args, **fields))
@@ -133,11 +135,11 @@ class DispatchSetup:
         assert not self.dispatcher._queued_by_request_id
         for quota in self.core.allocator.quotas.all:
             assert quota.used == (0, 0, 0)
-        for pool_queue in self.core.queues:
-            assert len(pool_queue.wait_account) == 0
+        for queue in self.core.queues:
+            assert len(queue.wait_account) == 0
         for endpoint_state in self.core.endpoint_states:
-            assert endpoint_state.credits.held == 0
-            assert endpoint_state.credits.uncounted == (0, 0, 0)
+            assert endpoint_state.credits.request_count == 0
+            assert endpoint_state.credits.unreported == (0, 0, 0)
             assert endpoint_state.credits.outstanding == (0, 0, 0)
             assert endpoint_state.credits.unanswered_tokens == 0
             assert endpoint_state.endpoint.admin_state.running == 0

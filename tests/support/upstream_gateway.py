@@ -77,7 +77,7 @@ class UpstreamGateway:
         endpoint_states = [
             endpoint_state for dispatcher in self.dispatchers for endpoint_state in dispatcher.core.endpoint_states
         ]
-        held = sum(endpoint_state.credits.held for endpoint_state in endpoint_states)
+        held = sum(endpoint_state.credits.request_count for endpoint_state in endpoint_states)
         open_streams = sum(endpoint_state.endpoint.replica.open_streams for endpoint_state in endpoint_states)
         return (open_streams, self.gate.count, held) == (0, 0, 0)
 
@@ -142,7 +142,7 @@ async def upstream_gateway(
         dispatchers = {
             name: Dispatcher(
                 *(name, endpoints, replace(dispatching, reports=reports), clock),
-                placement=None
+                balancer=None
                 if balance is None
                 else PrefixCacheBalancer(Balancer(balance, ServiceWeights(), random.random)),
             )
@@ -162,9 +162,9 @@ async def upstream_gateway(
             LocalFlowController(dispatchers, admission, clock),
             ladders,
             clock,
-            retries=again,
+            retry_policy=again,
             schemas=schemas,
-            trials=trials,
+            rollout_observer=trials,
         )
         observers = []
         edge = make_app(config, pipeline, Anyone(principal), gate, clock, observers=observers)
@@ -187,7 +187,9 @@ async def upstream_gateway(
             )
             observers.append(system)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
-            ticking = [asyncio.create_task(part.run()) for part in (*dispatchers.values(), rollouts, trials.shadows)]
+            ticking = [
+                asyncio.create_task(part.run()) for part in (*dispatchers.values(), rollouts, trials.shadow_traffic)
+            ]
             while not server.started:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0)
             try:

@@ -210,7 +210,7 @@ async def open_gateway(
                 UpstreamMetrics(resources.upstreams.states),
                 ResidencyMetrics(on_demand.state),
                 ReplicaMetrics(replicas.all),
-                RolloutMetrics(lambda: rollouts.state(trials.shadows.ends)),
+                RolloutMetrics(lambda: rollouts.state(trials.shadow_traffic.outcome_counts)),
                 ReloadMetrics(lambda: reloader.state),
                 AccountMetrics(accounts.state),
             ],
@@ -279,7 +279,7 @@ async def open_gateway(
         ):
             await background.enter_async_context(running(work, name))
         await background.enter_async_context(on_demand.running(queues.all))
-        await background.enter_async_context(running(trials.shadows.run(), "shadows"))
+        await background.enter_async_context(running(trials.shadow_traffic.run(), "shadows"))
         await background.enter_async_context(running(live_state.feed.run(), "live state"))
         reloader.applies(gateway.apply_config)
         yield gateway

@@ -84,19 +84,19 @@ class RetryState:
         self._deadline_s = deadline_s
         self._patience_s = patience_s
 
-    def wait(self, now_s: float, *, told_s: float | None = None, takes_s: float = 0.0) -> float | GiveUpReason:
+    def wait(self, now_s: float, *, retry_after_s: float | None = None, takes_s: float = 0.0) -> float | GiveUpReason:
         """Counts a failed attempt and returns the wait in seconds, or the reason to give up.
 
         Args:
             now_s: Current time in seconds.
-            told_s: Shortest pause in seconds that the next replica asks for. A pause that another replica asks for does
-                not count.
+            retry_after_s: Shortest pause in seconds that the next replica asks for. A pause that another replica asks
+                for does not count.
             takes_s: Shortest duration of one attempt, in seconds.
         """
         self.failures += 1
         if self.failures >= self._most:
             return GiveUpReason.ATTEMPTS
-        least_s = max(0.0, told_s or 0.0)
+        least_s = max(0.0, retry_after_s or 0.0)
         if least_s > self._patience_s:
             return GiveUpReason.TOLD
         left_s = self._deadline_s - now_s - takes_s - least_s

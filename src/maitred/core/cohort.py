@@ -24,7 +24,7 @@ class CohortStage:
     """The body of the request is parsed."""
     ADMITTED = 3
     """The request has its reservation and its entry in the queue."""
-    RELEASED = 4
+    DISPATCHED = 4
     """The request was dispatched to a replica."""
     ANSWERED = 5
     """The server has sent data that the task has not read yet."""

@@ -192,7 +192,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     """Whether the prefill started; False on the only delta of a choice that cost nothing."""
     embedding: bytes | None = None
     """Embedding from an encoder instead of tokens: concatenated little-endian fp32 numbers."""
-    course: SequenceStats | None = None
+    stats: SequenceStats | None = None
     """Statistics of the choice: up to the first token on its first delta, complete on its last delta."""
 
 

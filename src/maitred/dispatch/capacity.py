@@ -7,7 +7,7 @@ from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.endpoint import EndpointState
 from maitred.dispatch.policy.credits import NOTHING, Cost, total_cost
 from maitred.dispatch.policy.quotas import Quota, Quotas, TenantHoldings
-from maitred.dispatch.pool_queue import PoolQueue, QueuedRequest
+from maitred.dispatch.queue import QueuedRequest, QuotaQueue
 from maitred.dispatch.selector import ReplicaSelector
 
 _MIN_COST = Cost(1, 1)
@@ -18,7 +18,7 @@ class CapacityAllocator:
 
     Args:
         config: The settings.
-        choice: Selector of the replica among those with capacity.
+        selector: Selector of the replica among those with capacity.
 
     Attributes:
         quotas: Quotas into which the capacity is divided.
@@ -27,18 +27,18 @@ class CapacityAllocator:
         shared: Whether the queue order is fair between tenants.
     """
 
-    def __init__(self, config: DispatchConfig, choice: ReplicaSelector) -> None:
-        self._selector = choice
+    def __init__(self, config: DispatchConfig, selector: ReplicaSelector) -> None:
+        self._selector = selector
         self.holdings = TenantHoldings()
         self.reconfigure(config)
-        self.part(config)
+        self.rebuild_quotas(config)
 
     def reconfigure(self, config: DispatchConfig) -> None:
         """Applies new settings except the quotas."""
         self.shared = config.line.policy == "fair"
         self.headroom = config.headroom if self.shared else 0.0
 
-    def part(self, config: DispatchConfig) -> None:
+    def rebuild_quotas(self, config: DispatchConfig) -> None:
         """Rebuilds the quotas; the caller must allocate running requests to the new quotas again."""
         self.quotas = Quotas(config.reserved, {name: (pool.tenants, pool.share) for name, pool in config.pools.items()})
 
@@ -58,7 +58,7 @@ class CapacityAllocator:
         """Returns the endpoint for an entry, or the wait cause if none has capacity."""
         headroom = self.headroom if above_share else 0.0
         overcommits = self._may_overcommit(queued)
-        if self.quotas.parted:
+        if self.quotas.has_dedicated:
             quota_total = self.quotas.limit(quota, total_of(ready))
             limit = quota_total.minus(_headroom_cost(quota_total, headroom, ready))
             capped_cost = queued.cost.at_most(limit).at_least(_MIN_COST)
@@ -87,13 +87,17 @@ class CapacityAllocator:
 
     def is_ample(self, cost: Cost, ready: Sequence[EndpointState]) -> bool:
         """Whether the only replica certainly has capacity, without headroom or overcommit."""
-        return len(ready) == 1 and not self.quotas.parted and ready[0].credits.has(cost, self.headroom)
+        return (
+            len(ready) == 1 and not self.quotas.has_dedicated and ready[0].credits.certainly_fits(cost, self.headroom)
+        )
 
     def hedge_endpoint(
         self, queued: QueuedRequest, others: Sequence[EndpointState], now_s: float
     ) -> EndpointState | None:
         """Returns an endpoint for a hedge, with free capacity beyond the headroom; None: none has it."""
-        if self.quotas.parted and not queued.cost.within(self.quotas.remaining(queued.queue.quota, total_of(others))):
+        if self.quotas.has_dedicated and not queued.cost.within(
+            self.quotas.remaining(queued.queue.quota, total_of(others))
+        ):
             return None
         candidates = [
             endpoint_state
@@ -104,8 +108,8 @@ class CapacityAllocator:
         ]
         return self._selector.select(queued, candidates, now_s) if candidates else None
 
-    def dispatch_early(
-        self, queue: PoolQueue, quota: Quota, ready: Sequence[EndpointState], now_s: float
+    def select_overtaking(
+        self, queue: QuotaQueue, quota: Quota, ready: Sequence[EndpointState], now_s: float
     ) -> tuple[QueuedRequest, EndpointState] | None:
         """Selects a request that may overtake a blocked head: by class, then by slots per weight.
 
@@ -141,7 +145,7 @@ class CapacityAllocator:
             free = free.minus(_headroom_cost(total, self.headroom, ready))
         if self._may_overcommit(queued):
             free = free.plus(Cost(sum(endpoint_state.overcommit_slots for endpoint_state in ready), 0))
-        if self.quotas.parted:
+        if self.quotas.has_dedicated:
             free = free.at_most(self.quotas.remaining(quota, total))
         return free
 

@@ -39,9 +39,8 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
 class ReportsConfig(Struct, frozen=True, kw_only=True):
     """Trust in load reports of replicas when they are late.
 
-    A late report neither excludes a replica nor makes
-    it look idle: its weight moves to the mean of the other reports, and the gateway knows its own requests without a
-    report.
+    A late report neither excludes a replica nor makes it look idle: its weight moves to the mean of the other reports,
+    and the gateway knows its own requests without a report.
     """
 
     fresh_s: Annotated[
@@ -234,7 +233,7 @@ class DispatchConfig(Struct, frozen=True, kw_only=True):
     ] = 2
     hedging: HedgingConfig = HedgingConfig()
 
-    def first_token_within_s(self, flow: Flow) -> float | None:
+    def ttft_objective_s(self, flow: Flow) -> float | None:
         """Returns the default TTFT objective of a flow in seconds; None: there is none."""
         for level in reversed(flow.path):
             if level.id in self.tenant_ttft_s:

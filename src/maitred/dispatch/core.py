@@ -26,12 +26,12 @@ from maitred.dispatch.capacity import CapacityAllocator, untried_endpoints
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.endpoint import EndpointState
 from maitred.dispatch.forecasts import ForecastCache
-from maitred.dispatch.load_reports import LoadReports
+from maitred.dispatch.load_estimator import LoadEstimator
 from maitred.dispatch.policy.credits import Cost, request_cost
 from maitred.dispatch.policy.outputs import OutputLengths
 from maitred.dispatch.policy.quotas import Quota
-from maitred.dispatch.pool_queue import Allocation, DispatchCounters, PoolQueue, QueuedRequest, QueueState
 from maitred.dispatch.predictor import LatencyPredictor
+from maitred.dispatch.queue import Allocation, DispatchCounters, QueuedRequest, QueueState, QuotaQueue
 from maitred.dispatch.request import AnyEndpoint, DispatchRequest
 from maitred.dispatch.selector import ReplicaSelector
 
@@ -44,29 +44,36 @@ _MAX_STALE_DEADLINES = 64
 
 
 class DispatchCore:
-    """State of dispatch for one model: its pool queues and its endpoints.
+    """State of dispatch for one model: its quota queues and its endpoints.
 
     Args:
         endpoints: The replicas; at least one.
         config: The settings.
-        placement: Balancer that chooses the replica of a request; None: the replica with the most free slots.
+        balancer: Balancer that chooses the replica of a request; None: the replica with the most free slots.
     """
 
     def __init__(
-        self, endpoints: Sequence[AnyEndpoint], config: DispatchConfig, placement: CacheAwareBalancer | None = None
+        self, endpoints: Sequence[AnyEndpoint], config: DispatchConfig, balancer: CacheAwareBalancer | None = None
     ) -> None:
         self.endpoint_states = [EndpointState(endpoint) for endpoint in endpoints]
         self.weights = config.service.weights
         self.predictor = LatencyPredictor(
             OutputLengths(config.output_quantile, config.unknown_output_share), self.weights
         )
-        self.reports = LoadReports(config.reports)
-        self.selector = ReplicaSelector(placement, self.predictor, self.reports)
+        self.load_estimator = LoadEstimator(config.reports)
+        self.selector = ReplicaSelector(balancer, self.predictor, self.load_estimator)
         self.allocator = CapacityAllocator(config, self.selector)
-        self.queues = [PoolQueue(quota, config.line) for quota in self.allocator.quotas.all]
-        played = config.line.policy == "fair"
+        self.queues = [QuotaQueue(quota, config.line) for quota in self.allocator.quotas.all]
+        self.running_requests: dict[QueuedRequest, None] = {}
+        """Dispatched requests that have not ended, in order of dispatch."""
+        simulates_queues = config.line.policy == "fair"
         self.forecast_cache = ForecastCache(
-            self.endpoint_states, self.allocator, self.predictor, self.selector, played=played
+            self.endpoint_states,
+            self.running_requests,
+            self.allocator,
+            self.predictor,
+            self.selector,
+            simulates_queues=simulates_queues,
         )
         self.counters = DispatchCounters()
         self.stalled_s = 0.0
@@ -75,8 +82,8 @@ class DispatchCore:
         self._queues = dict(zip(self.allocator.quotas.all, self.queues, strict=True))
         self._last_ready: list[EndpointState] = []
         """Endpoints that were ready at the last refresh."""
-        self.slack = False
-        """Whether no request waits and the wait accounts and predictor have been told."""
+        self.idle_recorded = False
+        """Whether no request waits, and the wait accounts and the predictor know it."""
         self._deadline_heap: list[tuple[float, int, QueuedRequest]] = []
         self._heap_tiebreaker = itertools.count()
 
@@ -84,7 +91,7 @@ class DispatchCore:
         self,
         endpoints: Sequence[AnyEndpoint],
         config: DispatchConfig,
-        placement: CacheAwareBalancer | None,
+        balancer: CacheAwareBalancer | None,
         now_s: float,
     ) -> list[AnyEndpoint]:
         """Applies new endpoints and settings; waiting and running requests are kept.
@@ -106,10 +113,10 @@ class DispatchCore:
         new_endpoints = [endpoint for endpoint in endpoints if id(endpoint.admin_state) not in known]
         previous_config, self._config = self._config, config
         self.predictor.outputs.reconfigure(config.output_quantile, config.unknown_output_share)
-        self.reports = LoadReports(config.reports)
-        self.selector.reconfigure(placement, self.reports)
+        self.load_estimator = LoadEstimator(config.reports)
+        self.selector.reconfigure(balancer, self.load_estimator)
         self.allocator.reconfigure(config)
-        self.forecast_cache.reconfigure(played=config.line.policy == "fair")
+        self.forecast_cache.reconfigure(simulates_queues=config.line.policy == "fair")
         if (previous_config.line, previous_config.reserved, previous_config.pools) != (
             config.line,
             config.reserved,
@@ -119,12 +126,12 @@ class DispatchCore:
         return new_endpoints
 
     def _rebuild_queues(self, config: DispatchConfig, now_s: float) -> None:
-        """Moves all waiting requests into new pool queues."""
+        """Moves all waiting requests into new quota queues."""
         waiting = sorted((queued for queue in self.queues for queued in queue.all()), key=lambda queued: queued.number)
-        self.allocator.part(config)
-        self.queues[:] = [PoolQueue(quota, config.line) for quota in self.allocator.quotas.all]
+        self.allocator.rebuild_quotas(config)
+        self.queues[:] = [QuotaQueue(quota, config.line) for quota in self.allocator.quotas.all]
         self._queues = dict(zip(self.allocator.quotas.all, self.queues, strict=True))
-        for queued in (*self.forecast_cache.at_work, *waiting):
+        for queued in (*self.running_requests, *waiting):
             quota = self.allocator.quotas.quota_for(queued.flow.path)
             self._queues[quota].take_over(queued, now_s)
             if queued.allocation is not None:
@@ -136,7 +143,7 @@ class DispatchCore:
     @property
     def running(self) -> int:
         """Number of dispatched requests that have not ended."""
-        return len(self.forecast_cache.at_work)
+        return len(self.running_requests)
 
     @property
     def waiting(self) -> int:
@@ -166,13 +173,13 @@ class DispatchCore:
         last = self.forecast_cache.last
         if last is not None and last.queued.request is dispatch_request and last.queued.state is QueueState.NEW:
             return last.queued  # the entry was created for the prediction of the wait
-        config, first_token_by_s = self._config, dispatch_request.deadline_s
-        if first_token_by_s is None and (config.ttft_s or config.tenant_ttft_s):
-            ttft_s = config.first_token_within_s(dispatch_request.flow)
-            first_token_by_s = None if ttft_s is None else dispatch_request.arrived_s + ttft_s
+        config, wait_deadline_s = self._config, dispatch_request.ttft_deadline_s
+        if wait_deadline_s is None and (config.ttft_s or config.tenant_ttft_s):
+            ttft_s = config.ttft_objective_s(dispatch_request.flow)
+            wait_deadline_s = None if ttft_s is None else dispatch_request.arrived_s + ttft_s
         queue = self._queues[self.allocator.quotas.quota_for(dispatch_request.flow.path)]
         expected_tokens, mean = self.predictor.outputs.lengths(
-            dispatch_request.principal_org, dispatch_request.max_tokens
+            dispatch_request.organisation, dispatch_request.max_tokens
         )
         service = (
             self.weights.prompt * dispatch_request.prompt_tokens + self.weights.output * mean * dispatch_request.choices
@@ -183,7 +190,7 @@ class DispatchCore:
             costs=self._costs(dispatch_request, expected_tokens),
             expected_tokens=expected_tokens,
             service=service,
-            first_token_by_s=first_token_by_s,
+            wait_deadline_s=wait_deadline_s,
         )
 
     def _costs(self, dispatch_request: DispatchRequest, expected_tokens: int) -> list[Cost]:
@@ -204,10 +211,10 @@ class DispatchCore:
         Returns:
             Whether the entry was dispatched. If it was not, the only change is that its tenant was observed.
         """
-        if not self.slack and self.waiting:
+        if not self.idle_recorded and self.waiting:
             return False
         queue, forecast_cache = queued.queue, self.forecast_cache
-        cached = forecast_cache.remember(queued, now_s)
+        cached = forecast_cache.cached_for(queued, now_s)
         ready = self.refresh(now_s) if cached is None else cached.ready
         self.allocator.holdings.observe(queued.tenant, now_s)
         is_ample = cached is not None and cached.forecast.ample
@@ -216,18 +223,18 @@ class DispatchCore:
         else:
             endpoint_state = self._endpoint_for_arrival(queued, ready, now_s)
         if endpoint_state is None or (
-            queued.first_token_by_s is not None and self._would_miss_deadline(queued, endpoint_state, now_s)
+            queued.wait_deadline_s is not None and self._would_miss_deadline(queued, endpoint_state, now_s)
         ):
             return False
         if cached is None:
-            self.forecast_cache.predict(queued, ready, now_s)
+            self.forecast_cache.forecast_and_store(queued, ready, now_s)
         if not is_ample:
             queued.prefill_s = self.selector.prefill_s(queued, endpoint_state, 0, now_s)
         queued.joined_s = now_s
         forecast_cache.joins.observe(queued.flow, now_s)
         queue.fair_queue.pass_through(queued, now_s)
         self._start(queued, endpoint_state, queue.quota, now_s)
-        if not self.slack:
+        if not self.idle_recorded:
             self._on_idle(now_s)
         return True
 
@@ -244,8 +251,8 @@ class DispatchCore:
         endpoint_state = allocator.endpoint_for(queued, quota, ready, now_s, above_share=above_share)
         return None if isinstance(endpoint_state, WaitCause) else endpoint_state
 
-    def resume(self, queued: QueuedRequest, replica: str, now_s: float) -> None:
-        """Registers an entry that already runs at a replica, without a check of its free credits."""
+    def reattach(self, queued: QueuedRequest, replica: str, now_s: float) -> None:
+        """Registers an entry that runs at a replica since before a restart, without a check of its free credits."""
         endpoint_state = next(
             endpoint_state for endpoint_state in self.endpoint_states if endpoint_state.endpoint.name == replica
         )
@@ -255,12 +262,12 @@ class DispatchCore:
 
     def join(self, queued: QueuedRequest, now_s: float) -> list[EndpointState]:
         """Enqueues an entry. Returns the ready endpoints, so that the caller can dispatch without another refresh."""
-        cached = self.forecast_cache.remember(queued, now_s)
+        cached = self.forecast_cache.cached_for(queued, now_s)
         ready = self.refresh(now_s)
         self.allocator.holdings.observe(queued.tenant, now_s)
         if ready and (cached is None or cached.ready != ready):
-            self.forecast_cache.predict(queued, ready, now_s)
-        queued.state, self.slack = QueueState.WAITING, False
+            self.forecast_cache.forecast_and_store(queued, ready, now_s)
+        queued.state, self.idle_recorded = QueueState.WAITING, False
         queued.joined_s = now_s
         queued.queue.enqueue(queued, now_s)
         self.forecast_cache.on_join(queued.flow, now_s)
@@ -275,7 +282,7 @@ class DispatchCore:
         prompts: Sequence[int],
         answer_by_s: float | None,
         draw: float,
-        rest_s: float | None = None,
+        suspend_s: float | None = None,
     ) -> None:
         """Puts a request whose replica failed back into its queue, and releases its credits there.
 
@@ -287,20 +294,20 @@ class DispatchCore:
             now_s: Now.
             prompts: Indexes of the prompts whose outputs are not complete.
             answer_by_s: Deadline of the whole output, in monotonic seconds; None: no deadline.
-            draw: From 0 to 1, for how long the replica rests if it still seems ready...
-            rest_s: ...or just so long.
+            draw: Jitter from 0 to 1 for the time during which the replica gets no requests if it still seems ready.
+            suspend_s: Fixed length of that time; None: exponential backoff.
         """
         allocation = self._release(queued, lost=True)
         allocation.endpoint_state.refresh(now_s)
         if allocation.endpoint_state.ready:
-            allocation.endpoint_state.suspend(now_s, draw, rest_s)
+            allocation.endpoint_state.suspend(now_s, draw, suspend_s)
             queued.failed_at.add(allocation.endpoint_state.endpoint.name)
         queued.keep_prompts(prompts)
-        queued.allocation, queued.state, queued.joined_s, self.slack = None, QueueState.WAITING, now_s, False
+        queued.allocation, queued.state, queued.joined_s, self.idle_recorded = None, QueueState.WAITING, now_s, False
         queued.requeues += 1
         queued.predicted_position = None  # the predictor must not learn from a wait that a failure caused
-        if queued.begun:
-            queued.first_token_by_s = answer_by_s
+        if queued.has_output:
+            queued.wait_deadline_s = answer_by_s
         queued.queue.requeue(queued, now_s)
         self._track_deadline(queued)
 
@@ -315,13 +322,12 @@ class DispatchCore:
     def hedge(self, queued: QueuedRequest, now_s: float) -> Allocation | None:
         """Allocates credits at a second replica for a dispatched request that has produced no token.
 
-        Returns None while any request waits, because a hedge may only use idle
-        credits.
+        Returns None while any request waits, because a hedge may only use idle credits.
         """
         if (
-            queued.state is not QueueState.RELEASED
+            queued.state is not QueueState.DISPATCHED
             or queued.allocation is None
-            or queued.allocation.begun
+            or queued.allocation.has_output
             or self.waiting
         ):
             return None
@@ -356,11 +362,11 @@ class DispatchCore:
         self.allocator.release(queued, loser.quota)
         self.forecast_cache.invalidate()
 
-    def dispatch_ready(self, now_s: float, ready: Sequence[EndpointState] | None = None) -> list[QueuedRequest]:
+    def run_dispatch_pass(self, now_s: float, ready: Sequence[EndpointState] | None = None) -> list[QueuedRequest]:
         """Dispatches requests that have credits and fails those whose deadline has passed. Returns these requests.
 
-        Call this after every change: a request joined or left, a load report
-        came, or a replica became ready or was lost.
+        Call this after every change: a request joined or left, a load report came, or a replica became ready or was
+        lost.
 
         Args:
             now_s: Now.
@@ -368,32 +374,34 @@ class DispatchCore:
         """
         changed_requests: list[QueuedRequest] = []
         if not self.waiting:
-            if not self.slack:
+            if not self.idle_recorded:
                 self._on_idle(now_s)
             return changed_requests
-        self.slack = False
+        self.idle_recorded = False
         if ready is None:
             ready = self.refresh(now_s)
         self._fail_expired(changed_requests, now_s)
         if not ready:
             self._fail_without_replica(changed_requests, now_s)
             for queue in self.queues:
-                queue.wait_account.advance(now_s, ("", WaitCause.COLD_START) if len(queue) else None)
-            self.predictor.slack()
+                queue.wait_account.set_blocked_head(now_s, ("", WaitCause.COLD_START) if len(queue) else None)
+            self.predictor.on_unsaturated()
             return changed_requests
         common_queue = self.queues[-1]
         for queue in self.queues:
-            queue.wait_account.advance(now_s, self._dispatch_queue(queue, queue.quota, ready, changed_requests, now_s))
+            queue.wait_account.set_blocked_head(
+                now_s, self._dispatch_queue(queue, queue.quota, ready, changed_requests, now_s)
+            )
         if not len(common_queue):
             for queue in self.queues[:-1]:
-                if queue.quota.overflows and len(queue):
-                    queue.wait_account.advance(
+                if queue.quota.borrows_common and len(queue):
+                    queue.wait_account.set_blocked_head(
                         now_s, self._dispatch_queue(queue, self.allocator.quotas.common, ready, changed_requests, now_s)
                     )
         if self.waiting:
-            self.predictor.full(sum(endpoint_state.load.steps for endpoint_state in ready) // len(ready), now_s)
+            self.predictor.on_saturated(sum(endpoint_state.load.steps for endpoint_state in ready) // len(ready), now_s)
         else:
-            self.predictor.slack()
+            self.predictor.on_unsaturated()
         return changed_requests
 
     def leave(
@@ -418,7 +426,7 @@ class DispatchCore:
                 self.counters.moved += 1
             else:
                 self.counters.left_waiting += 1
-        elif state is QueueState.RELEASED:
+        elif state is QueueState.DISPATCHED:
             self._release(queued, lost=lost)
             self._refund(queued)
             queued.queue.fair_queue.done(queued.flow)
@@ -431,7 +439,7 @@ class DispatchCore:
         """Records that the next prompt of the request was sent to the replica."""
         allocation = queued.allocation
         if (
-            allocation is not None and not allocation.endpoint_state.learns_window
+            allocation is not None and allocation.endpoint_state.endpoint.reports_capacity
         ):  # other replicas never report which submissions they have received
             allocation.endpoint_state.credits.on_submitted(allocation.hold)
 
@@ -445,10 +453,10 @@ class DispatchCore:
             output_tokens: New output tokens.
         """
         allocation = queued.allocation
-        if queued.state is not QueueState.RELEASED or allocation is None:
+        if queued.state is not QueueState.DISPATCHED or allocation is None:
             return
-        if not allocation.begun:
-            queued.begun = allocation.begun = True
+        if not allocation.has_output:
+            queued.has_output = allocation.has_output = True
             allocation.endpoint_state.credits.on_answered(allocation.hold)
         queued.reported_prompt_tokens += prompt_tokens
         queued.output_tokens += output_tokens
@@ -461,7 +469,7 @@ class DispatchCore:
 
     def on_first_token(self, queued: QueuedRequest, now_s: float) -> None:
         """Records the first token of a request."""
-        if queued.allocation is not None and queued.state is QueueState.RELEASED:
+        if queued.allocation is not None and queued.state is QueueState.DISPATCHED:
             allocation = queued.allocation
             allocation.endpoint_state.on_first_token(
                 now_s - allocation.since_s - (self.stalled_s - allocation.stalled_s)
@@ -472,17 +480,22 @@ class DispatchCore:
     # --- internals ---
 
     def _dispatch_queue(
-        self, queue: PoolQueue, quota: Quota, ready: Sequence[EndpointState], changed: list[QueuedRequest], now_s: float
+        self,
+        queue: QuotaQueue,
+        quota: Quota,
+        ready: Sequence[EndpointState],
+        changed: list[QueuedRequest],
+        now_s: float,
     ) -> tuple[str, WaitCause] | None:
         """Dispatches from the head until it is blocked; returns the head's tenant and wait cause."""
         while (queued := queue.head(now_s)) is not None:
             above_share = not queued.requeues and self.allocator.above_share(queued, quota, ready, now_s)
             endpoint_state = self.allocator.endpoint_for(queued, quota, ready, now_s, above_share=above_share)
             if isinstance(endpoint_state, WaitCause):
-                early = self.allocator.dispatch_early(queue, quota, ready, now_s) if above_share else None
-                if early is None:
+                overtaking = self.allocator.select_overtaking(queue, quota, ready, now_s) if above_share else None
+                if overtaking is None:
                     return queued.tenant.id, endpoint_state
-                queued, endpoint_state = early
+                queued, endpoint_state = overtaking
             if self._would_miss_deadline(queued, endpoint_state, now_s):
                 self._fail(queued, DeadlineExceeded(_DEADLINE_PASSED_MESSAGE), now_s)
             else:
@@ -494,20 +507,20 @@ class DispatchCore:
 
     def _on_idle(self, now_s: float) -> None:
         for queue in self.queues:
-            queue.wait_account.advance(now_s, None)
-        self.predictor.slack()
-        self.slack = True
+            queue.wait_account.set_blocked_head(now_s, None)
+        self.predictor.on_unsaturated()
+        self.idle_recorded = True
 
     def _would_miss_deadline(self, queued: QueuedRequest, endpoint_state: EndpointState, now_s: float) -> bool:
         """Whether a busy replica would give the first token after the request's deadline."""
-        if queued.first_token_by_s is None or endpoint_state.credits.idle:
+        if queued.wait_deadline_s is None or endpoint_state.credits.idle:
             return False
         prefill_s = self.selector.prefill_s(queued, endpoint_state, 0, now_s)
-        return now_s + self.predictor.corrected_prefill_s(prefill_s, now_s) > queued.first_token_by_s
+        return now_s + self.predictor.corrected_prefill_s(prefill_s, now_s) > queued.wait_deadline_s
 
     def _start(self, queued: QueuedRequest, endpoint_state: EndpointState, quota: Quota, now_s: float) -> None:
         """Marks an entry as dispatched and allocates its credits and quota."""
-        queued.state = QueueState.RELEASED
+        queued.state = QueueState.DISPATCHED
         queued.dispatched_s = now_s
         queued.allocation = Allocation(
             endpoint_state,
@@ -519,7 +532,7 @@ class DispatchCore:
         self.allocator.allocate(queued, quota)
         if self.selector.balancer is not None:
             self.selector.on_dispatch(queued, endpoint_state)
-        self.forecast_cache.at_work[queued] = None
+        self.running_requests[queued] = None
         self.forecast_cache.invalidate()
         if queued.requeues:
             return
@@ -538,7 +551,7 @@ class DispatchCore:
         if lost:
             allocation.endpoint_state.on_failure()
         self.allocator.release(queued, allocation.quota)
-        del self.forecast_cache.at_work[queued]
+        del self.running_requests[queued]
         self.forecast_cache.invalidate()
         return allocation
 
@@ -546,14 +559,14 @@ class DispatchCore:
         """Refunds the service of prompt tokens that were charged but not computed."""
         reported = queued.reported_prompt_tokens
         left = queued.request.prompt_tokens - reported
-        if queued.owes_prompts and left > 0 and (reported or not queued.begun):
+        if queued.owes_prompts and left > 0 and (reported or not queued.has_output):
             self._charge(queued, -self.weights.prompt * left)
         queued.owes_prompts = False
 
     def _track_deadline(self, queued: QueuedRequest) -> None:
         """Adds the deadline of a waiting request to the deadline heap."""
-        if queued.first_token_by_s is not None:
-            heapq.heappush(self._deadline_heap, (queued.first_token_by_s, next(self._heap_tiebreaker), queued))
+        if queued.wait_deadline_s is not None:
+            heapq.heappush(self._deadline_heap, (queued.wait_deadline_s, next(self._heap_tiebreaker), queued))
             if len(self._deadline_heap) > 2 * self.waiting + _MAX_STALE_DEADLINES:
                 self._deadline_heap = [due for due in self._deadline_heap if due[2].state is QueueState.WAITING]
                 heapq.heapify(self._deadline_heap)
@@ -577,7 +590,7 @@ class DispatchCore:
             self._deadline_heap[0][0] <= now_s or self._deadline_heap[0][2].state is not QueueState.WAITING
         ):
             queued = heapq.heappop(self._deadline_heap)[2]
-            due_s = queued.first_token_by_s
+            due_s = queued.wait_deadline_s
             if queued.state is QueueState.WAITING and due_s is not None and due_s <= now_s:
                 self._fail(queued, DeadlineExceeded(_DEADLINE_PASSED_MESSAGE), now_s)
                 changed.append(queued)
@@ -598,9 +611,9 @@ class DispatchCore:
                 changed.append(queued)
 
     @property
-    def replica_expected(self) -> bool:
-        """Whether a replica is starting because requests wait for it."""
-        return any(endpoint_state.comes_in_s is not None for endpoint_state in self.endpoint_states)
+    def has_startable_replica(self) -> bool:
+        """Whether a replica that is not ready starts for a waiting request, or is starting already."""
+        return any(endpoint_state.ready_in_s is not None for endpoint_state in self.endpoint_states)
 
     @property
     def outage(self) -> ReplicaUnavailable | None:

@@ -21,11 +21,9 @@ from maitred.dispatch.loop_lag import LoopLagMonitor
 from maitred.dispatch.metrics import DispatchSnapshot, TenantActivity, dispatch_snapshot, tenant_activity
 from maitred.dispatch.overflow import OverflowPlanner
 from maitred.dispatch.policy.hedging import HedgePolicy
-from maitred.dispatch.pool_queue import Allocation, QueuedRequest, QueueState, WaitSpan, record_immediate_dispatch
-from maitred.dispatch.request import AnyEndpoint, DispatchRequest, Endpoint
-from maitred.dispatch.shedding import QueueAdmission
-
-__all__ = ["DispatchEntry", "DispatchRequest", "Dispatcher", "Endpoint"]
+from maitred.dispatch.queue import Allocation, QueuedRequest, QueueState, WaitSpan, record_immediate_dispatch
+from maitred.dispatch.request import AnyEndpoint, DispatchRequest
+from maitred.dispatch.shedding import LoadShedder
 
 _POLL_INTERVAL_S = 0.1
 """Interval of the checks for passed deadlines and for overflow while nothing else happens."""
@@ -92,7 +90,7 @@ class DispatchEntry:
             raise RuntimeError("An entry is entered once.")
         core, now_s = dispatcher.core, dispatcher.clock.monotonic_s()
         if self.runs_at:
-            core.resume(queued, self.runs_at, now_s)
+            core.reattach(queued, self.runs_at, now_s)
         if self.runs_at or core.dispatch_now(queued, now_s):
             record_immediate_dispatch(queued, now_s)
             dispatcher.on_started(queued)
@@ -141,7 +139,7 @@ class DispatchEntry:
                 self._waiter = None
         if queued.failure is not None:
             raise queued.failure
-        if queued.state is not QueueState.RELEASED or queued.allocation is None:
+        if queued.state is not QueueState.DISPATCHED or queued.allocation is None:
             raise RuntimeError("The entry was waited for outside its context.")
         return queued.allocation.endpoint_state.endpoint
 
@@ -172,10 +170,10 @@ class DispatchEntry:
             self.decline_overflow()
         return self.overflowed
 
-    def hedge_after_s(self) -> float | None:
+    def start_hedge_timer(self) -> float | None:
         """Returns the seconds to wait for a first token before a hedge is sent; None: no hedge.
 
-        Call this once, when the request is sent.
+        Call this once, when the request is sent: it adds to the hedging budget.
         """
         hedging, queued = self._dispatcher.hedging, self.queued
         if not hedging.on or queued.requeues or not hedging.is_for(queued.request):
@@ -201,9 +199,11 @@ class DispatchEntry:
         """Whether another ready replica exists that has not failed this request."""
         dispatcher, queued = self._dispatcher, self.queued
         now_s = dispatcher.clock.monotonic_s()
-        return queued.state is QueueState.RELEASED and dispatcher.core.has_other_replica(queued, now_s)
+        return queued.state is QueueState.DISPATCHED and dispatcher.core.has_other_replica(queued, now_s)
 
-    def requeue(self, *, prompts: Sequence[int], answer_by_s: float | None = None, rest_s: float | None = None) -> bool:
+    def requeue(
+        self, *, prompts: Sequence[int], answer_by_s: float | None = None, suspend_s: float | None = None
+    ) -> bool:
         """Releases the replica that failed and joins the queue again; then await `wait_dispatched`.
 
         The request keeps its arrival time, precedes requests that have not run, and is not charged for its prompt
@@ -212,17 +212,17 @@ class DispatchEntry:
         Args:
             prompts: Indexes of the prompts whose outputs are not complete. Call `on_submitted` for each of them.
             answer_by_s: Deadline of the whole output; the wait ends then.
-            rest_s: Seconds for which the failed replica gets no requests; None: exponential backoff.
+            suspend_s: Seconds for which the failed replica gets no requests; None: exponential backoff.
 
         Returns:
             False if the request was requeued too often; nothing changes then.
         """
         dispatcher, queued = self._dispatcher, self.queued
-        if queued.state is not QueueState.RELEASED or queued.requeues >= dispatcher.recoveries:
+        if queued.state is not QueueState.DISPATCHED or queued.requeues >= dispatcher.recoveries:
             return False
         now_s = dispatcher.clock.monotonic_s()
         draw = dispatcher.draw()
-        dispatcher.core.requeue(queued, now_s, prompts=prompts, answer_by_s=answer_by_s, draw=draw, rest_s=rest_s)
+        dispatcher.core.requeue(queued, now_s, prompts=prompts, answer_by_s=answer_by_s, draw=draw, suspend_s=suspend_s)
         dispatcher.add_waiting(self, now_s)
         dispatcher.schedule_dispatch()
         return True
@@ -281,15 +281,15 @@ class Dispatcher:
         endpoints: The replicas that run it; at least one.
         config: The settings.
         clock: The time.
-        placement: Balancer that chooses the replica of a request; None: the replica with the most free slots.
+        balancer: Balancer that chooses the replica of a request; None: the replica with the most free slots.
         draw: Returns a number from 0 to 1 for the jitter of Retry-After times.
-        wanted: Called when a request is rejected while a replica could start on demand.
-        answered: Called at each first token with the seconds since the request arrived; None: no callback.
+        on_wanted: Called when a request is rejected while a replica could start on demand.
+        notify_first_token: Called at each first token with the seconds since the request arrived; None: no callback.
 
     Attributes:
         model: Its name.
         core: The state of dispatch; read-only for callers.
-        admission: Checks requests before they join.
+        load_shedder: Rejects requests that may not wait, before they join.
         hedging: Decides which requests get a second replica, and when.
         overflow_planner: Selects the requests that are asked to move to another model.
         recoveries: Maximum number of times that a request is requeued after its replica failed.
@@ -304,17 +304,17 @@ class Dispatcher:
         config: DispatchConfig,
         clock: Clock,
         *,
-        placement: CacheAwareBalancer | None = None,
+        balancer: CacheAwareBalancer | None = None,
         draw: Callable[[], float] = random.random,
-        wanted: Callable[[], None] = lambda: None,
-        answered: Callable[[float], None] | None = None,
+        on_wanted: Callable[[], None] = lambda: None,
+        notify_first_token: Callable[[float], None] | None = None,
     ) -> None:
         self.model = model
-        self.core = DispatchCore(endpoints, config, placement)
+        self.core = DispatchCore(endpoints, config, balancer)
         self.recoveries = config.recoveries
         self.hedging = HedgePolicy(config.hedging, model)
         self.draw = draw
-        self.admission = QueueAdmission(self.core, config, draw, wanted)
+        self.load_shedder = LoadShedder(self.core, config, draw, on_wanted)
         self.overflow_planner = OverflowPlanner(self.core, config, self.core.selector.cached_tokens)
         self.clock = clock
         self._entries: dict[QueuedRequest, DispatchEntry] = {}
@@ -324,22 +324,22 @@ class Dispatcher:
         self._dispatch_scheduled = False
         self._lag_monitor = LoopLagMonitor(clock, self.core)
         self._dispatch_listener: Callable[[], None] | None = None
-        self.notify_first_token = answered
+        self.notify_first_token = notify_first_token
         for endpoint in endpoints:
             endpoint.replica.on_change(self._on_replica_change)
 
     def reconfigure(
-        self, endpoints: Sequence[AnyEndpoint], config: DispatchConfig, placement: CacheAwareBalancer | None
+        self, endpoints: Sequence[AnyEndpoint], config: DispatchConfig, balancer: CacheAwareBalancer | None
     ) -> None:
         """Applies new settings and replicas; every entry keeps its position. See `DispatchCore.reconfigure`."""
-        new = self.core.reconfigure(endpoints, config, placement, self.clock.monotonic_s())
+        new = self.core.reconfigure(endpoints, config, balancer, self.clock.monotonic_s())
         self.recoveries = config.recoveries
         self.hedging.reconfigure(config.hedging)
-        self.admission.reconfigure(config)
+        self.load_shedder.reconfigure(config)
         self.overflow_planner.reconfigure(config)
         for endpoint in new:
             endpoint.replica.on_change(self._on_replica_change)
-        self.dispatch_ready()
+        self.refresh_and_dispatch()
 
     def enqueue(self, dispatch_request: DispatchRequest) -> DispatchEntry:
         """Returns a context manager in which the request waits and then runs.
@@ -348,7 +348,7 @@ class Dispatcher:
         """
         return DispatchEntry(self, self.core.new_entry(dispatch_request))
 
-    def resume(self, dispatch_request: DispatchRequest, replica: str) -> DispatchEntry | None:
+    def reattach(self, dispatch_request: DispatchRequest, replica: str) -> DispatchEntry | None:
         """Registers a request that runs at a replica and was dispatched by a process that has died.
 
         Enter it before any request waits. Returns None if the replica no longer exists.
@@ -358,10 +358,10 @@ class Dispatcher:
         return DispatchEntry(self, self.core.new_entry(dispatch_request), runs_at=replica)
 
     async def overflow_others(self, dispatch_request: DispatchRequest) -> bool:
-        """Asks waiting requests to move if that lets `QueueAdmission.check` admit a rejected request.
+        """Asks waiting requests to move if that lets `LoadShedder.check` admit a rejected request.
 
         Returns:
-            Whether any request was asked to move; then `QueueAdmission.check` may now admit the request.
+            Whether any request was asked to move; then `LoadShedder.check` may now admit the request.
         """
         self._request_overflow(self.overflow_planner.select_for(dispatch_request, self.clock.monotonic_s()))
         answers = [
@@ -375,12 +375,12 @@ class Dispatcher:
 
     def check_overflow(self) -> None:
         """Asks waiting requests to move to another model if objectives would be missed otherwise."""
-        self._request_overflow(self.overflow_planner.select_leaving(self.clock.monotonic_s()))
+        self._request_overflow(self.overflow_planner.select_late(self.clock.monotonic_s()))
 
     def position_of(self, request_id: str, organisation: str) -> QueuePosition | None:
         """Position of an organisation's waiting request with this id; None if there is none."""
         for queued in self._queued_by_request_id.get(request_id, ()):
-            if queued.request.principal_org == organisation:
+            if queued.request.organisation == organisation:
                 position = self.position(queued)
                 if position is not None:
                     return position
@@ -410,12 +410,12 @@ class Dispatcher:
         """Whether any replica takes new requests now, or will once it has started."""
         self.core.refresh(self.clock.monotonic_s())
         return any(
-            endpoint_state.outage is None or endpoint_state.comes_in_s is not None
+            endpoint_state.outage is None or endpoint_state.ready_in_s is not None
             for endpoint_state in self.core.endpoint_states
         )
 
-    def on_dispatched(self, listener: Callable[[], None] | None) -> None:
-        """Sets the listener that is called after every dispatch pass; None: nobody is. It must not raise."""
+    def set_dispatch_listener(self, listener: Callable[[], None] | None) -> None:
+        """Sets the listener that is called after every dispatch pass; None: no listener. It must not raise."""
         self._dispatch_listener = listener
 
     async def run(self) -> None:
@@ -426,12 +426,12 @@ class Dispatcher:
                 await self._has_entries.wait()
             await asyncio.sleep(_POLL_INTERVAL_S)
             if self._entries:
-                self.dispatch_ready()
+                self.refresh_and_dispatch()
                 self.check_overflow()
 
     # --- dispatch passes ---
 
-    def dispatch_ready(self) -> None:
+    def refresh_and_dispatch(self) -> None:
         """Refreshes all replicas and dispatches requests that have credits."""
         now_s = self.clock.monotonic_s()
         self.dispatch(now_s, self.core.refresh(now_s))
@@ -442,7 +442,7 @@ class Dispatcher:
 
     def dispatch(self, now_s: float, ready: Sequence[EndpointState] | None = None) -> None:
         """Wakes the entries that the core dispatches or fails now. `ready` is what `DispatchCore.refresh` returned."""
-        for queued in self.core.dispatch_ready(now_s, ready):
+        for queued in self.core.run_dispatch_pass(now_s, ready):
             entry = self.remove_waiting(queued)
             if entry is not None:
                 entry.wait_span.close(now_s)
@@ -465,14 +465,14 @@ class Dispatcher:
 
     def _watch_lag(self, queued: QueuedRequest) -> None:
         """Watches the lag of the event loop if the request was dispatched to a replica whose window is learned."""
-        if queued.allocation is not None and queued.allocation.endpoint_state.learns_window:
+        if queued.allocation is not None and not queued.allocation.endpoint_state.endpoint.reports_capacity:
             self._lag_monitor.watch()
 
     def on_left(self, now_s: float) -> None:
         """Schedules a dispatch pass after an entry has left."""
         if self._entries:
             self.schedule_dispatch()
-        elif not self.core.slack or self._dispatch_listener is not None:
+        elif not self.core.idle_recorded or self._dispatch_listener is not None:
             self.dispatch(now_s)
 
     def schedule_dispatch(self) -> None:

@@ -41,9 +41,7 @@ class EndpointState:
         self.in_flight = NOTHING
         self.block_tokens = _UNKNOWN_BLOCK_TOKENS
         self.credits = Credits()
-        self._window = None if endpoint.exact else ConcurrencyWindow()
-        self.learns_window = not endpoint.exact
-        """Whether its capacity is learnt from times to first token, because it does not report it."""
+        self._window = None if endpoint.reports_capacity else ConcurrencyWindow()
         self._suspensions = 0
         self._suspended_until_s = 0.0
 
@@ -72,7 +70,7 @@ class EndpointState:
         else:
             self.credits.estimate(card.max_sequences)
         if new:
-            self.step_began_s, self.in_flight = now_s, self.credits.uncounted
+            self.step_began_s, self.in_flight = now_s, self.credits.unreported
 
     @property
     def weight(self) -> float:
@@ -81,8 +79,8 @@ class EndpointState:
         return weight
 
     @property
-    def comes_in_s(self) -> float | None:
-        """Seconds until a replica that starts on demand is ready; None: it is not starting."""
+    def ready_in_s(self) -> float | None:
+        """Seconds until the replica is ready if a request waits for it; None: it does not start on demand now."""
         return self.retry_after_s if isinstance(self.outage, ModelLoading) else None
 
     @property
@@ -117,7 +115,7 @@ class EndpointState:
         """Records a first token that came this many seconds after dispatch."""
         self._suspensions = 0
         if self._window is not None:
-            self._window.on_first_token(after_s, self.credits.held)
+            self._window.on_first_token(after_s, self.credits.request_count)
 
     def widened_in_s(self, more: int) -> float | None:
         """Returns the seconds until the window grows by `more`; None: no growth is expected."""
@@ -128,17 +126,18 @@ class EndpointState:
         if self._window is not None:
             self._window.on_rejection()
 
-    def suspend(self, now_s: float, draw: float, asked_s: float | None = None) -> None:
+    def suspend(self, now_s: float, draw: float, suspend_s: float | None = None) -> None:
         """Suspends an endpoint that failed a request while ready, so that it gets no requests.
 
-        The while grows with every failure after a rest until it serves again: The suspension grows with every
-        consecutive failure: exponential backoff with full jitter.
+        The suspension grows with every consecutive failure (exponential backoff with full jitter), until the endpoint
+        gives a first token again.
 
         Args:
             now_s: Now.
             draw: Jitter from 0 to 1, as a share of the longest suspension.
-            asked_s: Fixed length of the suspension; None: exponential backoff.
+            suspend_s: Fixed length of the suspension; None: exponential backoff.
         """
         self._suspensions += 1
-        rest_s = draw * _SUSPENSION_BACKOFF.after(self._suspensions) if asked_s is None else asked_s
-        self._suspended_until_s = max(self._suspended_until_s, now_s + rest_s)
+        if suspend_s is None:
+            suspend_s = draw * _SUSPENSION_BACKOFF.after(self._suspensions)
+        self._suspended_until_s = max(self._suspended_until_s, now_s + suspend_s)

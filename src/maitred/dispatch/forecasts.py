@@ -12,15 +12,15 @@ from maitred.dispatch.capacity import CapacityAllocator
 from maitred.dispatch.endpoint import EndpointState
 from maitred.dispatch.policy.prediction import AT_ONCE, PredictedWait
 from maitred.dispatch.policy.simulation import (
-    MOST_AHEAD,
-    MOST_TENANTS,
+    MAX_AHEAD,
+    MAX_TENANTS,
     PredictedTurn,
     SimulatedTenant,
     simulate_dispatch,
 )
-from maitred.dispatch.pool_queue import PoolQueue, QueuedRequest
 from maitred.dispatch.predictor import LatencyPredictor, RunningWork
-from maitred.dispatch.selector import ReplicaSelector, prefill_ease
+from maitred.dispatch.queue import QueuedRequest, QuotaQueue
+from maitred.dispatch.selector import ReplicaSelector, free_slot_share
 from maitred.fairness.entry import WorkAhead
 from maitred.fairness.vtc import PATIENCE_S
 
@@ -50,7 +50,7 @@ class ArrivalRates:
         known = self._counts_by_tenant.pop(tenant, None)
         if known is not None:
             count += known[0] * math.exp((known[1] - now_s) / _RATE_TIME_CONSTANT_S)
-        elif len(self._counts_by_tenant) >= 2 * MOST_TENANTS:
+        elif len(self._counts_by_tenant) >= 2 * MAX_TENANTS:
             del self._counts_by_tenant[next(iter(self._counts_by_tenant))]
         self._counts_by_tenant[tenant] = (count, now_s, flow)
 
@@ -89,38 +89,39 @@ class ForecastCache:
 
     Args:
         endpoint_states: All replicas.
+        running_requests: Dispatched requests that have not ended; the caller calls `invalidate` after each change.
         allocator: Capacity of the replicas.
         predictor: Predictor of waits and prefill times.
-        choice: Selector that knows the cached prompt tokens of each replica.
-        played: Whether the queue order is fair between tenants, so that waits need a simulation.
+        selector: Selector that knows the cached prompt tokens of each replica.
+        simulates_queues: Whether the queue order is fair between tenants, so that waits need a simulation.
     """
 
     def __init__(
         self,
         endpoint_states: Sequence[EndpointState],
+        running_requests: Collection[QueuedRequest],
         allocator: CapacityAllocator,
         predictor: LatencyPredictor,
-        choice: ReplicaSelector,
+        selector: ReplicaSelector,
         *,
-        played: bool,
+        simulates_queues: bool,
     ) -> None:
-        self.at_work: dict[QueuedRequest, None] = {}
-        """Dispatched requests that have not ended; call `invalidate` after each change."""
+        self._running_requests = running_requests
         self._endpoint_states = endpoint_states
         self._allocator = allocator
         self._predictor = predictor
-        self._selector = choice
-        self._simulates_queues = played
+        self._selector = selector
+        self._simulates_queues = simulates_queues
         self.joins = ArrivalRates()
         """Arrival rates by tenant; call `invalidate` after each change."""
         self._running_work: RunningWork | None = None
-        self._simulations: dict[PoolQueue, QueueSimulation] = {}
+        self._simulations: dict[QuotaQueue, QueueSimulation] = {}
         self.last: _CachedForecast | None = None
         """Last forecast; None: the state has changed since."""
 
-    def reconfigure(self, *, played: bool) -> None:
+    def reconfigure(self, *, simulates_queues: bool) -> None:
         """Sets whether waits are simulated, and drops all cached forecasts."""
-        self._simulates_queues = played
+        self._simulates_queues = simulates_queues
         self.invalidate()
 
     def invalidate(self) -> None:
@@ -136,13 +137,13 @@ class ForecastCache:
         if self._simulations:
             self._simulations.clear()
 
-    def remember(self, queued: QueuedRequest, now_s: float) -> _CachedForecast | None:
+    def cached_for(self, queued: QueuedRequest, now_s: float) -> _CachedForecast | None:
         """Returns the cached forecast of this entry; None: there is none that still holds."""
         last = self.last
         return last if last is not None and last.queued is queued and now_s - last.now_s <= _FORECAST_TTL_S else None
 
-    def predict(self, queued: QueuedRequest, ready: Sequence[EndpointState], now_s: float) -> Forecast:
-        """Forecasts an entry as if it joined now, and stores the result in the entry and the cache."""
+    def forecast_and_store(self, queued: QueuedRequest, ready: Sequence[EndpointState], now_s: float) -> Forecast:
+        """Forecasts an entry as if it joined now, or takes the cached forecast, and stores the result in both."""
         last = self.last
         same = last is not None and (last.queued is queued or last.queued.request == queued.request)
         if last is None or not same or now_s - last.now_s > _FORECAST_TTL_S or last.ready != ready:
@@ -175,7 +176,7 @@ class ForecastCache:
         may_go_first = not ahead.entries or (allocator.headroom > 0 and allocator.may_lead(queued))
         if not may_go_first or not queued.cost.within(free):
             if self._running_work is None:
-                self._running_work = self._predictor.at_work(self.at_work)
+                self._running_work = self._predictor.running_work(self._running_requests)
             free = allocator.without_overcommit(free, ready)
             turn = self._simulate(queued, ahead, ready, self._running_work, free.slots, now_s)
             turn_s = None if turn is None else self._predictor.turn_s(turn, ready, self._running_work, now_s)
@@ -183,19 +184,19 @@ class ForecastCache:
                 wait = _widened_wait(
                     ahead, ready, self._predictor.wait(queued, ahead, free, ready, self._running_work, turn_s)
                 )
-        endpoint_state = max(ready, key=prefill_ease)
+        endpoint_state = max(ready, key=free_slot_share)
         if wait.at_once:
             return Forecast(ahead, wait, self._selector.prefill_s(queued, endpoint_state, ahead.entries, now_s))
         # Slots become free with a load report, and an engine step begins at the same time.
-        prefill_s = self._selector.prefill_s(queued, endpoint_state, 0, now_s, released_s=endpoint_state.step_began_s)
+        prefill_s = self._selector.prefill_s(queued, endpoint_state, 0, now_s, dispatched_s=endpoint_state.step_began_s)
         return Forecast(ahead, wait, prefill_s)
 
     def _cold_start_forecast(self, queued: QueuedRequest, ahead: WorkAhead, now_s: float) -> Forecast:
         """Forecasts an entry while no replica is ready but one is starting; it will start empty."""
         coming = [
-            (comes_s, endpoint_state)
+            (ready_in_s, endpoint_state)
             for endpoint_state in self._endpoint_states
-            if (comes_s := endpoint_state.comes_in_s) is not None
+            if (ready_in_s := endpoint_state.ready_in_s) is not None
         ]
         if not coming:
             return Forecast(ahead, PredictedWait(False, 0.0), 0.0)
@@ -203,7 +204,7 @@ class ForecastCache:
         total = endpoint_state.credits.total
         # The capacity of a replica that has never started is unknown.
         wait = (
-            self._predictor.wait(queued, ahead, total, [endpoint_state], self._predictor.at_work(()), None)
+            self._predictor.wait(queued, ahead, total, [endpoint_state], self._predictor.running_work(()), None)
             if total.slots
             else AT_ONCE
         )
@@ -215,7 +216,7 @@ class ForecastCache:
         queued: QueuedRequest,
         ahead: WorkAhead,
         ready: Sequence[EndpointState],
-        at_work: RunningWork,
+        running_work: RunningWork,
         free: int,
         now_s: float,
     ) -> PredictedTurn | None:
@@ -224,7 +225,7 @@ class ForecastCache:
             return None
         simulation = self._simulations.get(queued.queue)
         if simulation is None:
-            steps_per_s = self._predictor.steps_per_s(ready, at_work)
+            steps_per_s = self._predictor.steps_per_s(ready, running_work)
             if not steps_per_s:
                 return None
             simulation = QueueSimulation(
@@ -237,7 +238,7 @@ class ForecastCache:
                 now_s=now_s,
             )
             self._simulations[queued.queue] = simulation
-        return simulation.until_dispatched(queued, at_work, free, self._predictor.weights.output)
+        return simulation.until_dispatched(queued, running_work, free, self._predictor.weights.output)
 
 
 def _widened_wait(ahead: WorkAhead, ready: Sequence[EndpointState], wait: PredictedWait) -> PredictedWait:
@@ -253,20 +254,20 @@ def _widened_wait(ahead: WorkAhead, ready: Sequence[EndpointState], wait: Predic
     return min([wait, *(PredictedWait(False, in_s) for in_s in widened_s)], key=lambda candidate: candidate.seconds)
 
 
-def can_simulate(queue: PoolQueue, queued: QueuedRequest, ahead: WorkAhead) -> bool:
+def can_simulate(queue: QuotaQueue, queued: QueuedRequest, ahead: WorkAhead) -> bool:
     """Whether a queue can be simulated at low cost: few tenants, one class, few requests ahead."""
     return (
-        ahead.entries <= MOST_AHEAD
-        and len(queue.tenants) < MOST_TENANTS
+        ahead.entries <= MAX_AHEAD
+        and len(queue.tenants) < MAX_TENANTS
         and len(queue) == queue.waiting_in(queued.flow.priority)
     )
 
 
 class QueueSimulation:
-    """Simulation of one pool queue from now on, with its waiting requests and expected arrivals.
+    """Simulation of one quota queue from now on, with its waiting requests and expected arrivals.
 
     Args:
-        queue: The pool queue.
+        queue: The quota queue.
         joins: Arrival rates by tenant.
         predictor: Predictor of output lengths.
         allocator: Slots that each tenant holds.
@@ -277,7 +278,7 @@ class QueueSimulation:
 
     def __init__(
         self,
-        queue: PoolQueue,
+        queue: QuotaQueue,
         joins: ArrivalRates,
         predictor: LatencyPredictor,
         allocator: CapacityAllocator,
@@ -291,26 +292,28 @@ class QueueSimulation:
         self._overcommit_slots = allocator.overcommit_slots(queue.quota, ready)
         self._tenant_index: dict[str, int] = {}
         self._tenants: list[SimulatedTenant] = []
-        self._simulates_queues: dict[tuple[str, int, int], PredictedTurn] = {}
+        self._turn_by_key: dict[tuple[str, int, int], PredictedTurn] = {}
         for entries in queue.tenants.values():
             first = next(iter(entries))
             self._add(first, entries, joins.per_s(first.tenant.id, now_s) / steps_per_s)
-        self._least_counter = min((runner.counter for runner in self._tenants), default=0.0)
+        self._min_counter = min((simulated.counter for simulated in self._tenants), default=0.0)
         for tenant, flow in joins:
-            if len(self._tenants) == MOST_TENANTS:
+            if len(self._tenants) == MAX_TENANTS:
                 break
             if tenant not in self._tenant_index and (rate := joins.per_s(tenant, now_s)) > 0.0:
                 self._tenant_index[tenant] = len(self._tenants)
-                lead = max(self._least_counter, queue.fair_queue.over_service(flow))
+                lead = max(self._min_counter, queue.fair_queue.over_service(flow))
                 steps = predictor.steps_of(predictor.typical_service)
                 self._append(flow.path[0], lead, 0, steps, rate / steps_per_s)
 
-    def until_dispatched(self, queued: QueuedRequest, at_work: RunningWork, free: int, output: float) -> PredictedTurn:
+    def until_dispatched(
+        self, queued: QueuedRequest, running_work: RunningWork, free: int, output: float
+    ) -> PredictedTurn:
         """Returns the predicted turn of a request.
 
         Args:
             queued: The request, waiting or not yet joined.
-            at_work: Work of the running requests.
+            running_work: Work of the running requests.
             free: Free slots that the request may use.
             output: Service of one output token.
         """
@@ -319,13 +322,13 @@ class QueueSimulation:
         own_ahead = sum(
             due_s(other) <= own_due_s for other in self._queue.tenants.get(tenant, ()) if other is not queued
         )
-        known = self._simulates_queues.get((tenant, own_ahead, free))
+        known = self._turn_by_key.get((tenant, own_ahead, free))
         if known is not None:
             return known
         if tenant not in self._tenant_index:
             self._add(queued, (), 0.0)
             own_tenant = self._tenants[-1]
-            own_tenant.counter = max(own_tenant.counter, self._least_counter)
+            own_tenant.counter = max(own_tenant.counter, self._min_counter)
         turns = [
             simulate_dispatch(
                 self._tenants,
@@ -336,9 +339,9 @@ class QueueSimulation:
                 output,
                 self._overcommit_slots,
             )
-            for case in at_work.cases
+            for case in running_work.cases
         ]
-        turn = self._simulates_queues[tenant, own_ahead, free] = PredictedTurn(
+        turn = self._turn_by_key[tenant, own_ahead, free] = PredictedTurn(
             *(sum(column) / len(turns) for column in zip(*turns, strict=True))
         )
         return turn
@@ -347,7 +350,7 @@ class QueueSimulation:
         tenant, predictor = queued.tenant, self._predictor
         self._tenant_index[tenant.id] = len(self._tenants)
         service_lead = self._queue.fair_queue.over_service(queued.flow)
-        next_ones = sorted(islice(waiting, MOST_AHEAD), key=due_s)
+        next_ones = sorted(islice(waiting, MAX_AHEAD), key=due_s)
         prompts = [predictor.prompt_service_of(next_one) for next_one in next_ones]
         self._append(tenant, service_lead, len(waiting), predictor.steps(queued), joins_per_step, prompts)
 
@@ -376,4 +379,4 @@ class QueueSimulation:
 
 def due_s(queued: QueuedRequest) -> float:
     """Returns the deadline by which requests of one API key are ordered."""
-    return queued.arrived_s + PATIENCE_S if queued.first_token_by_s is None else queued.first_token_by_s
+    return queued.arrived_s + PATIENCE_S if queued.wait_deadline_s is None else queued.wait_deadline_s

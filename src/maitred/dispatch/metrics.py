@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from maitred.core.flow import Flow, FlowLevel, PriorityClass
 from maitred.dispatch.core import DispatchCore
 from maitred.dispatch.policy.credits import PLENTY
-from maitred.dispatch.pool_queue import QUEUE_BUCKETS_S, WaitHistogram
+from maitred.dispatch.queue import QUEUE_BUCKETS_S, WaitHistogram
 from maitred.dispatch.request import DispatchRequest
 
 _PROBE_FLOW_PATH = (FlowLevel("*"),)
@@ -55,7 +55,7 @@ def dispatch_snapshot(core: DispatchCore, now_s: float) -> DispatchSnapshot:
         probe_entry = core.new_entry(
             DispatchRequest(
                 id="",
-                principal_org="",
+                organisation="",
                 flow=Flow(_PROBE_FLOW_PATH, priority),
                 prompt_tokens=1,
                 prompts=[[0]],
@@ -86,9 +86,9 @@ def dispatch_snapshot(core: DispatchCore, now_s: float) -> DispatchSnapshot:
         ),
         credits=credits_left,
         trust={
-            endpoint_state.endpoint.name: core.reports.trust(endpoint_state, now_s)
+            endpoint_state.endpoint.name: core.load_estimator.trust(endpoint_state, now_s)
             for endpoint_state in ready
-            if endpoint_state.endpoint.exact or endpoint_state.endpoint.external_load is not None
+            if endpoint_state.endpoint.reports_capacity or endpoint_state.endpoint.external_load is not None
         },
         refusals=counters.rejections,
         left_waiting=counters.left_waiting,
@@ -122,9 +122,9 @@ def tenant_activity(core: DispatchCore) -> TenantActivity:
     for queue in core.queues:
         for tenant, entries in queue.tenants.items():
             waiting[tenant] += len(entries)
-    for queued in core.forecast_cache.at_work:
+    for queued in core.running_requests:
         tenant = queued.tenant.id
-        (decoding if queued.begun else prefilling)[tenant] += 1
+        (decoding if queued.has_output else prefilling)[tenant] += 1
         if (allocation := queued.allocation) is not None:
             kv_tokens[allocation.endpoint_state.endpoint.name][tenant] += (
                 allocation.hold.cost.blocks * allocation.endpoint_state.block_tokens

@@ -1,8 +1,8 @@
 """Selects waiting requests that should move to another model; `policy.overflow` has the rules.
 
-Overflow is decided for a *group*: the requests of one tenant and class. In a fair queue
-a tenant's wait depends on its own requests, so only its own requests move when it would miss its objective. If the
-queue order is not fair between tenants, all requests of a class form one group.
+Overflow is decided for a *group*: the requests of one tenant and class. In a fair queue a tenant's wait depends on its
+own requests, so only its own requests move when it would miss its objective. If the queue order is not fair between
+tenants, all requests of a class form one group.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.core import DispatchCore
 from maitred.dispatch.endpoint import EndpointState
 from maitred.dispatch.policy.overflow import OverflowCandidate, OverflowState, select_overflow, surplus
-from maitred.dispatch.pool_queue import QueuedRequest, QueueState
+from maitred.dispatch.queue import QueuedRequest, QueueState
 from maitred.dispatch.request import DispatchRequest
 
 _ALL_TENANTS = ""
@@ -28,13 +28,15 @@ class OverflowPlanner:
     Args:
         core: State of the queue.
         config: Settings of dispatch, with the overflow thresholds.
-        held: Returns the cached leading prompt tokens of a request.
+        cached_tokens: Returns the cached leading prompt tokens of a request.
     """
 
-    def __init__(self, core: DispatchCore, config: DispatchConfig, held: Callable[[DispatchRequest], int]) -> None:
+    def __init__(
+        self, core: DispatchCore, config: DispatchConfig, cached_tokens: Callable[[DispatchRequest], int]
+    ) -> None:
         self._core = core
         self._config = config
-        self._cached_tokens = held
+        self._cached_tokens = cached_tokens
         self._is_fair = config.line.policy == "fair"
         self._movable_by_group: dict[Group, dict[QueuedRequest, None]] = {}
         self._requested_by_group: dict[Group, dict[QueuedRequest, None]] = {}
@@ -94,10 +96,10 @@ class OverflowPlanner:
         selected = self._select(group, entries, surplus(service, wait_s, late_s))
         return [] if queued in selected else selected
 
-    def select_leaving(self, now_s: float) -> list[QueuedRequest]:
+    def select_late(self, now_s: float) -> list[QueuedRequest]:
         """Selects waiting requests to move because their predictions exceed the allowed objective."""
         ready = self._core.refresh(now_s)
-        if not ready or not self._core.predictor.is_sure(ready):
+        if not ready or not self._core.predictor.is_rate_known(ready):
             return []
         leaving: list[QueuedRequest] = []
         for group, overflow_state in list(self._states.items()):
@@ -156,8 +158,8 @@ class OverflowPlanner:
 
     def _objective_s(self, queued: QueuedRequest) -> float:
         """Returns the TTFT objective of a request, or the longest wait of its class."""
-        if queued.first_token_by_s is not None:
-            return queued.first_token_by_s - queued.request.arrived_s
+        if queued.wait_deadline_s is not None:
+            return queued.wait_deadline_s - queued.request.arrived_s
         return self._config.max_wait_s.get(queued.flow.priority, float("inf"))
 
     def _movable_of(self, group: Group) -> list[QueuedRequest]:
@@ -186,7 +188,7 @@ class OverflowPlanner:
 
 def _due_s(queued: QueuedRequest) -> float:
     """Returns the deadline of a request, or its arrival time if it has none."""
-    return queued.arrived_s if queued.first_token_by_s is None else queued.first_token_by_s
+    return queued.arrived_s if queued.wait_deadline_s is None else queued.wait_deadline_s
 
 
 def _remove(groups: dict[Group, dict[QueuedRequest, None]], group: Group, queued: QueuedRequest) -> None:

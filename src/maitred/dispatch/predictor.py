@@ -23,7 +23,7 @@ from maitred.dispatch.policy.prediction import (
 )
 from maitred.dispatch.policy.rate import ServiceRate, StepParts, TypicalRequest, computed_rate, step_parts
 from maitred.dispatch.policy.simulation import PredictedTurn
-from maitred.dispatch.pool_queue import QueuedRequest, QueueState
+from maitred.dispatch.queue import QueuedRequest, QueueState
 from maitred.fairness.entry import WorkAhead
 
 UNMEASURED = StepTimes()
@@ -58,14 +58,14 @@ class LatencyPredictor:
 
     Attributes:
         served: Total service since the start.
-        caution: Safety margin of predicted waits.
+        safety_margin: Safety margin of predicted waits.
         calibration: The last predicted and actual times to first token.
     """
 
     def __init__(self, outputs: OutputLengths, weights: ServiceWeights) -> None:
         self.outputs = outputs
         self.served = 0.0
-        self.caution = SafetyMargin()
+        self.safety_margin = SafetyMargin()
         self.calibration = PredictionCalibration()
         self.weights = weights
         self._service_rate = ServiceRate()
@@ -86,7 +86,7 @@ class LatencyPredictor:
         """Returns the service per second of these endpoints together."""
         return self._service_rate.per_s(self._computed_per_s(endpoint_states))
 
-    def is_sure(self, endpoint_states: Sequence[EndpointState]) -> bool:
+    def is_rate_known(self, endpoint_states: Sequence[EndpointState]) -> bool:
         """Whether the service rate is known well enough; the first seconds of a burst are not typical."""
         return self._service_rate.trust >= _MIN_RATE_TRUST or self._computed_per_s(endpoint_states) is not None
 
@@ -99,17 +99,17 @@ class LatencyPredictor:
         )
         return computed or None
 
-    def steps_per_s(self, endpoint_states: Sequence[EndpointState], at_work: RunningWork) -> float | None:
+    def steps_per_s(self, endpoint_states: Sequence[EndpointState], running_work: RunningWork) -> float | None:
         """Returns the steps per second of one endpoint with a batch like the current one."""
-        parts = self._step_parts(endpoint_states, at_work)
+        parts = self._step_parts(endpoint_states, running_work)
         return self._steps.per_s(len(parts) / sum(part.whole_s for part in parts) if parts else None)
 
-    def _step_parts(self, endpoint_states: Sequence[EndpointState], at_work: RunningWork) -> list[StepParts]:
+    def _step_parts(self, endpoint_states: Sequence[EndpointState], running_work: RunningWork) -> list[StepParts]:
         """Returns step times for a full batch at each endpoint that reports step times."""
         typical, places = self._typical, 0
         if self._steps.trust < 1.0:
-            typical = TypicalRequest(self._mean_uncached_prompt_tokens, at_work.output_tokens)
-            places = math.ceil(at_work.places / len(endpoint_states))
+            typical = TypicalRequest(self._mean_uncached_prompt_tokens, running_work.output_tokens)
+            places = math.ceil(running_work.places / len(endpoint_states))
         return [
             parts
             for endpoint_state in endpoint_states
@@ -118,7 +118,7 @@ class LatencyPredictor:
         ]
 
     def turn_s(
-        self, turn: PredictedTurn, endpoint_states: Sequence[EndpointState], at_work: RunningWork, now_s: float
+        self, turn: PredictedTurn, endpoint_states: Sequence[EndpointState], running_work: RunningWork, now_s: float
     ) -> float | None:
         """Returns the seconds until a turn; None: the step rate is unknown.
 
@@ -126,37 +126,37 @@ class LatencyPredictor:
         engine's step model splits it between decodes and prefills. Steps are counted from the last load reports, so the
         time since then is subtracted.
         """
-        steps_per_s = self.steps_per_s(endpoint_states, at_work)
+        steps_per_s = self.steps_per_s(endpoint_states, running_work)
         if not steps_per_s:
             return None
-        parts = self._step_parts(endpoint_states, at_work)
+        parts = self._step_parts(endpoint_states, running_work)
         passed_s = sum(now_s - endpoint_state.step_began_s for endpoint_state in endpoint_states) / len(endpoint_states)
         if not parts:
             return max(0.0, turn.steps / steps_per_s - passed_s)
         decodes_s = sum(part.decodes_s for part in parts) / len(parts)
         prompt_s = sum(part.prompt_s for part in parts) / len(parts)
         whole_s = sum(part.whole_s for part in parts) / len(parts)
-        prompts = turn.releases + sum(
-            endpoint_state.load.waiting + endpoint_state.credits.uncounted.slots for endpoint_state in endpoint_states
+        prompts = turn.dispatched_before + sum(
+            endpoint_state.load.waiting + endpoint_state.credits.unreported.slots for endpoint_state in endpoint_states
         )
         seconds = turn.steps * decodes_s + prompts / len(endpoint_states) * prompt_s
         return max(0.0, seconds / (whole_s * steps_per_s) - passed_s)
 
-    def at_work(self, entries: Collection[QueuedRequest]) -> RunningWork:
+    def running_work(self, running_requests: Collection[QueuedRequest]) -> RunningWork:
         """Returns the slots, blocks and remaining steps of running requests."""
         cases: tuple[list[tuple[float, str]], list[tuple[float, str]]] = ([], [])
         draw = 0.0
         places, blocks, ends_per_step = 0, 0, 0.0
-        for queued in entries:
+        for queued in running_requests:
             dispatch_request = queued.request
             produced_per_slot = queued.output_tokens / queued.cost.slots
             draw = (draw + _GOLDEN_RATIO) % 1.0
-            drawn = self.outputs.on_leave(
-                dispatch_request.principal_org, produced_per_slot, dispatch_request.max_tokens, (draw, 1.0 - draw)
+            drawn = self.outputs.sample_remaining_tokens(
+                dispatch_request.organisation, produced_per_slot, dispatch_request.max_tokens, (draw, 1.0 - draw)
             )
             cost = queued.cost
             for remaining_steps, tokens in zip(cases, drawn, strict=True):
-                remaining_steps += [(tokens if queued.begun else tokens + 1.0, queued.tenant.id)] * cost.slots
+                remaining_steps += [(tokens if queued.has_output else tokens + 1.0, queued.tenant.id)] * cost.slots
                 ends_per_step += cost.slots / max(1.0, produced_per_slot + tokens) / len(cases)
             places, blocks = places + cost.slots, blocks + cost.blocks
         for remaining_steps in cases:
@@ -171,7 +171,7 @@ class LatencyPredictor:
         ahead: WorkAhead,
         free: Cost,
         ready: Sequence[EndpointState],
-        at_work: RunningWork,
+        running_work: RunningWork,
         turn_s: float | None,
     ) -> PredictedWait:
         """Predicts the wait until dispatch, without correction.
@@ -181,21 +181,21 @@ class LatencyPredictor:
             ahead: Work that the fair queue puts before the request.
             free: Free credits that the request may use.
             ready: The replicas.
-            at_work: Work of the running requests.
+            running_work: Work of the running requests.
             turn_s: Seconds until its turn from the simulation; None: not simulated.
         """
         queue = QueueAhead(
             entries=ahead.entries,
             service=ahead.service,
             free=free,
-            left=[[steps for steps, _ in case] for case in at_work.cases],
+            left=[[steps for steps, _ in case] for case in running_work.cases],
             seconds_until_turn=turn_s,
             service_per_place=self.typical_service,
             blocks_per_place=self._mean_blocks_per_slot,
-            blocks_held=at_work.blocks_per_place,
+            blocks_held=running_work.blocks_per_place,
             steps_per_entry=self.steps_of(ahead.service / ahead.entries if ahead.entries else 0.0),
             per_s=self.per_s(ready),
-            steps_per_s=self.steps_per_s(ready, at_work),
+            steps_per_s=self.steps_per_s(ready, running_work),
         )
         return predict_wait(queue, queued.cost)
 
@@ -215,17 +215,17 @@ class LatencyPredictor:
 
     def prompt_service_of(self, queued: QueuedRequest) -> float:
         """Returns the expected service of the uncached tokens of an entry's prompt."""
-        return self.weights.prompt * self.to_compute(queued.request.prompt_tokens)
+        return self.weights.prompt * self.expected_uncached_tokens(queued.request.prompt_tokens)
 
-    def full(self, steps: int, now_s: float) -> None:
+    def on_saturated(self, steps: int, now_s: float) -> None:
         """Records that all replicas are full while requests wait."""
-        self._service_rate.full(self.served, now_s)
-        self._steps.full(steps, now_s)
+        self._service_rate.on_saturated(self.served, now_s)
+        self._steps.on_saturated(steps, now_s)
 
-    def slack(self) -> None:
+    def on_unsaturated(self) -> None:
         """Records that replicas have free capacity, which pauses the measurement."""
-        self._service_rate.slack()
-        self._steps.slack()
+        self._service_rate.on_unsaturated()
+        self._steps.on_unsaturated()
 
     @property
     def typical_prompt_tokens(self) -> float:
@@ -249,7 +249,7 @@ class LatencyPredictor:
         total = endpoint_state.total
         return min(total.slots, int(total.blocks / max(1.0, self._mean_blocks_per_slot)))
 
-    def to_compute(self, prompt_tokens: int) -> float:
+    def expected_uncached_tokens(self, prompt_tokens: int) -> float:
         """Returns the expected uncached tokens of a prompt."""
         return prompt_tokens * self._uncached_share
 
@@ -259,8 +259,8 @@ class LatencyPredictor:
         """Predicts the seconds from dispatch to the first token, without correction.
 
         Args:
-            tokens: Of its prompt, that have to be computed...
-            held_tokens: ...and that need not be.
+            tokens: Prompt tokens that have to be computed.
+            held_tokens: Prompt tokens that are cached.
             endpoint_state: Endpoint where the request will run.
             ahead: Number of requests that are dispatched to that endpoint just before it.
             now_s: Now.
@@ -268,7 +268,7 @@ class LatencyPredictor:
         if endpoint_state.load.times == UNMEASURED:
             return 0.0
         fresh, in_flight = self._uncached_share, endpoint_state.in_flight
-        sent = endpoint_state.credits.uncounted.minus(in_flight)
+        sent = endpoint_state.credits.unreported.minus(in_flight)
         return predict_prefill_s(
             endpoint_state.load,
             tokens,
@@ -294,7 +294,7 @@ class LatencyPredictor:
 
     def cautious_s(self, position: QueuePosition) -> float:
         """Returns the predicted time to first token plus the safety margin of the wait."""
-        return position.ttft_s + (self.caution.factor - 1.0) * position.wait_s
+        return position.ttft_s + (self.safety_margin.factor - 1.0) * position.wait_s
 
     def corrected_prefill_s(self, prefill_s: float, now_s: float) -> float:
         """Returns a predicted prefill time with the current correction."""
@@ -313,9 +313,9 @@ class LatencyPredictor:
         if predicted is None or queued.raw_wait_s <= 0 or _waited_for_cold_start(queued):
             return
         waited_s = now_s - queued.joined_s
-        if queued.state is QueueState.RELEASED or waited_s > predicted.wait_s:
+        if queued.state is QueueState.DISPATCHED or waited_s > predicted.wait_s:
             self._wait.compare(queued.raw_wait_s, waited_s, now_s)
-            self.caution.compare(predicted.wait_s, waited_s)
+            self.safety_margin.compare(predicted.wait_s, waited_s)
 
     def on_first_token(self, queued: QueuedRequest, now_s: float) -> None:
         """Learns from the time to first token of a dispatched request."""
@@ -340,7 +340,7 @@ class LatencyPredictor:
         dispatch_request, tokens = queued.request, queued.output_tokens
         if tokens or not dispatch_request.max_tokens:
             per_choice = tokens if dispatch_request.choices == 1 else round(tokens / dispatch_request.choices)
-            self.outputs.observe(dispatch_request.principal_org, per_choice, dispatch_request.max_tokens)
+            self.outputs.observe(dispatch_request.organisation, per_choice, dispatch_request.max_tokens)
             self._typical_request = None
 
 

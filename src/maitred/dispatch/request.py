@@ -19,8 +19,8 @@ class DispatchRequest(Struct, frozen=True):
 
     id: str
     """The request id that the client knows; clients may repeat it."""
-    principal_org: str
-    """Organisation that may query its queue position by request id."""
+    organisation: str
+    """Organisation of the caller, which may ask for the queue position by request id."""
     flow: Flow
     prompt_tokens: int
     """Prompt tokens of all prompts together."""
@@ -33,7 +33,7 @@ class DispatchRequest(Struct, frozen=True):
     """Number of choices of all prompts together."""
     arrived_s: float
     """Arrival time, in monotonic seconds."""
-    deadline_s: float | None = None
+    ttft_deadline_s: float | None = None
     """Deadline of the first token; None: the default of its class, if any."""
     movable: bool = False
     """Whether the request may move to another model while it waits (see `DispatchEntry.wait_dispatched`)."""
@@ -49,7 +49,7 @@ class Endpoint(Generic[R]):
 
     name: str
     replica: R
-    exact: bool = True
+    reports_capacity: bool = True
     """Whether its load reports state its free capacity. For other replicas a concurrency window is learnt from times to
     first token."""
     admin_state: AdminState = field(default_factory=AdminState, compare=False)

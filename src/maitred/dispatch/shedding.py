@@ -16,20 +16,20 @@ from maitred.dispatch.endpoint import EndpointState
 from maitred.dispatch.forecasts import due_s
 from maitred.dispatch.policy.credits import Cost
 from maitred.dispatch.policy.retry_after import RetryAfterTurns
-from maitred.dispatch.pool_queue import DispatchCounters, QueuedRequest
+from maitred.dispatch.queue import DispatchCounters, QueuedRequest
 from maitred.dispatch.request import DispatchRequest
 
 _Rejection = QueueFull | DeadlineUnmeetable
 
 
-class QueueAdmission:
-    """Checks requests before they join.
+class LoadShedder:
+    """Rejects requests that may not wait, before they join.
 
     Args:
         core: State of the queue.
         config: The limits.
         draw: Returns a number from 0 to 1 for jitter.
-        wanted: Called when a request is rejected while a replica could start on demand.
+        on_wanted: Called when a request is rejected while a replica could start on demand.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class QueueAdmission:
         core: DispatchCore,
         config: DispatchConfig,
         draw: Callable[[], float],
-        wanted: Callable[[], None] = lambda: None,
+        on_wanted: Callable[[], None] = lambda: None,
     ) -> None:
         self._core = core
         self._config = config
         self._draw = draw
-        self._on_wanted = wanted
+        self._on_wanted = on_wanted
         self._retry_after_turns = RetryAfterTurns()
         self._rejections = RejectionCache(core.counters)
 
@@ -63,7 +63,7 @@ class QueueAdmission:
         """
         core = self._core
         ready = core.refresh(now_s)
-        if not ready and not core.replica_expected:
+        if not ready and not core.has_startable_replica:
             unavailable = core.unavailable()
             core.counters.on_rejection(unavailable.code)
             raise unavailable
@@ -74,10 +74,10 @@ class QueueAdmission:
             and (rejection := self._rejection_for(queued, cached_position, now_s, at_once=False)) is not None
         ):
             raise rejection
-        at_once = core.forecast_cache.predict(queued, ready, now_s).wait.at_once
+        at_once = core.forecast_cache.forecast_and_store(queued, ready, now_s).wait.at_once
         position = queued.predicted_position
         assert position is not None
-        if not at_once or queued.first_token_by_s is not None:
+        if not at_once or queued.wait_deadline_s is not None:
             rejection = self._rejection_for(queued, position, now_s, at_once=at_once)
             if rejection is not None:
                 if not at_once:
@@ -103,7 +103,7 @@ class QueueAdmission:
                 reason = f"A request of class {priority} would wait longer than {longest_s:g} s now"
                 return self._make_rejection(QueueFull, reason, queued, position, now_s)
         # The wait is uncertain, so add a safety margin before the deadline is promised.
-        ttft_deadline_s = queued.first_token_by_s
+        ttft_deadline_s = queued.wait_deadline_s
         if ttft_deadline_s is not None and now_s + self._core.predictor.cautious_s(position) > ttft_deadline_s:
             reason = f"The first token is expected in {position.ttft_s:.2f} s and must come within "
             return self._make_rejection(
@@ -121,23 +121,23 @@ class QueueAdmission:
     ) -> _Rejection:
         core = self._core
         core.counters.on_rejection(kind.code)
-        if core.replica_expected:
+        if core.has_startable_replica:
             self._on_wanted()  # start a replica, else the retry would be rejected too
-        tenant, waits = queued.tenant, queued.queue.wait_account
-        others = waits.weight - (tenant.weight if waits.waits(tenant.id) else 0.0)
+        tenant, wait_account = queued.tenant, queued.queue.wait_account
+        others = wait_account.weight - (tenant.weight if wait_account.has_waiting(tenant.id) else 0.0)
         per_s = core.predictor.per_s(
             [endpoint_state for endpoint_state in core.endpoint_states if endpoint_state.ready]
         )
         share = (per_s or 0.0) * tenant.weight / (tenant.weight + others)
-        takes_s = queued.service / share if share else 0.0
-        retry_s = self._retry_after_turns.take(tenant.id, position.wait_s, takes_s, now_s, self._draw())
+        service_time_s = queued.service / share if share else 0.0
+        retry_s = self._retry_after_turns.take(tenant.id, position.wait_s, service_time_s, now_s, self._draw())
         return kind(f"{reason}. Try again after the time in Retry-After.", position=position, retry_after_s=retry_s)
 
 
 _REJECTION_TTL_S = 0.1
 """How long a cached rejection is valid: a few engine steps. After this time an unexpected event, such as an early end
 of a long output, is noticed."""
-_MIN_BLOCK_RATIO, _MOST = 0.5, 2.0
+_MIN_BLOCK_RATIO, _MAX_BLOCK_RATIO = 0.5, 2.0
 """A cached rejection applies to requests with KV blocks in this range relative to it. An overload mostly lacks slots,
 so the number of blocks hardly changes the wait."""
 _PRUNE_ABOVE_FLOWS = 1024
@@ -160,21 +160,18 @@ class _CachedRejection(Struct, frozen=True):
 class RejectionCache:
     """Cache of the last rejection of each flow.
 
-    A forecast is of a moment: A forecast predicts the time of a tenant's next turn. In an overload most rejections
+    A forecast predicts the time of a tenant's next turn. In an overload most rejections
     follow a similar rejection of the same key within milliseconds, and a forecast for each took a quarter of the
     gateway's CPU time. So the forecast is reused until an unexpected event; the remaining wait is the cached wait less
     the time since. Only rejections are kept. A request that might be admitted gets a new forecast.
 
     Args:
-        counts: Counters of the queue.
+        counters: Counters of the queue.
     """
 
-    def __init__(self, counts: DispatchCounters) -> None:
-        self._counters = counts
+    def __init__(self, counters: DispatchCounters) -> None:
+        self._counters = counters
         self._last_by_flow: dict[Flow, _CachedRejection] = {}
-
-    def __len__(self) -> int:
-        return len(self._last_by_flow)
 
     def cached_position(
         self, queued: QueuedRequest, ready: Sequence[EndpointState], now_s: float
@@ -237,4 +234,6 @@ def _own_waiting(queued: QueuedRequest) -> int:
 
 def _similar_cost(cost: Cost, other: Cost) -> bool:
     """Whether two costs have equal slots and similar KV blocks."""
-    return cost.slots == other.slots and _MIN_BLOCK_RATIO * other.blocks <= cost.blocks <= _MOST * other.blocks
+    return (
+        cost.slots == other.slots and _MIN_BLOCK_RATIO * other.blocks <= cost.blocks <= _MAX_BLOCK_RATIO * other.blocks
+    )

@@ -210,8 +210,8 @@ class Engine:
         outputs: dict[Hashable, list[TokenOutput]] = defaultdict(list)
         for sequence in plan.expired:
             first = sequence.output_tokens == 0
-            course = self._stats_recorder.stats(sequence, start_s, ended=True)
-            self._emit(outputs, sequence, _delta(sequence, [], FinishReason.DEADLINE, None, first=first, course=course))
+            stats = self._stats_recorder.stats(sequence, start_s, ended=True)
+            self._emit(outputs, sequence, _delta(sequence, [], FinishReason.DEADLINE, None, first=first, stats=stats))
         for sequence in plan.preempted:
             request_log.log_preemption(sequence)
             self._forget(sequence)
@@ -235,8 +235,8 @@ class Engine:
             if scores is not None and len(scores) > len(added):
                 scores = scores[: len(added)]
             first = sequence.output_tokens == len(added)
-            course = self._stats_recorder.stats(sequence, computed_s, ended=advance.finish is not None)
-            self._emit(outputs, sequence, _delta(sequence, added, advance.finish, scores, first=first, course=course))
+            stats = self._stats_recorder.stats(sequence, computed_s, ended=advance.finish is not None)
+            self._emit(outputs, sequence, _delta(sequence, added, advance.finish, scores, first=first, stats=stats))
         end_s = self._clock.monotonic_s()
         self._steps += 1
         self._step_s += end_s - start_s
@@ -397,10 +397,10 @@ def _delta(
     logprobs: list[TokenLogprobs] | None,
     *,
     first: bool,
-    course: SequenceStats | None,
+    stats: SequenceStats | None,
 ) -> TokenDelta:
     if not first:
-        return TokenDelta(sequence.index, tokens, finish, logprobs, course=course)
+        return TokenDelta(sequence.index, tokens, finish, logprobs, stats=stats)
     waited_ms = {cause: round(1000 * seconds, 1) for cause, seconds in sequence.waited_s.items() if seconds >= 0.0001}
     return TokenDelta(
         index=sequence.index,
@@ -410,5 +410,5 @@ def _delta(
         cached_tokens=sequence.cached_tokens or 0,
         waited_ms=waited_ms or None,
         begun=sequence.cached_tokens is not None,
-        course=course,
+        stats=stats,
     )

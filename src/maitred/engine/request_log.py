@@ -29,14 +29,14 @@ def log_grammar_failure(request: EngineRequest) -> None:
 def log_end(sequence: Sequence, delta: TokenDelta) -> None:
     """Logs a choice that has finished."""
     if logger.isEnabledFor(logging.DEBUG):
-        course = delta.course or SequenceStats()
+        stats = delta.stats or SequenceStats()
         _log(
             logging.DEBUG,
             sequence.request,
             "choice %d ended by %s: %d prompt tokens, %d of them cached, and %d output tokens; waited %.3f s, "
             "prefill %.3f s, decode %.3f s, %d preemptions",
             *(sequence.index, delta.finish, sequence.prompt_tokens, sequence.cached_tokens or 0),
-            *(sequence.output_tokens, course.waited_s, course.prefill_s, course.decode_s, sequence.preemptions),
+            *(sequence.output_tokens, stats.waited_s, stats.prefill_s, stats.decode_s, sequence.preemptions),
         )
 
 

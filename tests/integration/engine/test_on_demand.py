@@ -72,16 +72,16 @@ class Machine:
             )
             queue = Dispatcher(
                 *(name, [Endpoint("local", replica)], dispatch or DispatchConfig(), clock),
-                wanted=partial(self.manager.mark_wanted, name),
+                on_wanted=partial(self.manager.mark_wanted, name),
             )
             self.manager.add_model(replica, queue.core)
-            queue.on_dispatched(partial(self.manager.check, name))
+            queue.set_dispatch_listener(partial(self.manager.check, name))
             self.replicas[name], self.queues[name] = replica, queue
 
     def request(self, name="r", **fields):
         return DispatchRequest(
             **{
-                **{"id": name, "principal_org": "acme", "flow": Flow((FlowLevel("acme"),), PriorityClass.STANDARD)},
+                **{"id": name, "organisation": "acme", "flow": Flow((FlowLevel("acme"),), PriorityClass.STANDARD)},
                 **{"prompt_tokens": 3, "prompts": [PROMPT], "max_tokens": 4, "choices": 1},
                 **{"arrived_s": SystemClock.monotonic_s(), **fields},
             }
@@ -90,7 +90,7 @@ class Machine:
     async def ask(self, name, held=None):
         """One request, from the check to the last token; what it was predicted to wait, and why it waited."""
         queue = self.queues[name]
-        place = queue.admission.check(self.request(), SystemClock().monotonic_s())
+        place = queue.load_shedder.check(self.request(), SystemClock().monotonic_s())
         async with queue.enqueue(self.request()) as entry:
             endpoint = await entry.wait_dispatched()
             async with endpoint.replica.generate(
@@ -188,7 +188,7 @@ def test_a_model_that_cannot_be_loaded_says_so_and_stops_nobody():
                 await machine.ask("bad")
             assert 0 < failure.value.retry_after_s <= 2.0
             with pytest.raises(ModelLoadFailed):
-                machine.queues["bad"].admission.check(machine.request(), SystemClock().monotonic_s())
+                machine.queues["bad"].load_shedder.check(machine.request(), SystemClock().monotonic_s())
             _, _, tokens = await machine.ask("good")
             assert len(tokens) == 4
             assert machine.replicas["bad"].failures == 1
@@ -216,7 +216,7 @@ def test_a_request_that_cannot_wait_for_a_load_gets_retry_after_and_then_finds_i
         config = DispatchConfig(max_wait_s={PriorityClass.STANDARD: 0.5})
         async with living(Machine({"a": scripted}, places=1, dispatch=config)) as machine:
             with pytest.raises(QueueFull) as refusal:
-                machine.queues["a"].admission.check(machine.request(), SystemClock().monotonic_s())
+                machine.queues["a"].load_shedder.check(machine.request(), SystemClock().monotonic_s())
             assert refusal.value.retry_after_s >= 0.9
             await machine.until(lambda: machine.replicas["a"].loads == 1)
             place, _, tokens = await machine.ask("a")

@@ -330,7 +330,7 @@ async def test_a_refusal_waits_for_no_turn_of_the_event_loop():
         sent.append(message)
 
     async with gateway() as system:
-        system.dispatcher.admission.check = refuse
+        system.dispatcher.load_shedder.check = refuse
         answering = asyncio.create_task(system.server.config.app(scope, receive, send))
         await asyncio.sleep(0)
         assert answering.done()

@@ -46,7 +46,7 @@ async def shares(reported, peers_say, reports):
             endpoint_state = core.endpoint_states[0]
 
             def trust():
-                return core.reports.trust(endpoint_state, asyncio.get_running_loop().time())
+                return core.load_estimator.trust(endpoint_state, asyncio.get_running_loop().time())
 
             await system.wait_until(
                 lambda: all(replica.scraped_load.waiting is not None for replica in system.model.replicas)

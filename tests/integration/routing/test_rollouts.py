@@ -151,7 +151,7 @@ def wrong(share):
 
 
 def copies(system):
-    return {end: count for (_, end), count in system.trials.shadows.ends.items()}
+    return {end: count for (_, end), count in system.trials.shadow_traffic.outcome_counts.items()}
 
 
 async def test_copies_are_compared_and_nobody_pays_or_waits_for_them():
@@ -164,7 +164,7 @@ async def test_copies_are_compared_and_nobody_pays_or_waits_for_them():
             streamed = await ask(system, "chat", temperature=0, stream=True)
             assert streamed.text.rstrip().endswith("[DONE]")
             await ask(system, "chat")
-            await system.wait_until(lambda: system.trials.shadows.running == 0)
+            await system.wait_until(lambda: system.trials.shadow_traffic.running == 0)
             assert copies(system) == {ShadowOutcome.AGREED: 11, ShadowOutcome.ANSWERED: 1}, (
                 "what was sampled is not compared"
             )
@@ -172,7 +172,7 @@ async def test_copies_are_compared_and_nobody_pays_or_waits_for_them():
             for number in range(8):
                 assert (await ask(system, "chat")).status_code == 200, f"the limit of the callers, request {number}"
             assert (await ask(system, "chat")).status_code == 429
-            await system.wait_until(lambda: system.trials.shadows.running == 0 and system.nothing_left)
+            await system.wait_until(lambda: system.trials.shadow_traffic.running == 0 and system.nothing_left)
             accounts = Counter((event.model, event.organisation, event.rollout) for event in system.ledger.events)
             assert accounts == {("v1", "anonymous", "chat=stable"): 20, ("v2", "operators", "chat=canary"): 20}
             assert system.rollouts.all()[0].canary_requests == 20
@@ -197,10 +197,10 @@ async def test_a_canary_that_hangs_holds_up_nobody_and_nothing_is_left_of_its_co
         async with upstream_gateway("", models=models, routing=settings) as system:
             for _ in range(5):
                 assert text(await ask(system, "chat", temperature=0)) == TEXT
-            assert system.trials.shadows.running == 2
+            assert system.trials.shadow_traffic.running == 2
             assert copies(system) == {ShadowOutcome.SKIPPED: 3}
             assert not system.nothing_left
-        assert system.trials.shadows.running == 0
+        assert system.trials.shadow_traffic.running == 0
         assert system.nothing_left
         assert {event.outcome for event in system.ledger.events if event.model == "v2"} == {Outcome.CANCELLED}
 
@@ -213,5 +213,5 @@ async def test_a_caller_who_leaves_takes_its_copy_along():
         async with upstream_gateway("", models=models, routing=rollout(shadow=1.0)) as system:
             with pytest.raises(httpx.ReadTimeout):
                 await system.client.post("/v1/chat/completions", json=body, timeout=0.4)
-            await system.wait_until(lambda: system.trials.shadows.running == 0 and system.nothing_left)
+            await system.wait_until(lambda: system.trials.shadow_traffic.running == 0 and system.nothing_left)
             assert copies(system) == {ShadowOutcome.DROPPED: 1}

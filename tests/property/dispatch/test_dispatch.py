@@ -12,7 +12,7 @@ from maitred.core.errors import DeadlineExceeded, ReplicaUnavailable
 from maitred.core.flow import PriorityClass
 from maitred.dispatch.config import DispatchConfig, TenantPoolConfig
 from maitred.dispatch.core import DispatchCore
-from maitred.dispatch.pool_queue import QueueState
+from maitred.dispatch.queue import QueueState
 from maitred.dispatch.request import Endpoint
 from maitred.fairness.config import QueueOrderConfig
 from tests.support.dispatchers import CARD, EMPTY, ScriptedReplica, make_dispatch_request
@@ -82,18 +82,18 @@ class DispatchMachine(RuleBasedStateMachine):
         prompts=st.integers(1, 2),
         choices=st.integers(1, 3),
         priority=st.sampled_from(PriorityClass),
-        deadline_s=st.none() | st.floats(0.1, 100),
+        ttft_deadline_s=st.none() | st.floats(0.1, 100),
     )
-    def join(self, org, deadline_s, prompts, choices, **fields):
+    def join(self, org, ttft_deadline_s, prompts, choices, **fields):
         self.made += 1
-        deadline_s = None if deadline_s is None else self.now_s + deadline_s
+        ttft_deadline_s = None if ttft_deadline_s is None else self.now_s + ttft_deadline_s
         made = make_dispatch_request(
             self.made,
             f"org-{org}",
             prompts=prompts,
             choices=prompts * choices,
             arrived_s=self.now_s,
-            deadline_s=deadline_s,
+            ttft_deadline_s=ttft_deadline_s,
             **fields,
         )
         queued = self.core.new_entry(made)
@@ -104,7 +104,7 @@ class DispatchMachine(RuleBasedStateMachine):
     def turn(self, passes_s):
         self.now_s += passes_s
         idle = not (self.running or self.engine.runs or self.engine.underway)
-        for queued in self.core.dispatch_ready(self.now_s):
+        for queued in self.core.run_dispatch_pass(self.now_s):
             self.waiting.remove(queued)
             if queued.state is QueueState.FAILED:
                 assert isinstance(queued.failure, DeadlineExceeded | ReplicaUnavailable)
@@ -154,8 +154,8 @@ class DispatchMachine(RuleBasedStateMachine):
         weights = self.core.weights
         queued = data.draw(st.sampled_from([run[0] for run in self.engine.runs]))
         if queued in self.running and not self.unsent[queued]:
-            prompt_tokens = 0 if queued.begun else queued.request.prompt_tokens
-            if not queued.begun:
+            prompt_tokens = 0 if queued.has_output else queued.request.prompt_tokens
+            if not queued.has_output:
                 self.core.on_first_token(queued, self.now_s)
             self.core.charge_tokens(queued, prompt_tokens, 0, tokens)
             self.got += weights.prompt * prompt_tokens + weights.output * tokens
@@ -199,7 +199,7 @@ class DispatchMachine(RuleBasedStateMachine):
             return
         assert self.core.waiting == len(self.waiting)
         assert self.core.running == len(self.running)
-        assert self.core.endpoint_states[0].credits.held == len(self.running)
+        assert self.core.endpoint_states[0].credits.request_count == len(self.running)
         assert self.core.allocator.holdings.slots == sum(queued.cost.slots for queued in self.running)
 
     @invariant()
@@ -216,13 +216,13 @@ class DispatchMachine(RuleBasedStateMachine):
         for queued in self.waiting + self.running + self.ended:
             self.core.leave(queued, self.now_s, finished=False)
         account = self.core.endpoint_states[0].credits
-        assert account.uncounted == account.outstanding == (0, 0, 0)
-        assert account.held == self.core.running == self.core.waiting == self.core.allocator.holdings.slots == 0
-        assert all(quota.used == (0, 0, 0) for quota in self.core.allocator.quotas.all)
-        assert all(
-            len(pool_queue.wait_account) == 0 and pool_queue.wait_account.weight == 0 for pool_queue in self.core.queues
+        assert account.unreported == account.outstanding == (0, 0, 0)
+        assert (
+            account.request_count == self.core.running == self.core.waiting == self.core.allocator.holdings.slots == 0
         )
-        assert all(not pool_queue.requeued for pool_queue in self.core.queues)
+        assert all(quota.used == (0, 0, 0) for quota in self.core.allocator.quotas.all)
+        assert all(len(queue.wait_account) == 0 and queue.wait_account.weight == 0 for queue in self.core.queues)
+        assert all(not queue.requeued for queue in self.core.queues)
         assert self.core.predictor.served == pytest.approx(self.got), "charged otherwise than computed"
         assert CARD.max_sequences == SLOTS
 

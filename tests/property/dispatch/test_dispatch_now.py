@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from maitred.core.flow import PriorityClass
 from maitred.core.replica import StepTimes
 from maitred.dispatch.core import DispatchCore
-from maitred.dispatch.pool_queue import QueueState
+from maitred.dispatch.queue import QueueState
 from maitred.dispatch.request import Endpoint
 from tests.property.dispatch.test_dispatch import CONFIGS, Engine
 from tests.support.dispatchers import EMPTY, make_dispatch_request
@@ -22,7 +22,7 @@ MOVES = st.lists(
             "choices": st.integers(1, 3),
             "weight": st.sampled_from([1.0, 1.0, 3.0]),
             "priority": st.sampled_from(PriorityClass),
-            "deadline_s": st.none() | st.floats(0.001, 100),
+            "ttft_deadline_s": st.none() | st.floats(0.001, 100),
             "passes_s": st.floats(0, 5),
             "leaves": st.booleans(),
             "output_tokens": st.integers(0, 50),
@@ -44,7 +44,7 @@ class Simulation:
         for engine in self.engines:
             engine._load = replace(EMPTY, times=TIMES)
         exact_replicas = [
-            Endpoint(f"replica-{n}", self.engines[n], exact=exact) for n, exact in enumerate(exact_replicas)
+            Endpoint(f"replica-{n}", self.engines[n], reports_capacity=exact) for n, exact in enumerate(exact_replicas)
         ]
         self.core = DispatchCore(exact_replicas, config)
         self.queued = []
@@ -53,28 +53,28 @@ class Simulation:
         queued = self.core.new_entry(made)
         if asks:  # what would become of it, and then something may happen before it joins
             ready = self.core.refresh(now_s)
-            self.core.forecast_cache.predict(queued, ready, now_s)
+            self.core.forecast_cache.forecast_and_store(queued, ready, now_s)
             assert self.core.new_entry(made) is queued
         if dies:
             self.engines[0].up = not self.engines[0].up
             self.core.refresh(now_s)  # as at its news
         self.queued.append(queued)
         if not (self.dispatches_now and self.core.dispatch_now(queued, now_s)):
-            self.core.dispatch_ready(now_s, self.core.join(queued, now_s))
+            self.core.run_dispatch_pass(now_s, self.core.join(queued, now_s))
 
     def serve(self, output_tokens, now_s):
         for queued in self.queued:
-            if queued.state is QueueState.RELEASED and not queued.begun:
+            if queued.state is QueueState.DISPATCHED and not queued.has_output:
                 self.core.on_first_token(queued, now_s)
                 self.core.charge_tokens(queued, queued.request.prompt_tokens, 0, output_tokens)
 
     def leave(self, now_s):
         first = next(
-            (request for request in self.queued if request.state in (QueueState.RELEASED, QueueState.FAILED)), None
+            (request for request in self.queued if request.state in (QueueState.DISPATCHED, QueueState.FAILED)), None
         )
         if first is not None:
             self.core.leave(first, now_s, finished=True)
-        self.core.dispatch_ready(now_s)
+        self.core.run_dispatch_pass(now_s)
 
     def state(self):
         queue, requests = self.core.queues[-1].fair_queue, self.queued
@@ -116,10 +116,15 @@ def test_dispatch_now_equals_joining_and_being_dispatched(config, exact_replicas
     for number, move in enumerate(moves):
         fields = dict(move)
         now_s += fields.pop("passes_s")
-        leaves, output_tokens, deadline_s = (fields.pop(name) for name in ("leaves", "output_tokens", "deadline_s"))
+        leaves, output_tokens, ttft_deadline_s = (
+            fields.pop(name) for name in ("leaves", "output_tokens", "ttft_deadline_s")
+        )
         arrival = {name: fields.pop(name) for name in ("asks", "dies")}
         made = make_dispatch_request(
-            str(number), arrived_s=now_s, deadline_s=None if deadline_s is None else now_s + deadline_s, **fields
+            str(number),
+            arrived_s=now_s,
+            ttft_deadline_s=None if ttft_deadline_s is None else now_s + ttft_deadline_s,
+            **fields,
         )
         for simulation in (short, long):
             simulation.arrive(made, now_s, **arrival)

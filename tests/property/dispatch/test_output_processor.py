@@ -25,7 +25,7 @@ def run(sequence, cuts, stop, min_tokens, finish):
     """Everything that a choice shows, its count, and why it ended."""
     sampling = SamplingParams(max_tokens=0, seed=0, min_tokens=min_tokens)
     ask = InferenceRequest("m", ["x"], sampling, stops=tuple(stop))
-    choice = OutputProcessor(TOKENIZER, [5], ask, ends=(END,))
+    choice = OutputProcessor(TOKENIZER, [5], ask, eos_token_ids=(END,))
     shown = ""
     edges = sorted({0, len(sequence), *(cut % (len(sequence) + 1) for cut in cuts)})
     for begin, end in itertools.pairwise(edges):

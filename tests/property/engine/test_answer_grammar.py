@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.app.request.output import OutputProcessor
-from maitred.app.request.tokenized import answer_reader
+from maitred.app.request.tokenized import make_answer_parser
 from maitred.core.grammar import Grammar
 from maitred.core.inference import InferenceRequest
 from maitred.core.request import FinishReason, SamplingParams, TokenDelta
@@ -87,9 +87,11 @@ def walk(machine, chance, most):
 def read(name, tokens, rules, prompt):
     """The calls, the text and the thought that a caller gets."""
     tokenizer, answers, _ = family(name)
-    reader = answer_reader(answers, tokenizer, prompt, rules)
+    reader = make_answer_parser(answers, tokenizer, prompt, rules)
     ask = InferenceRequest("m", [], SamplingParams(max_tokens=1, seed=0))
-    choice = OutputProcessor(tokenizer, prompt, ask, ends=[END], marks=answers.marks.bytes_of, reader=reader)
+    choice = OutputProcessor(
+        tokenizer, prompt, ask, eos_token_ids=[END], special_token_text=answers.marks.bytes_of, parser=reader
+    )
     choice.process(TokenDelta(0, [*tokens, END], FinishReason.STOP))
     parts = choice.deltas(0)
     pieces = [piece for part in parts for piece in (part.extra or {}).get("tool_calls", ())]

@@ -25,19 +25,21 @@ def test_a_wait_is_drawn_from_the_whole_of_it():
 
 def test_nobody_comes_before_the_time_that_was_named_nor_all_at_it():
     attempts = RetryState(9, BackoffCeiling(1, 5), draw=drawn(0.25))
-    assert attempts.wait(0, told_s=7) == 7.25
-    assert attempts.wait(0, told_s=-3) == 0.5, "a date that has passed"
+    assert attempts.wait(0, retry_after_s=7) == 7.25
+    assert attempts.wait(0, retry_after_s=-3) == 0.5, "a date that has passed"
 
 
 def test_a_pause_that_nobody_waits_for_is_the_end():
-    assert RetryState(9, BackoffCeiling(), draw=drawn(0), patience_s=10).wait(0, told_s=10.1) is GiveUpReason.TOLD
+    assert (
+        RetryState(9, BackoffCeiling(), draw=drawn(0), patience_s=10).wait(0, retry_after_s=10.1) is GiveUpReason.TOLD
+    )
 
 
 def test_the_jitter_is_cut_before_the_attempt_is_given_up():
     attempts = RetryState(9, BackoffCeiling(4, 100), draw=drawn(1.0), deadline_s=10)
     assert attempts.wait(7, takes_s=2) == 1
-    assert attempts.wait(7, told_s=1, takes_s=2) == 1
-    assert attempts.wait(7, told_s=1.1, takes_s=2) is GiveUpReason.DEADLINE
+    assert attempts.wait(7, retry_after_s=1, takes_s=2) == 1
+    assert attempts.wait(7, retry_after_s=1.1, takes_s=2) is GiveUpReason.DEADLINE
 
 
 def test_what_is_not_tried_takes_nothing_from_the_budget():
@@ -51,7 +53,7 @@ def test_what_is_not_tried_takes_nothing_from_the_budget():
 
     assert fresh(most=1).wait(0) is GiveUpReason.ATTEMPTS
     assert fresh(deadline_s=-1).wait(0) is GiveUpReason.DEADLINE
-    assert fresh().wait(0, told_s=1e9) is GiveUpReason.TOLD
+    assert fresh().wait(0, retry_after_s=1e9) is GiveUpReason.TOLD
     assert fresh().wait(0) == 0.0, "the one that the budget has"
     assert fresh().wait(0) is GiveUpReason.BUDGET
 
@@ -79,7 +81,7 @@ def test_every_attempt_fits(most, first_s, most_s, deadline_s, patience_s, tries
     now_s, made = 0.0, 1
     for passes_s, asked_s, takes_s, _ in tries:
         now_s += passes_s
-        wait = attempts.wait(now_s, told_s=asked_s, takes_s=takes_s)
+        wait = attempts.wait(now_s, retry_after_s=asked_s, takes_s=takes_s)
         if isinstance(wait, GiveUpReason):
             break
         made += 1

@@ -16,7 +16,7 @@ async def goes(cohort, name, seen):
     for halt in STAGES:
         seen.append((halt, name))
         await cohort.sync(halt)
-    seen.append((CohortStage.RELEASED, name))
+    seen.append((CohortStage.DISPATCHED, name))
 
 
 def test_who_is_alone_does_not_halt():
@@ -29,7 +29,7 @@ def test_who_is_alone_does_not_halt():
         pass
     else:
         raise AssertionError("it has halted")
-    assert [halt for halt, _ in seen] == [*STAGES, CohortStage.RELEASED]
+    assert [halt for halt, _ in seen] == [*STAGES, CohortStage.DISPATCHED]
     assert cohort.empty
 
 
@@ -38,7 +38,7 @@ async def test_those_who_come_together_go_through_each_stage_together():
     for _ in range(3):
         cohort.expect(CohortStage.COME)
     await asyncio.gather(*(goes(cohort, name, seen) for name in "abc"))
-    assert seen == [(halt, name) for halt in (*STAGES, CohortStage.RELEASED) for name in "abc"]
+    assert seen == [(halt, name) for halt in (*STAGES, CohortStage.DISPATCHED) for name in "abc"]
     assert cohort.empty
 
 
@@ -91,7 +91,7 @@ def test_nobody_is_left_standing(plans):
         assert cohort.empty
         for name, task in tasks.items():
             stages = [halt for halt, who in seen if who == name]
-            assert stages == [*STAGES, CohortStage.RELEASED][: len(stages)]
+            assert stages == [*STAGES, CohortStage.DISPATCHED][: len(stages)]
             assert task.cancelled() or len(stages) == len(STAGES) + 1
 
     asyncio.run(play())

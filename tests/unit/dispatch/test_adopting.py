@@ -25,7 +25,7 @@ def reconfigure(setup, config=PLAIN, endpoints=None):
 
 
 def with_replica(endpoint, replica):
-    return Endpoint(endpoint.name, replica, endpoint.exact, endpoint.admin_state)
+    return Endpoint(endpoint.name, replica, endpoint.reports_capacity, endpoint.admin_state)
 
 
 async def test_waiting_requests_are_dispatched_in_order_of_arrival_under_the_new_settings():
@@ -76,15 +76,15 @@ async def test_a_request_that_waits_for_a_lost_replica_goes_to_the_new_one():
 
 
 async def test_a_replica_that_is_configured_anew_keeps_its_credits():
-    setup = DispatchSetup(exact=False)
+    setup = DispatchSetup(reports_capacity=False)
     callers = [QueuedCaller(setup, number) for number in range(3)]
     await turn()
     (endpoint_state,) = setup.core.endpoint_states
-    held = endpoint_state.credits.held
+    held = endpoint_state.credits.request_count
     assert held
     setup.dispatcher.reconfigure([with_replica(endpoint_state.endpoint, ScriptedReplica())], PLAIN, None)
     assert setup.core.endpoint_states == [endpoint_state]
-    assert endpoint_state.credits.held == held
+    assert endpoint_state.credits.request_count == held
     for caller in callers:
         await caller.go()
     setup.assert_empty()

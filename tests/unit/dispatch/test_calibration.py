@@ -7,7 +7,7 @@ from maitred.dispatch.policy.retry_after import RetryAfterTurns
 
 
 def test_quantiles_of_the_last_ones():
-    calibration = PredictionCalibration(most=100)
+    calibration = PredictionCalibration(max_samples=100)
     assert calibration.ratio(0.5) == 1.0
     assert calibration.error(0.9) == 0.0
     for _ in range(500):
@@ -55,14 +55,14 @@ def test_what_was_learnt_before_a_pause_counts_little_after_it():
 
 
 def test_caution_covers_most_waits():
-    caution = SafetyMargin()
-    assert caution.factor == 1.0
+    safety_margin = SafetyMargin()
+    assert safety_margin.factor == 1.0
     for number in range(100):
-        caution.compare(1.0, 0.5 + number / 100)
-    assert caution.factor == pytest.approx(1.47)
+        safety_margin.compare(1.0, 0.5 + number / 100)
+    assert safety_margin.factor == pytest.approx(1.47)
     for _ in range(300):
-        caution.compare(1.0, 50.0)
-    assert caution.factor == 2.0
+        safety_margin.compare(1.0, 50.0)
+    assert safety_margin.factor == 2.0
 
 
 def test_each_one_that_is_refused_gets_a_turn_of_its_own():

@@ -38,7 +38,7 @@ class ColdSetup(DispatchSetup):
         self.wanted = 0
         config = self.core._config
         self.dispatcher = Dispatcher(
-            *("m", [Endpoint("replica", self.replica)], config, self.clock), draw=lambda: 0.0, wanted=self.want
+            *("m", [Endpoint("replica", self.replica)], config, self.clock), draw=lambda: 0.0, on_wanted=self.want
         )
         self.core = self.dispatcher.core
 
@@ -91,13 +91,13 @@ def test_a_request_that_may_not_wait_so_long_is_rejected_and_the_load_starts_any
     assert setup.wanted == 1
     setup = ColdSetup()
     with pytest.raises(DeadlineUnmeetable):
-        setup.check(2, deadline_s=NOW_S + 4.0)
+        setup.check(2, ttft_deadline_s=NOW_S + 4.0)
     assert setup.wanted == 1
 
 
 def test_the_predicted_first_token_includes_the_load():
     setup = ColdSetup()
-    assert setup.check(1, deadline_s=NOW_S + 100.0).ttft_s == 8.0
+    assert setup.check(1, ttft_deadline_s=NOW_S + 100.0).ttft_s == 8.0
 
 
 async def test_a_failed_load_fails_all_waiting_requests_and_rejects_new_ones():
@@ -121,7 +121,7 @@ async def test_a_request_that_waited_too_long_learns_that_the_model_still_loads(
         waiting = asyncio.create_task(entry.wait_dispatched())
         await asyncio.sleep(0)
         setup.clock.now_s += 11.0
-        setup.dispatcher.dispatch_ready()
+        setup.dispatcher.refresh_and_dispatch()
         with pytest.raises(ModelLoading) as failure:
             await waiting
         assert failure.value.retry_after_s == 8.0

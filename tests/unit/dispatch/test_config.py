@@ -9,7 +9,7 @@ CONFIG = DispatchConfig(
 
 
 def within_s(*path, priority=PriorityClass.INTERACTIVE):
-    return CONFIG.first_token_within_s(Flow(tuple(map(FlowLevel, path)), priority))
+    return CONFIG.ttft_objective_s(Flow(tuple(map(FlowLevel, path)), priority))
 
 
 def test_the_narrowest_name_counts_and_then_the_class():

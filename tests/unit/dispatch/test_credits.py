@@ -6,9 +6,9 @@ from maitred.dispatch.policy.credits import NOTHING, Cost, Credits, request_cost
 REPORT = LoadReport(free_blocks=90, total_blocks=100, promised_blocks=10, free_sequences=6, running=2)
 
 
-def account(unheard=0):
+def account(unreported_count=0):
     credits_left = Credits()
-    credits_left.on_report(REPORT, unheard, 8)
+    credits_left.on_report(REPORT, unreported_count, 8)
     return credits_left
 
 
@@ -46,7 +46,7 @@ def test_an_unreported_request_that_leaves_frees_its_credits_and_keeps_its_posit
     credits_left.release(first)
     assert credits_left.free == Cost(5, 78)
     credits_left.on_report(REPORT, 1, 8)
-    assert credits_left.free == Cost(5, 78), "it is the second that is unheard"
+    assert credits_left.free == Cost(5, 78), "it is the second that is unreported"
     credits_left.on_report(REPORT, 0, 8)
     assert credits_left.free == Cost(6, 80)
 
@@ -58,8 +58,8 @@ def test_a_token_proves_that_the_request_was_submitted():
     assert credits_left.free == Cost(6, 80)
     credits_left.release(hold)
     credits_left.release(hold)
-    assert credits_left.held == 0
-    assert credits_left.uncounted == NOTHING
+    assert credits_left.request_count == 0
+    assert credits_left.unreported == NOTHING
 
 
 def test_without_reports_slots_are_counted_here():

@@ -61,8 +61,8 @@ async def test_a_request_that_fits_is_dispatched_at_once():
 async def test_a_resumed_request_keeps_its_credits_and_others_wait():
     setup = DispatchSetup()
     setup.replica.say(free_sequences=0, running=4, free_blocks=80)
-    entries = [setup.dispatcher.resume(make_dispatch_request(number), "replica-0") for number in range(4)]
-    assert setup.dispatcher.resume(make_dispatch_request(9), "replica-9") is None
+    entries = [setup.dispatcher.reattach(make_dispatch_request(number), "replica-0") for number in range(4)]
+    assert setup.dispatcher.reattach(make_dispatch_request(9), "replica-9") is None
     async with AsyncExitStack() as running:
         for entry in entries:
             await running.enter_async_context(entry)
@@ -161,7 +161,7 @@ async def test_a_request_can_be_cancelled_in_the_moment_of_its_dispatch():
     second, third = QueuedCaller(setup, 5), QueuedCaller(setup, 6)
     await turn()
     leave(first[0].entry)
-    setup.dispatcher.dispatch_ready()
+    setup.dispatcher.refresh_and_dispatch()
     assert setup.core.running == 4, "the second was granted, and its task has not run yet"
     second.task.cancel()
     await turn()
@@ -195,8 +195,8 @@ async def test_several_slots_that_come_free_take_one_dispatch_pass():
     waiting = [QueuedCaller(setup, number) for number in range(4, 8)]
     await turn()
     turns = []
-    decide = setup.core.dispatch_ready
-    setup.core.dispatch_ready = lambda *moment: turns.append(1) or decide(*moment)
+    decide = setup.core.run_dispatch_pass
+    setup.core.run_dispatch_pass = lambda *moment: turns.append(1) or decide(*moment)
     await asyncio.gather(*(caller.go() for caller in leaving))
     await turn()
     assert all(caller.endpoint for caller in waiting)
@@ -209,14 +209,14 @@ async def test_a_deadline_that_passes_while_a_request_waits_fails_it():
     setup = DispatchSetup()
     callers = [QueuedCaller(setup, number) for number in range(4)]
     await turn()
-    late = QueuedCaller(setup, 9, deadline_s=setup.clock.now_s + 5)
+    late = QueuedCaller(setup, 9, ttft_deadline_s=setup.clock.now_s + 5)
     await turn()
     setup.clock.now_s += 4.9
-    setup.dispatcher.dispatch_ready()
+    setup.dispatcher.refresh_and_dispatch()
     await turn()
     assert late.error is None
     setup.clock.now_s += 0.2
-    setup.dispatcher.dispatch_ready()
+    setup.dispatcher.refresh_and_dispatch()
     await turn()
     assert isinstance(late.error, DeadlineExceeded)
     for caller in callers:
@@ -254,11 +254,11 @@ async def test_no_request_waits_for_ever_for_a_replica():
     caller = QueuedCaller(setup)
     await turn()
     setup.clock.now_s += 9.0
-    setup.dispatcher.dispatch_ready()
+    setup.dispatcher.refresh_and_dispatch()
     await turn()
     assert caller.error is None
     setup.clock.now_s += 2.0
-    setup.dispatcher.dispatch_ready()
+    setup.dispatcher.refresh_and_dispatch()
     await turn()
     assert isinstance(caller.error, ReplicaUnavailable)
     setup.assert_empty()
@@ -327,7 +327,7 @@ async def test_a_replica_that_fails_though_it_is_ready_rests_while_the_other_wor
         await turn()
         assert entry.position() is not None, "both rest"
         setup.clock.now_s += 0.06
-        setup.dispatcher.dispatch_ready()
+        setup.dispatcher.refresh_and_dispatch()
         assert entry.position() is None
     setup.assert_empty()
 
@@ -346,7 +346,7 @@ async def test_a_request_is_requeued_a_limited_number_of_times():
 
 async def test_a_requeued_request_waits_as_long_as_its_class_does_and_no_longer_than_its_answer_may_take():
     setup = DispatchSetup(max_wait_s={PriorityClass.STANDARD: 10.0})
-    async with setup.enqueue(1, deadline_s=1_000_001.0) as entry, setup.enqueue(2) as other:
+    async with setup.enqueue(1, ttft_deadline_s=1_000_001.0) as entry, setup.enqueue(2) as other:
         for begun in (entry, other):
             await begun.wait_dispatched()
             begun.charge_tokens(prompt_tokens=16, output_tokens=1)
@@ -354,14 +354,14 @@ async def test_a_requeued_request_waits_as_long_as_its_class_does_and_no_longer_
         assert entry.requeue(prompts=[0], answer_by_s=setup.clock.now_s + 5.0)
         assert other.requeue(prompts=[0])
         setup.clock.now_s += 4.0  # past the deadline of its first token, which has come
-        setup.dispatcher.dispatch_ready()
+        setup.dispatcher.refresh_and_dispatch()
         assert entry.position() is not None
         setup.clock.now_s += 2.0
-        setup.dispatcher.dispatch_ready()
+        setup.dispatcher.refresh_and_dispatch()
         with pytest.raises(DeadlineExceeded):
             await entry.wait_dispatched()
         setup.clock.now_s += 5.0
-        setup.dispatcher.dispatch_ready()
+        setup.dispatcher.refresh_and_dispatch()
         with pytest.raises(ReplicaUnavailable):
             await other.wait_dispatched()
     setup.assert_empty()
@@ -374,17 +374,17 @@ async def test_all_waits_of_a_request_that_is_requeued_repeatedly_are_bounded_by
             await entry.wait_dispatched()
             setup.replica.set_up(False)
             assert entry.requeue(prompts=[0])
-            setup.dispatcher.dispatch_ready()
+            setup.dispatcher.refresh_and_dispatch()
             setup.clock.now_s += 4.0
-            setup.dispatcher.dispatch_ready()
+            setup.dispatcher.refresh_and_dispatch()
             setup.replica.set_up(True)
-            setup.dispatcher.dispatch_ready()
+            setup.dispatcher.refresh_and_dispatch()
         await entry.wait_dispatched()
         setup.replica.set_up(False)
         assert entry.requeue(prompts=[0])
-        setup.dispatcher.dispatch_ready()
+        setup.dispatcher.refresh_and_dispatch()
         setup.clock.now_s += 3.0
-        setup.dispatcher.dispatch_ready()
+        setup.dispatcher.refresh_and_dispatch()
         with pytest.raises(ReplicaUnavailable):
             await entry.wait_dispatched()
     setup.assert_empty()
@@ -419,20 +419,20 @@ async def test_a_deadline_that_cannot_be_met_is_rejected_at_once():
     setup = DispatchSetup()
     setup.replica.say(times=StepTimes(fixed_s=0.1, token_s=0.001))
     now_s = setup.clock.now_s
-    callers = [QueuedCaller(setup, number, deadline_s=now_s + 1000) for number in range(12)]
+    callers = [QueuedCaller(setup, number, ttft_deadline_s=now_s + 1000) for number in range(12)]
     await turn()
-    place = setup.check(20, deadline_s=now_s + 2000)
+    place = setup.check(20, ttft_deadline_s=now_s + 2000)
     assert place.position == 8
     assert place.wait_s > 1
     assert place.ttft_s > place.wait_s
-    urgent = setup.check(21, deadline_s=now_s + 10)
+    urgent = setup.check(21, ttft_deadline_s=now_s + 10)
     assert urgent.position == 0, "in a key the most pressing goes first"
-    assert setup.check(21, deadline_s=now_s + urgent.ttft_s + 0.01) == urgent
+    assert setup.check(21, ttft_deadline_s=now_s + urgent.ttft_s + 0.01) == urgent
     with pytest.raises(DeadlineUnmeetable) as refused:
-        setup.check(22, deadline_s=now_s + urgent.ttft_s - 0.01)
+        setup.check(22, ttft_deadline_s=now_s + urgent.ttft_s - 0.01)
     assert refused.value.retry_after_s == pytest.approx(urgent.wait_s)
     with pytest.raises(DeadlineUnmeetable) as again:
-        setup.check(23, deadline_s=now_s + urgent.ttft_s - 0.01)
+        setup.check(23, ttft_deadline_s=now_s + urgent.ttft_s - 0.01)
     assert again.value.retry_after_s > refused.value.retry_after_s, "each gets a turn of its own"
     for caller in callers:
         await caller.go()
@@ -661,7 +661,7 @@ async def test_real_tokens_are_charged_and_the_rest_is_given_back():
 
 
 async def test_a_replica_without_reports_gets_as_many_as_its_window():
-    setup = DispatchSetup(exact=False)
+    setup = DispatchSetup(reports_capacity=False)
     callers = [QueuedCaller(setup, number) for number in range(12)]
     await turn()
     assert sum(caller.endpoint is not None for caller in callers) == 8
@@ -711,7 +711,7 @@ async def test_an_entry_has_one_waiting_task_and_is_entered_once():
 async def test_deadlines_of_ended_requests_do_not_pile_up():
     setup = DispatchSetup()
     for number in range(1000):
-        async with setup.enqueue(number, deadline_s=setup.clock.now_s + 3600) as entry:
+        async with setup.enqueue(number, ttft_deadline_s=setup.clock.now_s + 3600) as entry:
             await entry.wait_dispatched()
     assert len(setup.core._deadline_heap) < 100
     setup.assert_empty()
@@ -721,7 +721,7 @@ async def test_the_background_task_notices_deadlines(monkeypatch):
     setup = DispatchSetup()
     callers = [QueuedCaller(setup, number) for number in range(4)]
     await turn()
-    late = QueuedCaller(setup, 9, deadline_s=setup.clock.now_s + 5)
+    late = QueuedCaller(setup, 9, ttft_deadline_s=setup.clock.now_s + 5)
     await turn()
     monkeypatch.setattr("maitred.dispatch.dispatcher._POLL_INTERVAL_S", 0)
     running = asyncio.create_task(setup.dispatcher.run())
@@ -747,7 +747,7 @@ async def test_nothing_is_learnt_from_an_outage():
     setup.replica.set_up(True)
     await turn()
     callers[4].entry.on_first_token()
-    assert setup.core.predictor.caution.factor == 1.0
+    assert setup.core.predictor.safety_margin.factor == 1.0
     assert setup.core.predictor.calibration.compared == 0
     await callers[4].go()
     setup.assert_empty()
@@ -767,7 +767,7 @@ def record_first_tokens(setup, entries, after_s=0.0):
 
 
 async def test_lag_of_the_event_loop_does_not_narrow_the_window_of_a_server():
-    setup = DispatchSetup(exact=False)
+    setup = DispatchSetup(reports_capacity=False)
     endpoint_state = setup.core.endpoint_states[0]
     async with AsyncExitStack() as running:
         quick, busy = ([setup.enqueue(4 * number + index) for index in range(4)] for number in range(2))
@@ -785,7 +785,7 @@ async def test_lag_of_the_event_loop_does_not_narrow_the_window_of_a_server():
 
 
 async def test_a_request_for_a_server_whose_window_still_grows_is_not_rejected_for_its_present_size():
-    setup = DispatchSetup(exact=False, max_wait_s={PriorityClass.STANDARD: 1.0})
+    setup = DispatchSetup(reports_capacity=False, max_wait_s={PriorityClass.STANDARD: 1.0})
     async with AsyncExitStack() as running:
         entries = [setup.enqueue(number) for number in range(8)]
         await dispatch_all(entries, running)
@@ -795,7 +795,7 @@ async def test_a_request_for_a_server_whose_window_still_grows_is_not_rejected_f
             setup.clock.now_s += 0.1
             for entry in entries:
                 entry.charge_tokens(output_tokens=1)
-            setup.dispatcher.dispatch_ready()
+            setup.dispatcher.refresh_and_dispatch()
         assert setup.check(9).wait_s < 1.0
         record_first_tokens(setup, entries[:1])
         assert setup.core.endpoint_states[0].widened_in_s(1) is not None

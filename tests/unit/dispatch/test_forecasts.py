@@ -22,7 +22,9 @@ def core(replica):
 
 
 def forecast(core, now_s, **fields):
-    return core.forecast_cache.predict(core.new_entry(make_dispatch_request(**fields)), core.refresh(now_s), now_s)
+    return core.forecast_cache.forecast_and_store(
+        core.new_entry(make_dispatch_request(**fields)), core.refresh(now_s), now_s
+    )
 
 
 def test_a_request_that_asks_and_then_joins_gets_the_same_forecast(core):
@@ -81,7 +83,7 @@ async def test_a_predicted_wait_counts_running_requests_and_not_ended_ones():
         outlook.outputs.observe("others", 4 + number % 2, 4 + number % 2)
     long = {"tokens": 16, "max_tokens": 784}
     async with setup.enqueue("one", "one", **long), setup.enqueue("two", "two", **long):
-        setup.dispatcher.dispatch_ready()
+        setup.dispatcher.refresh_and_dispatch()
         setup.replica.say(running=2, free_sequences=98, free_blocks=0)
         wait = forecast(setup.core, setup.clock.monotonic_s(), number="three", org="three", **long).wait
         assert not wait.at_once

@@ -89,17 +89,17 @@ async def test_the_losing_replica_is_released(won):
     setup = setup_with_hedging()
     async with setup.enqueue(**INTERACTIVE) as entry:
         first = await entry.wait_dispatched()
-        assert entry.hedge_after_s() == 0.1
+        assert entry.start_hedge_timer() == 0.1
         hedge = entry.hedge()
         assert {first.name, hedge.endpoint.name} == {"replica-0", "replica-1"}
-        assert [endpoint_state.credits.held for endpoint_state in setup.core.endpoint_states] == [1, 1]
+        assert [endpoint_state.credits.request_count for endpoint_state in setup.core.endpoint_states] == [1, 1]
         assert [endpoint_state.endpoint.admin_state.running for endpoint_state in setup.core.endpoint_states] == [1, 1]
         entry.on_submitted()
         hedge.on_submitted()
         hedge.settle(won=won)
         kept = hedge.endpoint if won else first
         assert [
-            endpoint_state.credits.held
+            endpoint_state.credits.request_count
             for endpoint_state in setup.core.endpoint_states
             if endpoint_state.endpoint is not kept
         ] == [0]
@@ -149,7 +149,7 @@ async def test_no_hedge_is_sent_with_one_replica_nor_after_the_first_token():
     setup = setup_with_hedging(replicas=1)
     async with setup.enqueue(**INTERACTIVE) as entry:
         await entry.wait_dispatched()
-        assert entry.hedge_after_s() is None
+        assert entry.start_hedge_timer() is None
         assert entry.hedge() is None
     setup = setup_with_hedging()
     async with setup.enqueue(**INTERACTIVE) as entry:
@@ -166,7 +166,9 @@ def test_no_credits_are_held_after_any_sequence_of_events(events):
     core, now_s = setup.core, setup.clock.now_s
     requests, hedges = [], {}
     for number, (what, which) in enumerate(events):
-        released = [queued for queued in requests if queued.allocation is not None and queued.state.name == "RELEASED"]
+        released = [
+            queued for queued in requests if queued.allocation is not None and queued.state.name == "DISPATCHED"
+        ]
         chosen = released[which % len(released)] if released else None
         match what:
             case "join":
@@ -189,7 +191,7 @@ def test_no_credits_are_held_after_any_sequence_of_events(events):
                 core.leave(queued, now_s, finished=bool(which % 2))
             case "down" | "up":
                 setup.replicas[which % 3].up = what == "up"
-        core.dispatch_ready(now_s)
+        core.run_dispatch_pass(now_s)
     for queued, hedge in hedges.items():
         core.settle_hedge(queued, hedge, won=False)
     for queued in requests:

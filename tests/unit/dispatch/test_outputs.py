@@ -15,7 +15,7 @@ def test_before_anything_was_seen_it_is_a_part_of_what_may_come():
     assert outputs.lengths("acme", 100)[0] == 25
     assert outputs.lengths("acme", 1)[0] == 1
     assert outputs.lengths("acme", 100)[1] == 25
-    assert outputs.on_leave("acme", 10, 100, (0.5,)) == [25]
+    assert outputs.sample_remaining_tokens("acme", 10, 100, (0.5,)) == [25]
     assert outputs.mean is None
 
 
@@ -30,7 +30,7 @@ def test_who_always_uses_all_is_predicted_exactly():
     outputs = learnt([(most, most) for most in (30, 500, 120, 64, 90, 77, 200, 10)])
     assert outputs.lengths("acme", 333)[0] == 333
     assert outputs.lengths("acme", 333)[1] == 333
-    assert outputs.on_leave("acme", 300, 333, (0.1,)) == [33]
+    assert outputs.sample_remaining_tokens("acme", 300, 333, (0.1,)) == [33]
 
 
 def test_who_has_sent_little_is_judged_by_all():
@@ -44,10 +44,10 @@ def test_who_has_sent_little_is_judged_by_all():
 
 def test_what_is_left_is_that_of_answers_that_got_as_far():
     outputs = learnt([(10, 1000)] * 10 + [(100, 1000)] * 10)
-    assert outputs.on_leave("acme", 0, 1000, (0.1, 0.9)) == [10, 100]
-    assert outputs.on_leave("acme", 20, 1000, (0.1,)) == [80]
-    assert outputs.on_leave("acme", 200, 1000, (0.5,)) == [50], "longer than all that were seen"
-    assert outputs.on_leave("acme", 995, 1000, (0.5,)) == [5]
+    assert outputs.sample_remaining_tokens("acme", 0, 1000, (0.1, 0.9)) == [10, 100]
+    assert outputs.sample_remaining_tokens("acme", 20, 1000, (0.1,)) == [80]
+    assert outputs.sample_remaining_tokens("acme", 200, 1000, (0.5,)) == [50], "longer than all that were seen"
+    assert outputs.sample_remaining_tokens("acme", 995, 1000, (0.5,)) == [5]
 
 
 def test_memory_is_bounded():

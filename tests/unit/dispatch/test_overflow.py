@@ -31,20 +31,20 @@ def overloaded_setup(held=None, **settings):
     setup = DispatchSetup(**settings)
     setup.dispatcher.overflow_planner._cached_tokens = held or Held()
     setup.core.predictor.per_s = lambda endpoint_states: 80.0  # prompt 16, and 2 * 32 of output
-    setup.core.predictor.is_sure = lambda endpoint_states: True
+    setup.core.predictor.is_rate_known = lambda endpoint_states: True
     setup.core.predictor.steps_per_s = lambda *_: None
     setup.core.predictor.turn_s = lambda *_: None
     return setup
 
 
 def movable(number, org="acme", *, within_s=OBJECTIVE_S, may=True, **fields):
-    return make_dispatch_request(number, org, movable=may, deadline_s=1_000_000.0 + within_s, **fields)
+    return make_dispatch_request(number, org, movable=may, ttft_deadline_s=1_000_000.0 + within_s, **fields)
 
 
 async def fill(setup, stack, org="other"):
     for number in range(100, 104):
         await stack.enter_async_context(setup.dispatcher.enqueue(make_dispatch_request(number, org)))
-    setup.dispatcher.dispatch_ready()
+    setup.dispatcher.refresh_and_dispatch()
     assert setup.core.running == 4
 
 
@@ -79,7 +79,7 @@ async def test_the_waiting_request_with_least_cached_tokens_is_moved(stack):
     new = movable(4)
     setup.dispatcher.overflow_planner._cached_tokens.shares["4"] = 0.95
     with pytest.raises(DeadlineUnmeetable):
-        setup.dispatcher.admission.check(new, setup.clock.monotonic_s())
+        setup.dispatcher.load_shedder.check(new, setup.clock.monotonic_s())
     assert leaving_for(setup, new) == ["req-2"]
 
 
@@ -102,7 +102,7 @@ async def test_a_request_that_may_not_move_is_never_asked(stack):
     await fill(setup, stack)
     await waiting(setup, stack, *(movable(number, may=False) for number in (1, 2, 3)))
     assert leaving_for(setup, movable(4, may=False)) == []
-    assert setup.dispatcher.overflow_planner.select_leaving(setup.clock.monotonic_s()) == []
+    assert setup.dispatcher.overflow_planner.select_late(setup.clock.monotonic_s()) == []
 
 
 async def test_requests_of_other_tenants_and_classes_are_not_moved(stack):
@@ -148,7 +148,7 @@ async def test_pressure_lasts_until_predictions_have_been_low_for_a_while(stack)
 
     def look():
         setup.clock.now_s += 3.0
-        return planner.select_leaving(setup.clock.monotonic_s()) == [queued]
+        return planner.select_late(setup.clock.monotonic_s()) == [queued]
 
     assert look(), "it would miss its objective"
     assert look(), "it would not, but it is more than 0.7 of it"
@@ -199,10 +199,10 @@ async def test_a_request_that_was_dispatched_meanwhile_does_not_move(stack):
         await fill(setup, others)
         entries = await waiting(setup, stack, movable(1))
         entries["req-1"].request_overflow()
-    setup.dispatcher.dispatch_ready()
+    setup.dispatcher.refresh_and_dispatch()
     assert entries["req-1"].overflow_answer.done()
     assert not entries["req-1"].accept_overflow()
     assert (await entries["req-1"].wait_dispatched()).name == "replica-0"
     assert setup.core.running == 1
-    assert setup.core.endpoint_states[0].credits.held == 1
+    assert setup.core.endpoint_states[0].credits.request_count == 1
     assert entries["req-1"].queued.cost == Cost(1, 3, 16)

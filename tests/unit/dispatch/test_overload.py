@@ -9,9 +9,9 @@ from maitred.core.flow import Flow, FlowLevel
 from maitred.core.replica import LoadReport, ModelCard, StepTimes
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.core import DispatchCore
-from maitred.dispatch.pool_queue import QueueState
+from maitred.dispatch.queue import QueueState
 from maitred.dispatch.request import DispatchRequest, Endpoint
-from maitred.dispatch.shedding import QueueAdmission
+from maitred.dispatch.shedding import LoadShedder
 from maitred.fairness.config import QueueOrderConfig
 
 TIMES = StepTimes(fixed_s=0.008, token_s=0.0004, decode_s=0.0008, chunk_s=0.0002)
@@ -108,7 +108,7 @@ class Day:
         self.engine = Engine()
         config = DispatchConfig(line=QueueOrderConfig(policy=policy), headroom=0.0)
         self.core = DispatchCore([Endpoint("replica", self.engine)], config)
-        self.admission = QueueAdmission(self.core, config, lambda: 0.0)
+        self.load_shedder = LoadShedder(self.core, config, lambda: 0.0)
         self.now_s = 1000.0
         self.arrived = self.expired = self.good = 0
         self.errors, self.come_back_s = [], []
@@ -135,17 +135,17 @@ class Day:
         tokens = self.draw.randint(40, 80)
         made = DispatchRequest(
             id=str(self.arrived),
-            principal_org=f"org-{tenant}",
+            organisation=f"org-{tenant}",
             flow=Flow((FlowLevel(f"org-{tenant}"), FlowLevel("key"))),
             prompt_tokens=tokens,
             prompts=[[1] * tokens],
             max_tokens=self.draw.randint(60, 140),
             choices=1,
             arrived_s=self.now_s,
-            deadline_s=self.now_s + TTFT_S,
+            ttft_deadline_s=self.now_s + TTFT_S,
         )
         try:
-            self.admission.check(made, self.now_s)
+            self.load_shedder.check(made, self.now_s)
         except Refused as refusal:
             self.come_back_s.append(refusal.retry_after_s)
             return
@@ -153,8 +153,8 @@ class Day:
         self.turn()
 
     def turn(self):
-        for queued in self.core.dispatch_ready(self.now_s):
-            if queued.state is QueueState.RELEASED:
+        for queued in self.core.run_dispatch_pass(self.now_s):
+            if queued.state is QueueState.DISPATCHED:
                 self.engine.sent.append(Running(queued))
                 self.core.on_submitted(queued)
             else:

@@ -221,17 +221,17 @@ def test_the_pace_is_measured_while_it_is_full():
     pace = ServiceRate()
     assert pace.per_s(None) is None
     assert pace.per_s(7.0) == 7.0
-    pace.full(0.0, 0.0)
-    pace.full(100.0, 1.0)
+    pace.on_saturated(0.0, 0.0)
+    pace.on_saturated(100.0, 1.0)
     assert pace.per_s(None) == 100.0
     assert pace.per_s(50.0) == 75.0, "half believed after a second"
-    pace.slack()
-    pace.full(1000.0, 50.0)
+    pace.on_unsaturated()
+    pace.on_saturated(1000.0, 50.0)
     assert pace.per_s(None) == 100.0, "what was done in between says nothing"
-    pace.full(3.0, 51.0)
+    pace.on_saturated(3.0, 51.0)
     assert pace.per_s(None) == 100.0, "another beginning"
     for second in range(60):
-        pace.full(3.0 + 40.0 * second, 52.0 + second)
+        pace.on_saturated(3.0 + 40.0 * second, 52.0 + second)
     assert pace.per_s(None) == pytest.approx(40.0, rel=0.05)
 
 

@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from maitred.app.request.upstream_plan import TruncatedPrompt
+from maitred.app.request.upstream_request import TruncatedPrompt
 from maitred.core.flow import ServiceWeights
 from maitred.core.prefix import BlockUpdate, chain, shared_scope
 from maitred.core.replica import StepTimes
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.core import DispatchCore
-from maitred.dispatch.pool_queue import QueueState
+from maitred.dispatch.queue import QueueState
 from maitred.dispatch.request import Endpoint
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.balance.config import BalanceConfig
@@ -43,8 +43,8 @@ class Pool:
         asked.prompts[:] = [prompt]
         queued = self.core.new_entry(asked)
         self.core.join(queued, self.now_s)
-        assert self.core.dispatch_ready(self.now_s) == [queued]
-        assert queued.state is QueueState.RELEASED
+        assert self.core.run_dispatch_pass(self.now_s) == [queued]
+        assert queued.state is QueueState.DISPATCHED
         name = queued.allocation.endpoint_state.endpoint.name
         self.core.leave(queued, self.now_s, finished=True)
         return name
@@ -158,7 +158,7 @@ def test_cached_tokens_count_while_others_wait():
         asked = make_dispatch_request(seed, "acme", tokens=640, arrived_s=pool.now_s)
         asked.prompts[:] = [text(seed)]
         queued = pool.core.new_entry(asked)
-        pool.core.forecast_cache.predict(queued, pool.core.refresh(pool.now_s), pool.now_s)
+        pool.core.forecast_cache.forecast_and_store(queued, pool.core.refresh(pool.now_s), pool.now_s)
         waits[seed] = queued.prefill_s
     assert waits[2] - waits[1] == pytest.approx(0.624)
 

@@ -7,7 +7,7 @@ import pytest
 from maitred.core.errors import DeadlineUnmeetable
 from maitred.core.replica import StepTimes
 from maitred.dispatch.config import DispatchConfig
-from maitred.dispatch.pool_queue import QueueState
+from maitred.dispatch.queue import QueueState
 from tests.support.dispatchers import DispatchSetup, enter, leave
 
 IN_S = 3.0
@@ -23,7 +23,7 @@ class Overloaded:
         self.setup.replica.say(times=StepTimes(fixed_s=0.1, token_s=0.001))
         self.entries = []
         for number in range(12):
-            entry = self.setup.enqueue(number, deadline_s=self.setup.clock.now_s + 2.0)
+            entry = self.setup.enqueue(number, ttft_deadline_s=self.setup.clock.now_s + 2.0)
             enter(entry)
             self.entries.append(entry)
         self.rejection = self.reject()
@@ -31,7 +31,7 @@ class Overloaded:
     def reject(self, **fields):
         """The predicted position of a request that is rejected; None: it is accepted."""
         arrived_s = self.setup.clock.now_s
-        fields = {"deadline_s": arrived_s + IN_S, "arrived_s": arrived_s} | fields
+        fields = {"ttft_deadline_s": arrived_s + IN_S, "arrived_s": arrived_s} | fields
         try:
             self.setup.check(99, **fields)
         except DeadlineUnmeetable as refusal:
@@ -72,19 +72,19 @@ async def test_requests_of_another_kind_are_predicted_themselves(overloaded, oth
 
 async def test_a_request_that_would_go_before_the_rejected_one_is_predicted_itself(overloaded):
     overloaded.slow_down()
-    pressing = overloaded.reject(deadline_s=overloaded.setup.clock.now_s + 0.1)
+    pressing = overloaded.reject(ttft_deadline_s=overloaded.setup.clock.now_s + 0.1)
     assert pressing.position < overloaded.rejection.position
 
 
 async def test_no_request_is_rejected_only_for_the_prediction_of_another(overloaded):
     predicted_s = overloaded.rejection.ttft_s
-    assert overloaded.reject(deadline_s=overloaded.setup.clock.now_s + predicted_s + 0.01) is None
+    assert overloaded.reject(ttft_deadline_s=overloaded.setup.clock.now_s + predicted_s + 0.01) is None
     overloaded.setup.clock.now_s += 0.04
-    assert overloaded.reject(deadline_s=overloaded.setup.clock.now_s + predicted_s - 0.02) is None
+    assert overloaded.reject(ttft_deadline_s=overloaded.setup.clock.now_s + predicted_s - 0.02) is None
 
 
 async def test_a_cached_rejection_is_dropped_when_a_waiting_request_leaves(overloaded):
-    other = overloaded.setup.enqueue(20, "other", deadline_s=overloaded.setup.clock.now_s + 100)
+    other = overloaded.setup.enqueue(20, "other", ttft_deadline_s=overloaded.setup.clock.now_s + 100)
     enter(other)
     overloaded.setup.clock.now_s += 0.11
     rejection = overloaded.reject()
@@ -95,7 +95,7 @@ async def test_a_cached_rejection_is_dropped_when_a_waiting_request_leaves(overl
 
 
 async def test_a_cached_rejection_is_dropped_when_more_of_its_tenant_wait(overloaded):
-    enter(overloaded.setup.enqueue(13, deadline_s=overloaded.setup.clock.now_s + 2.0))
+    enter(overloaded.setup.enqueue(13, ttft_deadline_s=overloaded.setup.clock.now_s + 2.0))
     assert overloaded.reject().position == overloaded.rejection.position + 1
 
 
@@ -116,17 +116,17 @@ async def test_a_cached_rejection_is_dropped_when_another_replica_is_ready(overl
 
 
 async def test_cached_rejections_of_many_keys_are_bounded(overloaded):
-    last = overloaded.setup.dispatcher.admission._rejections
+    last = overloaded.setup.dispatcher.load_shedder._rejections
     for number in range(1100):
         overloaded.setup.clock.now_s += 0.001
-        overloaded.reject(org=f"org-{number}", deadline_s=overloaded.setup.clock.now_s)
-    assert len(last) <= 1024
+        overloaded.reject(org=f"org-{number}", ttft_deadline_s=overloaded.setup.clock.now_s)
+    assert len(last._last_by_flow) <= 1024
 
 
 async def test_a_cached_rejection_is_dropped_when_nobody_waits(overloaded):
     assert overloaded.reject(org="other") is not None
     while overloaded.entries:
-        for entry in [entry for entry in overloaded.entries if entry.queued.state is QueueState.RELEASED]:
+        for entry in [entry for entry in overloaded.entries if entry.queued.state is QueueState.DISPATCHED]:
             overloaded.entries.remove(entry)
             leave(entry)
         overloaded.setup.replica.say()

@@ -22,7 +22,7 @@ def play(window, server, rounds=3000):
 
 
 def test_it_settles_where_the_server_begins_to_queue():
-    sizes = play(ConcurrencyWindow(first=2), Server(32))
+    sizes = play(ConcurrencyWindow(initial=2), Server(32))
     assert min(sizes) > 32
     assert max(sizes) < 96
 
@@ -38,17 +38,17 @@ def held_by_streams_without_end(window, server, rounds):
 
 
 def test_it_sends_twice_as_many_after_every_ttft_until_something_queues():
-    assert held_by_streams_without_end(ConcurrencyWindow(first=8), Server(10**6), rounds=8) > 1_000
+    assert held_by_streams_without_end(ConcurrencyWindow(initial=8), Server(10**6), rounds=8) > 1_000
 
 
 def test_a_start_overshoots_by_no_more_than_one_doubling():
-    assert held_by_streams_without_end(ConcurrencyWindow(first=8), Server(40), rounds=20) <= 2 * 40 + 8
+    assert held_by_streams_without_end(ConcurrencyWindow(initial=8), Server(40), rounds=20) <= 2 * 40 + 8
 
 
 def test_one_late_answer_does_not_end_the_start_and_two_do():
     grown = []
     for late in (1, 2):
-        window = ConcurrencyWindow(first=8)
+        window = ConcurrencyWindow(initial=8)
         for ttft_s in (0.1, *[0.3] * late, *[0.1] * 10):
             window.on_first_token(ttft_s, window.size)
         grown.append(window.size)
@@ -62,7 +62,7 @@ def test_where_nothing_is_late_it_is_never_narrowed_to_probe():
 
 
 def test_a_probe_hears_only_those_who_had_half_the_company():
-    window = ConcurrencyWindow(first=64)
+    window = ConcurrencyWindow(initial=64)
     window.on_first_token(0.1, 64)
     full = window.size
     while window.size > 0.6 * full:
@@ -88,7 +88,7 @@ def test_it_follows_when_the_server_becomes_smaller():
 
 
 def test_it_does_not_grow_on_what_was_not_asked():
-    window = ConcurrencyWindow(first=50)
+    window = ConcurrencyWindow(initial=50)
     for _ in range(100):
         window.on_first_token(0.1, 3)
     assert window.size == 50
@@ -105,7 +105,7 @@ def test_milliseconds_that_a_busy_gateway_adds_are_no_queue():
 
 
 def test_a_refusal_halves_it_down_to_one():
-    window = ConcurrencyWindow(first=8)
+    window = ConcurrencyWindow(initial=8)
     window.on_rejection()
     assert window.size == 4
     for _ in range(10):
@@ -114,7 +114,7 @@ def test_a_refusal_halves_it_down_to_one():
 
 
 def test_until_something_queues_a_line_waits_as_long_as_it_takes_to_widen():
-    window = ConcurrencyWindow(first=8)
+    window = ConcurrencyWindow(initial=8)
     assert window.widened_in_s(1_000) == 0  # nobody knows its TTFT
     window.on_first_token(0.1, 8)
     assert 0.5 < window.widened_in_s(1_000) < 0.1 * 10

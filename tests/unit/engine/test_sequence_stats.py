@@ -11,8 +11,8 @@ def run(bench, steps=1):
     with_stats = {}
     for _ in range(steps):
         for name, delta in bench.step():
-            if delta.course is not None:
-                with_stats.setdefault(name, []).append((delta, delta.course))
+            if delta.stats is not None:
+                with_stats.setdefault(name, []).append((delta, delta.stats))
     return with_stats
 
 

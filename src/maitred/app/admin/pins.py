@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from maitred.app.request.tokenized import NamedTokenizer, tokens_of
+from maitred.app.request.tokenized import NamedTokenizer, tokenize_prompts
 from maitred.core.clock import Clock
 from maitred.core.errors import CallerError, Conflict, InvalidRequest, ReplicaLost, ReplicaUnavailable, ResourceNotFound
 from maitred.core.flow import Flow, FlowLevel, PriorityClass
@@ -195,7 +195,7 @@ async def _tokenize(model: PinnableModel, pin_prefix: PinPrefix) -> list[int]:
     else:
         assert pin_prefix.prompt is not None
         prompt = pin_prefix.prompt
-    (tokens,) = await tokens_of(NamedTokenizer(pin_prefix.model, model.tokenizer), [prompt])
+    (tokens,) = await tokenize_prompts(NamedTokenizer(pin_prefix.model, model.tokenizer), [prompt])
     if isinstance(prompt, list) and not all(0 <= token < model.tokenizer.vocab_size for token in tokens):
         raise InvalidRequest(f"Token ids run from 0 to {model.tokenizer.vocab_size - 1}.", param="prompt")
     return tokens

@@ -78,7 +78,7 @@ class ReplicaAdmin:
         ((name, dispatcher, endpoint_state),) = found
         order(endpoint_state.endpoint.admin_state)
         _log.info("The replica %s of %s %s.", replica, name, action)
-        dispatcher.dispatch_ready()
+        dispatcher.refresh_and_dispatch()
         return _body(name, endpoint_state)
 
 
@@ -88,7 +88,7 @@ def _body(model: str, endpoint_state: EndpointState) -> ReplicaBody:
     return ReplicaBody(
         model=model,
         replica=endpoint_state.endpoint.name,
-        kind="engine" if endpoint_state.endpoint.exact else "upstream",
+        kind="engine" if endpoint_state.endpoint.reports_capacity else "upstream",
         state=admin_state.state,
         ready=endpoint_state.ready,
         outage=None if endpoint_state.outage is None else endpoint_state.outage.message,

@@ -85,7 +85,7 @@ class SleepableModelAdmin:
         _log.info("The model %s %s.", model, action)
         for _, sleepable in self._sleepable[model]:
             self._on_report(model, sleepable)
-        self._resident[model][0].dispatch_ready()
+        self._resident[model][0].refresh_and_dispatch()
         return self._resident_body(model)
 
     def _on_report(self, model: str, sleepable: SleepableReplica) -> None:
@@ -95,7 +95,7 @@ class SleepableModelAdmin:
         costs requests nothing.
         """
         if sleepable.needs_check:
-            self._resident[model][0].on_dispatched(partial(self._check, model))
+            self._resident[model][0].set_dispatch_listener(partial(self._check, model))
             self._check(model)
 
     def _check(self, model: str) -> None:
@@ -104,7 +104,7 @@ class SleepableModelAdmin:
         for endpoint_state, sleepable in self._sleepable[model]:
             sleepable.check(running=endpoint_state.endpoint.admin_state.running, waiting=waiting)
         if not any(sleepable.needs_check for _, sleepable in self._sleepable[model]):
-            dispatcher.on_dispatched(None)
+            dispatcher.set_dispatch_listener(None)
 
     def _resident_body(self, name: str) -> SleeperBody:
         sleepables = [sleepable for _, sleepable in self._sleepable[name]]

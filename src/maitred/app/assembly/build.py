@@ -99,10 +99,10 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
         draft.ladders,
         clock,
         max_choices=config.model.max_choices,
-        least_itl_s=config.dispatch.least_itl_s,
-        retries=RetryPolicy(config.dispatch.retries, parts.retry_budget, clock),
+        min_itl_s=config.dispatch.least_itl_s,
+        retry_policy=RetryPolicy(config.dispatch.retries, parts.retry_budget, clock),
         schemas=resources.schemas,
-        trials=parts.rollout_observer,
+        rollout_observer=parts.rollout_observer,
         grammars=resources.grammars,
     )
     console_routes = open_console(

@@ -72,9 +72,9 @@ class ModelQueues:
             if known is None:
                 known = self._living[name] = Dispatcher(
                     *(name, of_model, config.dispatch, self._clock),
-                    placement=placement,
-                    wanted=partial(self._on_wanted, name),
-                    answered=self._on_first_token,
+                    balancer=placement,
+                    on_wanted=partial(self._on_wanted, name),
+                    notify_first_token=self._on_first_token,
                 )
             else:
                 known.reconfigure(of_model, config.dispatch, placement)

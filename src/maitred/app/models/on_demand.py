@@ -82,7 +82,7 @@ class OnDemandModelSet:
         """Loads and unloads the models for as long as the block lasts."""
         for name, replica in self.replicas.items():
             self._manager.add_model(replica, dispatchers[name].core)
-            dispatchers[name].on_dispatched(partial(self._manager.check, name))
+            dispatchers[name].set_dispatch_listener(partial(self._manager.check, name))
         if not self.replicas:
             yield
             return

@@ -52,7 +52,7 @@ class UpstreamModels:
                 Endpoint(
                     server.name,
                     server,
-                    exact=False,
+                    reports_capacity=False,
                     admin_state=server.status.admin_state,
                     external_load=None if server.dialect.load_gauges is None else server.external_load,
                 )

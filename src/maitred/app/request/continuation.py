@@ -50,13 +50,13 @@ class TextContinuation:
 
     Args:
         request: The request that the first server got.
-        prompts: The number of its prompts.
+        prompt_count: The number of its prompts.
     """
 
-    def __init__(self, request: TextRequest, prompts: int) -> None:
+    def __init__(self, request: TextRequest, prompt_count: int) -> None:
         self._request = request
         self._text: list[str] = []
-        self._can_continue = prompts == 1 == request.choices and _fields_are_continuable(request.fields)
+        self._can_continue = prompt_count == 1 == request.choices and _fields_are_continuable(request.fields)
 
     def on_delta(self, parts: Iterable[TextDelta]) -> None:
         """Adds deltas that are sent to the client."""

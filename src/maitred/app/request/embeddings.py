@@ -16,10 +16,10 @@ from maitred.admission.admission import Admission
 from maitred.admission.grant import Grant
 from maitred.admission.request import AdmissionRequest
 from maitred.app.models.router import Router
-from maitred.app.request.output import EncodingSpans
+from maitred.app.request.output import EmbeddingSpans
 from maitred.app.request.planner import flow_of
-from maitred.app.request.tokenized import tokens_of
-from maitred.app.request.validation import check_embeds, check_text
+from maitred.app.request.tokenized import tokenize_prompts
+from maitred.app.request.validation import check_embeds, check_input_tokens
 from maitred.core.clock import Clock
 from maitred.core.context import Outcome, RequestContext
 from maitred.core.errors import DeadlineExceeded, ReplicaLost
@@ -48,32 +48,32 @@ class _EmbeddingRequest:
     inference_request: InferenceRequest
     context: RequestContext
     texts: Sequence[list[int]]
-    slices: Sequence[range]
-    """Index ranges of `inputs`."""
+    chunks: Sequence[range]
+    """Index ranges of `texts` that are dispatched together."""
     flow: Flow
-    principal_org: str
+    organisation: str
     dispatcher: Dispatcher
     vectors: list[Vector]
     """Vectors by input index; empty until computed."""
 
-    def dispatch_request(self, part: range) -> DispatchRequest:
+    def dispatch_request(self, chunk: range) -> DispatchRequest:
         """Makes the dispatch request of one chunk."""
-        request, context, texts = self.inference_request, self.context, [self.texts[index] for index in part]
+        request, context, texts = self.inference_request, self.context, [self.texts[index] for index in chunk]
         deadlines = [wish_s for wish_s in (request.ttft_in_s, request.deadline_in_s) if wish_s is not None]
         return DispatchRequest(
             id=context.request_id,
-            principal_org=self.principal_org,
+            organisation=self.organisation,
             flow=self.flow,
             prompt_tokens=sum(map(len, texts)),
             prompts=texts,
             max_tokens=0,
             choices=len(texts),
             arrived_s=context.started_s,
-            deadline_s=context.started_s + min(deadlines) if deadlines else None,
+            ttft_deadline_s=context.started_s + min(deadlines) if deadlines else None,
             timeline=context.timeline,
         )
 
-    def request(self, index: int, lease: str, now_s: float) -> EngineRequest:
+    def engine_request(self, index: int, lease: str, now_s: float) -> EngineRequest:
         """Makes the engine request of one input; its id starts with the lease, which is the ledger key."""
         deadline_in_s = self.inference_request.deadline_in_s
         return EngineRequest(
@@ -115,18 +115,18 @@ class Embedder:
         card = model.card()
         check_embeds(card, model.name, dimensions)
         assert isinstance(model, ServedModel), "servers of others compute no vectors, so the check has refused them"
-        job = await self._plan_job(model, card, request, principal, context)
+        embedding = await self._prepare(model, card, request, principal, context)
         # Admit, run all chunks, and settle before the response is returned.
         async with AsyncExitStack() as stack:
             with context.timeline.span(SpanName.ADMISSION, self._clock.monotonic_s) as span:
-                admission_request = _admission_request(principal, context, request, job.texts)
+                admission_request = _admission_request(principal, context, request, embedding.texts)
                 grant = stack.push_async_exit(await self._admission.admit(admission_request))
                 span.facts["lease"] = grant.lease
-            await self._run(job, grant)
+            await self._run(embedding, grant)
             await grant.settle(context.usage, Outcome.FINISHED)
         if dimensions is None or dimensions == card.embedding_dimensions:
-            return job.vectors
-        return [shorten(vector, dimensions) for vector in job.vectors]
+            return embedding.vectors
+        return [shorten(vector, dimensions) for vector in embedding.vectors]
 
     def _find_model(self, request: InferenceRequest, principal: Principal, context: RequestContext) -> AnyModel:
         """Finds the model that serves the request."""
@@ -135,7 +135,7 @@ class Embedder:
         context.model = model.name
         return model
 
-    async def _plan_job(
+    async def _prepare(
         self,
         model: ServedModel,
         card: ModelCard,
@@ -147,61 +147,63 @@ class Embedder:
         with context.timeline.span(SpanName.PLAN, self._clock.monotonic_s, model=model.name) as span:
             texts = [
                 model.tokenizer.append_end(tokens) if isinstance(prompt, str) else tokens
-                for prompt, tokens in zip(request.prompts, await tokens_of(model, request.prompts), strict=True)
+                for prompt, tokens in zip(request.prompts, await tokenize_prompts(model, request.prompts), strict=True)
             ]
             for index, text in enumerate(texts):
-                check_text(card, text, request.prompt_param if len(texts) == 1 else f"{request.prompt_param}[{index}]")
+                check_input_tokens(
+                    card, text, request.prompt_param if len(texts) == 1 else f"{request.prompt_param}[{index}]"
+                )
             context.prompt_tokens = sum(map(len, texts))
-            job = _EmbeddingRequest(
+            embedding = _EmbeddingRequest(
                 inference_request=request,
                 context=context,
                 texts=texts,
-                slices=list(
+                chunks=list(
                     split_inputs([len(text) for text in texts], card.kv_capacity_tokens // _MAX_CONCURRENT_CHUNKS)
                 ),
                 flow=flow_of(principal, request),
-                principal_org=principal.tenants[-1],
+                organisation=principal.tenants[-1],
                 dispatcher=self._dispatchers[model.name],
                 vectors=[b""] * len(texts),
             )
-            context.priority = job.flow.priority
-            context.predicted_position = position = job.dispatcher.admission.check(
-                job.dispatch_request(job.slices[0]), self._clock.monotonic_s()
+            context.priority = embedding.flow.priority
+            context.predicted_position = position = embedding.dispatcher.load_shedder.check(
+                embedding.dispatch_request(embedding.chunks[0]), self._clock.monotonic_s()
             )
             span.facts |= {
                 "texts": len(texts),
-                "slices": len(job.slices),
+                "slices": len(embedding.chunks),
                 "prompt_tokens": context.prompt_tokens,
                 "position": position.position,
                 "predicted_wait_s": round(position.wait_s, 6),
                 "predicted_ttft_s": round(position.ttft_s, 6),
             }
-        return job
+        return embedding
 
-    async def _run(self, job: _EmbeddingRequest, grant: Grant) -> None:
-        if len(job.slices) == 1:
-            await self._run_chunk(job, job.slices[0], grant)
+    async def _run(self, embedding: _EmbeddingRequest, grant: Grant) -> None:
+        if len(embedding.chunks) == 1:
+            await self._run_chunk(embedding, embedding.chunks[0], grant)
             return
-        pending_chunks = iter(job.slices)
+        pending_chunks = iter(embedding.chunks)
 
         async def work() -> None:
-            for part in pending_chunks:  # shared: each worker takes the next one
-                await self._run_chunk(job, part, grant)
+            for chunk in pending_chunks:  # shared: each worker takes the next one
+                await self._run_chunk(embedding, chunk, grant)
 
         try:
             async with asyncio.TaskGroup() as tasks:
-                for _ in range(min(_MAX_CONCURRENT_CHUNKS, len(job.slices))):
-                    tasks.create_task(work(), name="embedding slice")
+                for _ in range(min(_MAX_CONCURRENT_CHUNKS, len(embedding.chunks))):
+                    tasks.create_task(work(), name="embedding chunk")
         except ExceptionGroup as failures:
             # A failed chunk fails the request; the task group has cancelled the others.
             raise failures.exceptions[0] from None
 
-    async def _run_chunk(self, job: _EmbeddingRequest, part: range, grant: Grant) -> None:
+    async def _run_chunk(self, embedding: _EmbeddingRequest, chunk: range, grant: Grant) -> None:
         """Waits for dispatch of a chunk and reads its vectors."""
-        context = job.context
+        context = embedding.context
         async with AsyncExitStack() as running:
-            entry = await running.enter_async_context(job.dispatcher.enqueue(job.dispatch_request(part)))
-            if part.start == 0:
+            entry = await running.enter_async_context(embedding.dispatcher.enqueue(embedding.dispatch_request(chunk)))
+            if chunk.start == 0:
                 context.position = entry.position
             endpoint = await entry.wait_dispatched()
             now_s = self._clock.monotonic_s()
@@ -211,20 +213,24 @@ class Embedder:
             streams = []
             span = running.enter_context(
                 context.timeline.span(
-                    SpanName.ATTEMPT, self._clock.monotonic_s, replica=endpoint.name, first=part.start, texts=len(part)
+                    SpanName.ATTEMPT,
+                    self._clock.monotonic_s,
+                    replica=endpoint.name,
+                    first=chunk.start,
+                    texts=len(chunk),
                 )
             )
-            for index in part:
-                request = job.request(index, grant.lease, now_s)
+            for index in chunk:
+                request = embedding.engine_request(index, grant.lease, now_s)
                 streams.append(await running.enter_async_context(endpoint.replica.generate(request)))
                 entry.on_submitted()
-            encoding = EncodingSpans()
-            for index, stream in zip(part, streams, strict=True):
+            embedding_spans = EmbeddingSpans()
+            for index, stream in zip(chunk, streams, strict=True):
                 delta = await self._read_embedding_delta(stream, entry, context)
-                job.vectors[index] = delta.embedding or b""
-                encoding.on_report(delta, len(job.texts[index]))
-                entry.charge_tokens(prompt_tokens=len(job.texts[index]))
-            encoding.record(span, self._clock.monotonic_s())
+                embedding.vectors[index] = delta.embedding or b""
+                embedding_spans.on_report(delta, len(embedding.texts[index]))
+                entry.charge_tokens(prompt_tokens=len(embedding.texts[index]))
+            embedding_spans.record(span, self._clock.monotonic_s())
 
     async def _read_embedding_delta(
         self, stream: TokenStream, entry: DispatchEntry, context: RequestContext
@@ -245,18 +251,18 @@ class Embedder:
         """Records the time of the first vector and, by cause, the longest wait: the waits of chunks overlap."""
         if context.first_token_s is None:
             context.first_token_s = self._clock.monotonic_s()
-        if not entry.queued.begun:
+        if not entry.queued.has_output:
             entry.on_first_token()
         for waits in (entry.waited_ms, engine_waits):
             for cause, waited_ms in waits.items():
                 context.waited_ms[cause] = max(context.waited_ms.get(cause, 0.0), waited_ms)
 
 
-def split_inputs(lengths: Sequence[int], tokens: int) -> Iterator[range]:
-    """Splits inputs into chunks of at most `MAX_CHUNK_TEXTS` inputs and so many tokens; a longer input is one chunk."""
+def split_inputs(lengths: Sequence[int], max_tokens: int) -> Iterator[range]:
+    """Splits inputs into chunks of at most `MAX_CHUNK_TEXTS` inputs and `max_tokens`; a longer input is one chunk."""
     start = total = 0
     for index, length in enumerate(lengths):
-        if index > start and (index - start == MAX_CHUNK_TEXTS or total + length > tokens):
+        if index > start and (index - start == MAX_CHUNK_TEXTS or total + length > max_tokens):
             yield range(start, index)
             start, total = index, 0
         total += length

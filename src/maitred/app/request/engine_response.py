@@ -127,7 +127,7 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
         first_choice = prompt * self._choices_per_prompt
         for delta in deltas:
             processor = self._outputs[first_choice + delta.index]
-            if delta.finish is not None or delta.course is not None or not (processor.plain and processor.tokens):
+            if delta.finish is not None or delta.stats is not None or not (processor.plain and processor.tokens):
                 return False
         self._sink.send(self._to_deltas(prompt, deltas))
         return True
@@ -226,17 +226,17 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
             # Later choices hit the prefix cache because of the first one, so only the first counts cached tokens.
             self._context.cached_tokens += delta.cached_tokens
             self._entry.charge_tokens(prompt_tokens=choice.prompt_tokens, cached_tokens=delta.cached_tokens)
-        before, thought_before = choice.tokens, choice.thought_tokens
+        before, reasoning_before = choice.tokens, choice.reasoning_tokens
         choice.process(delta)
         self._continuation.on_delta(prompt, delta)
-        if delta.course is not None:
+        if delta.stats is not None:
             record_engine_spans(
                 self._context.timeline, prompt * self._choices_per_prompt + delta.index, choice, delta, now_s
             )
         if choice.tokens > before:
             self._context.completion_tokens += choice.tokens - before
             self._entry.charge_tokens(output_tokens=choice.tokens - before)
-        self._context.reasoning_tokens += choice.thought_tokens - thought_before
+        self._context.reasoning_tokens += choice.reasoning_tokens - reasoning_before
         if delta.waited_ms is not None:
             for cause, waited_ms in delta.waited_ms.items():
                 # Choices wait concurrently, so the longest wait counts.

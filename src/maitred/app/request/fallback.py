@@ -2,8 +2,9 @@
 
 **Fallback.** A model that fails before anything of its answer has been seen is followed by the next on the request's
 way (see `maitred.routing.pools.route_table`); each is admitted, queued and billed as what it is. Where none gives an
-answer, the
-caller is told of the first failure: it is that of the model that was asked for.
+answer, the caller is told of the first failure: it is that of the model that was asked for.
+
+**Overflow.** A request that waits for its model can move to another one, if that would serve it sooner.
 
 **Escalation.** Small models answer most questions well, and what they get wrong can sometimes be seen without knowing
 better: it is not the JSON that was asked for, it is a refusal, or the model itself found it improbable. Such an answer
@@ -45,7 +46,10 @@ Respond = Callable[[RouteTarget, InferenceRequest, Principal, RequestContext, Re
 
 
 class FallbackStream(PushStream):
-    """Implements `maitred.core.service.ResponseStream`. A context; leaving it ends what is unfinished.
+    """Response of the first model of a route that answers; the next one is asked while nothing was returned.
+
+    Implements `maitred.core.service.ResponseStream`. Entering it starts the response; leaving it ends what is
+    unfinished.
 
     Args:
         respond: Starts the response of one model.
@@ -140,7 +144,10 @@ class FallbackStream(PushStream):
 
 
 class OverflowStream:
-    """Implements `maitred.core.service.ResponseStream`. A context; leaving it ends what is unfinished.
+    """Response of a request that may move to its overflow model while it waits.
+
+    Implements `maitred.core.service.ResponseStream`. Entering it enqueues the request; leaving it ends what is
+    unfinished.
 
     A waiting request can be asked to move to the model that its own model's ladder names (`overflow`). It gives up
     nothing before it has everything there: the tokenised prompt, the budget, a place in the queue. A rejection there is
@@ -264,9 +271,10 @@ class AnswerChecker:
 
 
 class EscalatingStream:
-    """Implements `maitred.core.service.ResponseStream`: all of it comes in one batch.
+    """Response that is held back until it passes its checks, and asked of larger models while it fails one.
 
-    A larger model that cannot answer takes nothing away: its caller gets the answer that is there.
+    A larger model that cannot answer takes nothing away: its caller gets the answer that is there. Implements
+    `maitred.core.service.ResponseStream`; the whole answer comes in one batch.
 
     Args:
         respond: Starts the response of one model.

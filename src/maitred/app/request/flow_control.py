@@ -1,4 +1,6 @@
-"""Flow control as in inference gateways, not of bytes.
+"""Flow controller: admits a request and enqueues it, in this process or in the controller process.
+
+Flow control is meant as in inference gateways (which requests run when), not as flow control of bytes.
 
 The pipeline asks the flow controller once for each request, and then reports tokens and the end. So the flow controller
 can run in another process: `LocalFlowController` runs in this process, `RemoteFlowController` asks the controller
@@ -52,14 +54,17 @@ class GrantHandle(Protocol):
 
 
 class DispatchHandle(Protocol):
-    """A place in the line, then at a replica; see `maitred.dispatch.dispatcher.DispatchEntry`."""
+    """Handle of one request in dispatch, while it waits and while it runs at a replica.
+
+    See `maitred.dispatch.dispatcher.DispatchEntry`.
+    """
 
     async def wait_dispatched(self) -> AnyEndpoint:
         """Waits until a replica is assigned; as `DispatchEntry.wait_dispatched`."""
         ...
 
-    def hedge_after_s(self) -> float | None:
-        """Returns how late the replica may be before a second one is asked; as `DispatchEntry.hedge_after_s`."""
+    def start_hedge_timer(self) -> float | None:
+        """Returns how late the replica may be before a second one is asked; as `DispatchEntry.start_hedge_timer`."""
         ...
 
     def hedge(self) -> HedgeAllocation | None:
@@ -71,7 +76,9 @@ class DispatchHandle(Protocol):
         """Whether another replica is ready that has not failed the request; as `DispatchEntry.has_other_replica`."""
         ...
 
-    def requeue(self, *, prompts: Sequence[int], answer_by_s: float | None = None, rest_s: float | None = None) -> bool:
+    def requeue(
+        self, *, prompts: Sequence[int], answer_by_s: float | None = None, suspend_s: float | None = None
+    ) -> bool:
         """Gives up the failed replica and waits for another; as `DispatchEntry.requeue`."""
         ...
 
@@ -114,8 +121,8 @@ class FlowController(Protocol):
         """Returns the price of a model's tokens."""
         ...
 
-    def predict(self, pool: str, dispatch_request: DispatchRequest) -> QueuePosition | None:
-        """Predicts the queue position, or rejects the request; None: `admit` does this."""
+    def check(self, pool: str, dispatch_request: DispatchRequest) -> QueuePosition | None:
+        """Rejects the request if it may not wait, else predicts its queue position; None: `admit` does this."""
         ...
 
     async def overflow_others(self, pool: str, dispatch_request: DispatchRequest) -> bool:
@@ -185,9 +192,9 @@ class LocalFlowController:
         """Returns the price of a model's tokens."""
         return self._admission.price_of(model)
 
-    def predict(self, pool: str, dispatch_request: DispatchRequest) -> QueuePosition:
-        """Predicts the position of a request, or rejects it."""
-        return self._dispatchers[pool].admission.check(dispatch_request, self._clock.monotonic_s())
+    def check(self, pool: str, dispatch_request: DispatchRequest) -> QueuePosition:
+        """Rejects a request if it may not wait, else predicts its queue position."""
+        return self._dispatchers[pool].load_shedder.check(dispatch_request, self._clock.monotonic_s())
 
     async def overflow_others(self, pool: str, dispatch_request: DispatchRequest) -> bool:
         """Asks other requests to overflow."""
@@ -216,7 +223,7 @@ class LocalFlowController:
         entry = await stack.enter_async_context(self._dispatchers[pool].enqueue(dispatch_request))
         return grant, entry
 
-    async def resume(
+    async def reattach(
         self,
         pool: str,
         dispatch_request: DispatchRequest,
@@ -241,7 +248,7 @@ class LocalFlowController:
             await self._admission.resume(admission_request, lease, dispatch_request.max_tokens)
         )
         dispatcher = self._dispatchers[pool]
-        entry = dispatcher.resume(dispatch_request, replica) if replica else dispatcher.enqueue(dispatch_request)
+        entry = dispatcher.reattach(dispatch_request, replica) if replica else dispatcher.enqueue(dispatch_request)
         return grant, None if entry is None else await stack.enter_async_context(entry)
 
     async def rate_limit_status(self, principal: Principal, model: str) -> RateLimitStatus | None:

@@ -5,9 +5,8 @@ may be the start of a stop string, and ends the choice at a complete stop string
 string is counted. The remaining text is split into reasoning, content and tool calls.
 
 **Spans.** The engine counts seconds on a clock of its own, which may be that of another machine. What it says took
-place between
-our sending the request and our hearing of it, so it is put into the middle of that time: off by at most half of what
-the messages took, and no two machines need to agree on the time.
+place between our sending the request and our hearing of it, so it is put into the middle of that time: off by at most
+half of what the messages took, and no two machines need to agree on the time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,14 +30,14 @@ class OutputProcessor:
         tokenizer: Tokenizer of the model.
         prompt: Prompt tokens; they can change how the first output token is decoded.
         request: For its stop strings, `min_tokens` and `echo`.
-        ends: End-of-sequence tokens; counted, not shown.
-        marks: Special token -> its text for the parser.
-        reader: Parser of reasoning and tool calls; None: all text is content.
+        eos_token_ids: End-of-sequence tokens; counted, not shown.
+        special_token_text: Special token -> its text for the parser.
+        parser: Parser of reasoning and tool calls; None: all text is content.
 
     Attributes:
         prompt_tokens: Tokens of the prompt.
         tokens: Output tokens so far.
-        thought_tokens: Output tokens of the reasoning.
+        reasoning_tokens: Output tokens of the reasoning.
         plain: Whether neither stop strings, log-probabilities nor a parser is needed.
         finish: Why it ended; None while it goes on.
         last_token_s: Time of the last tokens; set by the caller.
@@ -50,23 +49,23 @@ class OutputProcessor:
         prompt: Sequence[int],
         request: InferenceRequest,
         *,
-        ends: Sequence[int],
-        marks: Mapping[int, bytes] = NO_MARKS,
-        reader: AnswerParser | None = None,
+        eos_token_ids: Sequence[int],
+        special_token_text: Mapping[int, bytes] = NO_MARKS,
+        parser: AnswerParser | None = None,
     ) -> None:
         self.prompt_tokens = len(prompt)
         self.tokens = 0
-        self.thought_tokens = 0
+        self.reasoning_tokens = 0
         self.finish: FinishReason | None = None
         self.last_token_s: float | None = None
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer, prompt, marks)
-        self._reader = reader
-        self.plain = not request.stops and request.sampling.top_logprobs is None and reader is None
+        self._detokenizer = Detokenizer(tokenizer, prompt, special_token_text)
+        self._parser = parser
+        self.plain = not request.stops and request.sampling.top_logprobs is None and parser is None
         self._stop_checker = StopWindow(request.stops) if request.stops else None
         self._min_tokens = request.sampling.min_tokens
         self._hidden_stop_token_ids = frozenset(
-            (*request.sampling.stop_token_ids, *(() if request.sampling.ignore_eos else ends))
+            (*request.sampling.stop_token_ids, *(() if request.sampling.ignore_eos else eos_token_ids))
         )
         self._pending_text = [tokenizer.decode(prompt)] if request.echo else []
         self._text_length = sum(map(len, self._pending_text))
@@ -88,13 +87,13 @@ class OutputProcessor:
             # Stop counting after the token that completes a stop string.
             for position in range(visible_count):
                 self.tokens += 1
-                thinking = self._reader is not None and self._reader.thinking
+                thinking = self._parser is not None and self._parser.thinking
                 if self._pending_logprobs is not None and delta.logprobs is not None:
                     self._pending_logprobs.append(self._to_token_score(tokens[position], delta.logprobs[position]))
                 stopped = self._append_text(self._detokenizer.push(tokens[position : position + 1]))
-                if self._reader is not None:
-                    self._reader.push(self._take_text())
-                    self.thought_tokens += thinking or self._reader.thinking
+                if self._parser is not None:
+                    self._parser.push(self._take_text())
+                    self.reasoning_tokens += thinking or self._parser.thinking
                 if stopped:
                     self.finish = FinishReason.STOP
                     break
@@ -105,7 +104,7 @@ class OutputProcessor:
 
     def deltas(self, index: int) -> list[TextDelta]:
         """Returns new text deltas since the last call; empty if all text is held back."""
-        if self._reader is None and self._pending_logprobs is None and self.finish is None:
+        if self._parser is None and self._pending_logprobs is None and self.finish is None:
             text = self._pending_text.pop() if len(self._pending_text) == 1 else self._take_text()
             return [TextDelta(index, text)] if text else []
         segments = self._segments()
@@ -123,7 +122,7 @@ class OutputProcessor:
     @property
     def _client_finish_reason(self) -> FinishReason | None:
         """Finish reason for the client: `TOOL_CALLS` if the model stopped after tool calls."""
-        calls = self._reader is not None and self._reader.calls and self.finish is FinishReason.STOP
+        calls = self._parser is not None and self._parser.calls and self.finish is FinishReason.STOP
         stopped = self._stop_checker is not None and self._stop_checker.stop is not None
         return FinishReason.TOOL_CALLS if calls and not stopped else self.finish
 
@@ -135,12 +134,12 @@ class OutputProcessor:
 
     def _segments(self) -> list[AnswerSegment]:
         text = self._take_text()
-        if self._reader is None:
+        if self._parser is None:
             return [AnswerSegment(text=text)] if text else []
-        self._reader.push(text)
+        self._parser.push(text)
         if self.finish is not None:
-            self._reader.flush()
-        return self._reader.take()
+            self._parser.flush()
+        return self._parser.take()
 
     def _append_text(self, text: str) -> bool:
         """Passes text through the stop window; True if a stop string completed."""
@@ -191,7 +190,7 @@ def record_engine_spans(
         delta: A delta with stats.
         now_s: Arrival time of the delta.
     """
-    attempt, stats = timeline.running(SpanName.ATTEMPT), delta.course
+    attempt, stats = timeline.running(SpanName.ATTEMPT), delta.stats
     if attempt is None or stats is None:
         return
     engine = next((span for span in attempt.inside if span.facts["choice"] == index), None)
@@ -223,37 +222,37 @@ def record_engine_spans(
 
 
 def _add_engine_span(
-    attempt: TimelineSpan, index: int, choice: OutputProcessor, delta: TokenDelta, course: SequenceStats, now_s: float
+    attempt: TimelineSpan, index: int, choice: OutputProcessor, delta: TokenDelta, stats: SequenceStats, now_s: float
 ) -> TimelineSpan:
     """Adds the engine span with its queue and prefill spans to the attempt."""
-    slack_s = now_s - attempt.began_s - course.waited_s - course.prefill_s
+    slack_s = now_s - attempt.began_s - stats.waited_s - stats.prefill_s
     began_s = attempt.began_s + max(0.0, slack_s) / 2
     engine = TimelineSpan(SpanName.ENGINE, began_s, {"choice": index, "replica": attempt.facts["replica"]})
     prefill = {
         "prompt_tokens": choice.prompt_tokens,
         "cached_tokens": delta.cached_tokens,
-        "steps": course.prefill_steps,
-        "batch": course.prefill_batch,
+        "steps": stats.prefill_steps,
+        "batch": stats.prefill_batch,
     }
     engine.inside += [
         TimelineSpan(SpanName.ENGINE_QUEUE, began_s, {"waited_ms": delta.waited_ms or {}}),
         TimelineSpan(SpanName.PREFILL, began_s, prefill),
     ]
-    _place_children(engine, began_s, course)
+    _place_children(engine, began_s, stats)
     attempt.inside.append(engine)
     return engine
 
 
-def _place_children(engine: TimelineSpan, began_s: float, course: SequenceStats) -> float:
+def _place_children(engine: TimelineSpan, began_s: float, stats: SequenceStats) -> float:
     """Places the queue and prefill spans after the arrival in the engine; returns the time of the first token."""
     waited, prefill = engine.inside
     engine.began_s = waited.began_s = began_s
-    waited.ended_s = prefill.began_s = began_s + course.waited_s
-    prefill.ended_s = prefill.began_s + course.prefill_s
+    waited.ended_s = prefill.began_s = began_s + stats.waited_s
+    prefill.ended_s = prefill.began_s + stats.prefill_s
     return prefill.ended_s
 
 
-class EncodingSpans:
+class EmbeddingSpans:
     """Recorder of the engine spans of an embedding attempt.
 
     A request may bring thousands of texts, and the engine reports each. They are recorded together: the wait until the
@@ -277,13 +276,13 @@ class EncodingSpans:
             delta: Delta with the vector.
             tokens: Tokens of the text.
         """
-        if (course := delta.course) is None:
+        if (stats := delta.stats) is None:
             return
         self._texts += 1
         self._tokens += tokens
-        self._batches += course.prefill_batch
-        self._min_wait_s = course.waited_s if self._min_wait_s is None else min(self._min_wait_s, course.waited_s)
-        self._max_duration_s = max(self._max_duration_s, course.waited_s + course.prefill_s)
+        self._batches += stats.prefill_batch
+        self._min_wait_s = stats.waited_s if self._min_wait_s is None else min(self._min_wait_s, stats.waited_s)
+        self._max_duration_s = max(self._max_duration_s, stats.waited_s + stats.prefill_s)
         for cause, waited_ms in (delta.waited_ms or {}).items():
             self._waited_ms[cause] = max(self._waited_ms.get(cause, 0.0), waited_ms)
 

@@ -25,11 +25,11 @@ from maitred.app.request.continuation import TextContinuation
 from maitred.app.request.engine_response import EngineResponse
 from maitred.app.request.fallback import AnswerChecker, EscalatingStream, FallbackStream, OverflowStream, may_escalate
 from maitred.app.request.flow_control import DispatchHandle, FlowController, GrantHandle
-from maitred.app.request.planner import AnyTokenized, RequestPlan, RequestPlanner
+from maitred.app.request.planner import PreparedRequest, RequestPlan, RequestPlanner
 from maitred.app.request.retry_policy import RetryPolicy
 from maitred.app.request.rollout_observer import RolloutObserver
-from maitred.app.request.tokenized import NamedTokenizer, TokenizedRequest, tokens_of
-from maitred.app.request.upstream_plan import UpstreamRequestPlan
+from maitred.app.request.tokenized import NamedTokenizer, TokenizedRequest, tokenize_prompts
+from maitred.app.request.upstream_request import UpstreamRequest
 from maitred.app.request.upstream_response import UpstreamResponse
 from maitred.app.request.usage_counter import UpstreamUsageCounter
 from maitred.core.clock import Clock, SystemClock
@@ -63,44 +63,48 @@ class Pipeline:
 
     Args:
         router: Resolves and routes model names.
-        control: Admission, queue and dispatch.
+        flow_controller: Admission, queue and dispatch.
         ladders: Model -> degradation ladder.
         clock: Clock for the times in the context.
         draw_seed: Makes a seed where the caller names none.
         max_choices: Largest `n`, also for a replica that allows more.
-        least_itl_s: Shortest time between two tokens that a request can ask for.
-        retries: Retry policy for upstream servers; None: no retries.
+        min_itl_s: Shortest time between two tokens that a request can ask for.
+        retry_policy: Retry policy for upstream servers; None: no retries.
         schemas: JSON schema checker for escalation; None: no schema checks.
         grammars: Validates grammars; None: default settings.
-        trials: Observes requests of canary rollouts; None: no rollouts.
+        rollout_observer: Observes requests of canary rollouts; None: no rollouts.
     """
 
     def __init__(
         self,
         router: Router,
-        control: FlowController,
+        flow_controller: FlowController,
         ladders: Mapping[str, DegradationLadder] | None = None,
         clock: Clock | None = None,
         *,
         draw_seed: Callable[[], int] = _draw_seed,
         max_choices: int = 128,
-        least_itl_s: float = 0.0,
-        retries: RetryPolicy | None = None,
+        min_itl_s: float = 0.0,
+        retry_policy: RetryPolicy | None = None,
         schemas: SchemaChecker | None = None,
-        trials: RolloutObserver | None = None,
+        rollout_observer: RolloutObserver | None = None,
         grammars: GrammarValidator | None = None,
     ) -> None:
         self._router = router
-        self._flow_controller = control
+        self._flow_controller = flow_controller
         self._planner = RequestPlanner(
-            router, control, ladders=ladders or {}, max_choices=max_choices, grammars=grammars or GrammarValidator()
+            router,
+            flow_controller,
+            ladders=ladders or {},
+            max_choices=max_choices,
+            grammars=grammars or GrammarValidator(),
         )
         self._clock = clock or SystemClock()
         self._draw_seed = draw_seed
-        self._least_itl_s = least_itl_s
+        self._min_itl_s = min_itl_s
         self._schemas = schemas
-        self._retries = retries or RetryPolicy(0, RetryBudget(0.0, 0), self._clock)
-        self._rollout_observer = trials
+        self._retry_policy = retry_policy or RetryPolicy(0, RetryBudget(0.0, 0), self._clock)
+        self._rollout_observer = rollout_observer
 
     def generate(
         self, request: InferenceRequest, context: RequestContext
@@ -171,7 +175,7 @@ class Pipeline:
         if overflow_request is None:
             return await self._admit(plan, principal, context, stack)
         # While the request waits, it may overflow to another model.
-        movable_plan = replace(plan, request=replace(plan.request, movable=True))
+        movable_plan = replace(plan, dispatch_request=replace(plan.dispatch_request, movable=True))
         return await stack.enter_async_context(
             OverflowStream(
                 self._admit,
@@ -207,7 +211,7 @@ class Pipeline:
         admission_request = _admission_request(principal, context, plan.tokenized)
         try:
             grant, entry = await self._flow_controller.admit(
-                plan.target.pool, plan.request, admission_request, context.timeline, stack
+                plan.target.pool, plan.dispatch_request, admission_request, context.timeline, stack
             )
         except LimitReached:
             if plan.instead_of is None:
@@ -216,12 +220,12 @@ class Pipeline:
             raise plan.instead_of from None
         await COHORT.sync(CohortStage.ADMITTED)
         context.position = entry.position
-        if isinstance(plan.tokenized, UpstreamRequestPlan):
+        if isinstance(plan.tokenized, UpstreamRequest):
             return self._upstream_response(plan.tokenized, plan.target, principal, context, grant, entry, stack)
         return EngineResponse(
             entry,
             stack,
-            requests=self._engine_requests(plan.tokenized, context, plan.request, grant, entry),
+            requests=self._engine_requests(plan.tokenized, context, plan.dispatch_request, grant, entry),
             outputs=plan.tokenized.output_processors(),
             context=context,
             clock=self._clock,
@@ -240,7 +244,7 @@ class Pipeline:
 
     def _upstream_response(
         self,
-        upstream_plan: UpstreamRequestPlan,
+        upstream_request: UpstreamRequest,
         target: RouteTarget,
         principal: Principal,
         context: RequestContext,
@@ -249,25 +253,25 @@ class Pipeline:
         stack: ResourceStack,
     ) -> UpstreamResponse:
         """Makes the response of an upstream server."""
-        inference_request = upstream_plan.request
+        inference_request = upstream_request.request
         deadline_s = (
             None if inference_request.deadline_in_s is None else context.started_s + inference_request.deadline_in_s
         )
         with_logprobs = inference_request.scored and self._router.supports_logprobs(target)
-        request = _text_request(upstream_plan, target, grant, scored=with_logprobs)
+        request = _text_request(upstream_request, target, grant, scored=with_logprobs)
         return UpstreamResponse(
             entry,
             stack,
-            plan=upstream_plan,
+            upstream_request=upstream_request,
             request=request,
-            usage_counter=UpstreamUsageCounter(upstream_plan.model, context, upstream_plan.estimated),
+            usage_counter=UpstreamUsageCounter(upstream_request.model, context, upstream_request.estimated),
             context=context,
             clock=self._clock,
             grant=grant,
-            attempts=self._retries.attempts(principal.tenants[0], deadline_s),
+            retry_state=self._retry_policy.new_state(principal.tenants[0], deadline_s),
             deadline_s=deadline_s,
-            continuation=TextContinuation(request, len(upstream_plan.prompts))
-            if upstream_plan.model.reprompts
+            continuation=TextContinuation(request, len(upstream_request.prompts))
+            if upstream_request.model.reprompts
             else None,
         )
 
@@ -291,12 +295,12 @@ class Pipeline:
                     seed=self._draw_seed() if request.seed is None else request.seed,
                 ),
                 # The KV cache is shared within an organisation; clients cannot change this.
-                cache_scope=dispatch_request.principal_org,
+                cache_scope=dispatch_request.organisation,
                 flow=dispatch_request.flow,
                 deadline_in_s=request.deadline_in_s,  # from arrival; `TokenContinuation` subtracts the elapsed time
                 itl_objective_s=None
                 if request.itl_objective_s is None
-                else max(request.itl_objective_s, self._least_itl_s),
+                else max(request.itl_objective_s, self._min_itl_s),
                 expected_tokens=entry.expected_tokens,
                 partial=request.partial,
                 known_as=context.request_id,
@@ -310,7 +314,7 @@ class Pipeline:
     ) -> list[int]:
         """Tokenises a prompt with the model's tokenizer; implements `InferenceService.tokenize`."""
         named_tokenizer = NamedTokenizer(model, self._tokenizer(principal, model))
-        (tokens,) = await tokens_of(named_tokenizer, [prompt], add_special_tokens=add_special_tokens)
+        (tokens,) = await tokenize_prompts(named_tokenizer, [prompt], add_special_tokens=add_special_tokens)
         return tokens
 
     def detokenize(self, principal: Principal, model: str, tokens: Sequence[int]) -> str:
@@ -376,24 +380,24 @@ def _plan_attributes(plan: RequestPlan, context: RequestContext) -> dict[str, An
 
 
 def _text_request(
-    upstream_plan: UpstreamRequestPlan, target: RouteTarget, grant: GrantHandle, *, scored: bool
+    upstream_request: UpstreamRequest, target: RouteTarget, grant: GrantHandle, *, scored: bool
 ) -> TextRequest:
     """Makes the request for a replica that takes text."""
-    has_max_tokens = upstream_plan.request.max_tokens is not None
+    has_max_tokens = upstream_request.request.max_tokens is not None
     # Without a limit, send no `max_tokens`: the server knows its context window better than our estimate.
-    is_limited = has_max_tokens or grant.max_tokens < max(upstream_plan.available_tokens)
+    is_limited = has_max_tokens or grant.max_tokens < max(upstream_request.available_tokens)
     return TextRequest(
         id=grant.lease,
-        fields=upstream_plan.fields,
-        choices=upstream_plan.choice_count,
-        max_tokens=min(max(upstream_plan.available_tokens), grant.max_tokens) if is_limited else None,
+        fields=upstream_request.fields,
+        choices=upstream_request.choice_count,
+        max_tokens=min(max(upstream_request.available_tokens), grant.max_tokens) if is_limited else None,
         scored=scored,
         model=target.model,
-        chat="messages" in upstream_plan.fields,
+        chat="messages" in upstream_request.fields,
     )
 
 
-def _admission_request(principal: Principal, context: RequestContext, tokenized: AnyTokenized) -> AdmissionRequest:
+def _admission_request(principal: Principal, context: RequestContext, tokenized: PreparedRequest) -> AdmissionRequest:
     """Makes the admission request."""
     request = tokenized.request
     return AdmissionRequest(

@@ -14,18 +14,18 @@ from maitred.admission.grammars.validator import GrammarValidator
 from maitred.admission.policy.ladder import DEGRADABLE, DegradationLadder, DegradedRequest, overflowing
 from maitred.app.models.router import Router
 from maitred.app.request.flow_control import FlowController
-from maitred.app.request.tokenized import TokenizedRequest, tokens_of
-from maitred.app.request.upstream_plan import UpstreamRequestPlan, estimate_upstream_request, prepare_upstream_request
+from maitred.app.request.tokenized import TokenizedRequest, tokenize_prompts
+from maitred.app.request.upstream_request import UpstreamRequest, estimate_upstream_request, prepare_upstream_request
 from maitred.app.request.validation import (
-    check_fits,
     check_generates,
-    check_needs,
     check_sampling,
     check_size,
-    constrain,
+    check_supported,
+    max_output_tokens,
     rules_for,
     with_defaults,
-    with_scores,
+    with_grammar,
+    with_logprobs,
     with_tools,
 )
 from maitred.core.context import RequestContext
@@ -39,7 +39,7 @@ from maitred.routing.catalog import TextModel
 from maitred.routing.pools.route_table import RouteTarget
 from maitred.text.generation_defaults import GenerationDefaults
 
-AnyTokenized = TokenizedRequest | UpstreamRequestPlan
+PreparedRequest = TokenizedRequest | UpstreamRequest
 """A request for an engine (tokens), or for an upstream server (text)."""
 
 
@@ -50,8 +50,8 @@ class RequestPlan(Struct, frozen=True):
     """Plan of one request: target, tokens, dispatch request, predicted position."""
 
     target: RouteTarget
-    tokenized: AnyTokenized
-    request: DispatchRequest
+    tokenized: PreparedRequest
+    dispatch_request: DispatchRequest
     position: QueuePosition | None
     """Predicted queue position; None: the controller predicts it on admission."""
     instead_of: MaitredError | None = None
@@ -63,7 +63,7 @@ class RequestPlanner:
 
     Args:
         router: What is served, under which names.
-        control: Predicts queue positions; has prices and default lengths.
+        flow_controller: Predicts queue positions; has prices and default lengths.
         ladders: Model -> what is tried before a request is refused for the load; nothing where none is given.
         max_choices: Largest `n`, also for a replica that allows more.
         grammars: Validates grammars.
@@ -72,13 +72,13 @@ class RequestPlanner:
     def __init__(
         self,
         router: Router,
-        control: FlowController,
+        flow_controller: FlowController,
         ladders: Mapping[str, DegradationLadder],
         max_choices: int,
         grammars: GrammarValidator,
     ) -> None:
         self._router = router
-        self._flow_controller = control
+        self._flow_controller = flow_controller
         self._ladders = ladders
         _overflow_models = {pool: ladder.overflow_to for pool, ladder in ladders.items()}
         self._overflows = {pool: model for pool, model in _overflow_models.items() if model is not None}
@@ -98,7 +98,7 @@ class RequestPlanner:
         if isinstance(model, TextModel) and model.tokenizer is None:
             # The common case of upstream servers; needs no await.
             context.model = target.name
-            tokenized: AnyTokenized = self._accept(
+            tokenized: PreparedRequest = self._accept(
                 estimate_upstream_request(model, request, self._max_choices), target, context
             )
         else:
@@ -132,7 +132,9 @@ class RequestPlanner:
             return None
         return variant
 
-    async def _tokenize(self, target: RouteTarget, request: InferenceRequest, context: RequestContext) -> AnyTokenized:
+    async def _tokenize(
+        self, target: RouteTarget, request: InferenceRequest, context: RequestContext
+    ) -> PreparedRequest:
         """Tokenises and checks the request for a model: capabilities, size, cost."""
         model = self._router.model(target)
         context.model = target.name
@@ -141,17 +143,17 @@ class RequestPlanner:
         card = model.card()
         check_generates(card, model.name)
         tool_rules = rules_for(model, request)
-        request = with_tools(with_scores(request), tool_rules)
+        request = with_tools(with_logprobs(request), tool_rules)
         if model.defaults != _NO_DEFAULTS:
             request = with_defaults(request, model.defaults)
-        check_needs(request)
+        check_supported(request)
         check_sampling(card, request, self._max_choices)
         check_size(card, model.tokenizer, request)
-        prompts = await tokens_of(model, request.prompts)
-        available_tokens = [check_fits(card, prompt, request) for prompt in prompts]
+        prompts = await tokenize_prompts(model, request.prompts)
+        available_tokens = [max_output_tokens(card, prompt, request) for prompt in prompts]
         context.prompt_tokens = sum(map(len, prompts))
         organisation = (context.principal or ANONYMOUS).tenants[-1]
-        request = await constrain(self._grammars, organisation, model, request, tool_rules, prompts)
+        request = await with_grammar(self._grammars, organisation, model, request, tool_rules, prompts)
         tokenized = TokenizedRequest(
             model=model,
             card=card,
@@ -164,34 +166,36 @@ class RequestPlanner:
             self._check_cost(tokenized, target, request.max_usd)
         return tokenized
 
-    def _accept(self, text: UpstreamRequestPlan, target: RouteTarget, context: RequestContext) -> UpstreamRequestPlan:
+    def _accept(
+        self, upstream_request: UpstreamRequest, target: RouteTarget, context: RequestContext
+    ) -> UpstreamRequest:
         """Checks the cost of an upstream request; returns the request."""
-        context.prompt_tokens = text.prompt_tokens
-        if text.request.max_usd is not None:
-            self._check_cost(text, target, text.request.max_usd)
-        return text
+        context.prompt_tokens = upstream_request.prompt_tokens
+        if upstream_request.request.max_usd is not None:
+            self._check_cost(upstream_request, target, upstream_request.request.max_usd)
+        return upstream_request
 
-    def _check_cost(self, tokenized: AnyTokenized, target: RouteTarget, most_usd: float) -> None:
+    def _check_cost(self, tokenized: PreparedRequest, target: RouteTarget, max_usd: float) -> None:
         """Raises TooExpensive if the request may cost more than `max_usd`."""
         output_tokens = self._max_output_tokens(tokenized) * tokenized.choice_count
         usd = to_usd(self._flow_controller.price_of(target.name).cost_nusd(tokenized.prompt_tokens, 0, output_tokens))
-        if usd > most_usd:
+        if usd > max_usd:
             raise TooExpensive(
-                f"With {output_tokens:,} tokens of output it may cost ${usd:.4g}, and ${most_usd:.4g} are allowed. "
+                f"With {output_tokens:,} tokens of output it may cost ${usd:.4g}, and ${max_usd:.4g} are allowed. "
                 f"Lower {tokenized.request.max_tokens_param}, or allow more."
             )
 
     def _make_plan(
-        self, target: RouteTarget, tokenized: AnyTokenized, principal: Principal, context: RequestContext
+        self, target: RouteTarget, tokenized: PreparedRequest, principal: Principal, context: RequestContext
     ) -> RequestPlan:
         """Makes the plan with the predicted position; raises if the request would wait too long."""
         dispatch_request = _dispatch_request(principal, context, tokenized, self._max_output_tokens(tokenized))
         context.priority = dispatch_request.flow.priority
         return RequestPlan(
-            target, tokenized, dispatch_request, self._flow_controller.predict(target.pool, dispatch_request)
+            target, tokenized, dispatch_request, self._flow_controller.check(target.pool, dispatch_request)
         )
 
-    def _max_output_tokens(self, tokenized: AnyTokenized) -> int:
+    def _max_output_tokens(self, tokenized: PreparedRequest) -> int:
         """Returns the most output tokens of a choice, before limits clamp it."""
         available = max(tokenized.available_tokens)
         return (
@@ -203,7 +207,7 @@ class RequestPlanner:
     async def _plan_degraded(
         self,
         target: RouteTarget,
-        tokenized: AnyTokenized,
+        tokenized: PreparedRequest,
         principal: Principal,
         context: RequestContext,
         refusal: MaitredError,
@@ -239,7 +243,12 @@ class RequestPlanner:
         return plan
 
     async def _plan_after_overflow(
-        self, target: RouteTarget, tokenized: AnyTokenized, principal: Principal, context: RequestContext, movable: bool
+        self,
+        target: RouteTarget,
+        tokenized: PreparedRequest,
+        principal: Principal,
+        context: RequestContext,
+        movable: bool,
     ) -> RequestPlan | None:
         """Plans the whole request here after others have overflowed; None: none has, or it is still too late."""
         dispatch_request = replace(
@@ -259,24 +268,24 @@ def _predicted_position(refusal: MaitredError) -> QueuePosition | None:
 
 
 def _dispatch_request(
-    principal: Principal, context: RequestContext, tokenized: AnyTokenized, max_tokens: int
+    principal: Principal, context: RequestContext, tokenized: PreparedRequest, max_tokens: int
 ) -> DispatchRequest:
     """Makes the dispatch request."""
     request = tokenized.request
-    deadline_s = None
+    ttft_deadline_s = None
     if request.ttft_in_s is not None or request.deadline_in_s is not None:
         deadlines = [wish_s for wish_s in (request.ttft_in_s, request.deadline_in_s) if wish_s is not None]
-        deadline_s = context.started_s + min(deadlines)
+        ttft_deadline_s = context.started_s + min(deadlines)
     return DispatchRequest(
         id=context.request_id,
-        principal_org=principal.tenants[-1],
+        organisation=principal.tenants[-1],
         flow=flow_of(principal, request),
         prompt_tokens=tokenized.prompt_tokens,
         prompts=tokenized.prompts,
         max_tokens=max_tokens,
         choices=tokenized.choice_count,
         arrived_s=context.started_s,
-        deadline_s=deadline_s,
+        ttft_deadline_s=ttft_deadline_s,
         session=None if request.session is None else f"{principal.tenants[-1]}/{request.session}",
         timeline=context.timeline,
     )

@@ -153,7 +153,7 @@ class ReplicaResponse(PushStream, Generic[A]):
         """Opens an attempt at the dispatched replica, hedged where hedging applies."""
         entry = self._entry
         self._grant.set_replica(endpoint.name)
-        hedge_delay_s = entry.hedge_after_s()
+        hedge_delay_s = entry.start_hedge_timer()
         if hedge_delay_s is None:
             attempt = await self._new_attempt(endpoint, entry.on_submitted).__aenter__()
         else:
@@ -209,9 +209,9 @@ async def open_hedged(
             attempt_tasks.append(asyncio.create_task(_open_and_wait_first(attempt), name="second replica"))
         winner = await _first_success(attempt_tasks)
         if winner is None:
-            raise first.exception() or RuntimeError("No runner has won, and the first one has not failed.")
+            raise first.exception() or RuntimeError("No attempt has won, and the first one has not failed.")
     finally:
-        await _cancel_attempts([runner for runner in attempt_tasks if runner is not winner])
+        await _cancel_attempts([attempt_task for attempt_task in attempt_tasks if attempt_task is not winner])
         if hedge is not None:
             context.hedged = "second" if winner is attempt_tasks[-1] else "first"
             hedge.settle(won=winner is attempt_tasks[-1])
@@ -227,23 +227,23 @@ async def _open_and_wait_first(attempt: A) -> A:
     return attempt
 
 
-async def _first_success(runners: list[asyncio.Task[A]]) -> asyncio.Task[A] | None:
+async def _first_success(attempts: list[asyncio.Task[A]]) -> asyncio.Task[A] | None:
     """Returns the task of the first attempt that succeeds; None: all failed."""
-    running = {*runners}
+    running = {*attempts}
     while running:
         done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-        for runner in runners:
-            if runner in done and runner.exception() is None:
-                return runner
+        for attempt_task in attempts:
+            if attempt_task in done and attempt_task.exception() is None:
+                return attempt_task
     return None
 
 
-async def _cancel_attempts(runners: list[asyncio.Task[A]]) -> None:
+async def _cancel_attempts(attempts: list[asyncio.Task[A]]) -> None:
     """Cancels the losing attempts and closes those that had opened."""
-    for runner in runners:
-        runner.cancel()
-    if runners:
-        await asyncio.wait(runners)
-    for runner in runners:
-        if not runner.cancelled() and runner.exception() is None:
-            await runner.result().__aexit__(None, None, None)
+    for attempt_task in attempts:
+        attempt_task.cancel()
+    if attempts:
+        await asyncio.wait(attempts)
+    for attempt_task in attempts:
+        if not attempt_task.cancelled() and attempt_task.exception() is None:
+            await attempt_task.result().__aexit__(None, None, None)

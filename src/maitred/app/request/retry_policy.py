@@ -32,7 +32,7 @@ class RetryPolicy:
         self._clock = clock
         self._draw = draw
 
-    def attempts(self, tenant: str, deadline_s: float | None) -> RetryState:
+    def new_state(self, tenant: str, deadline_s: float | None) -> RetryState:
         """Returns the retry state of one request.
 
         Args:

@@ -47,14 +47,14 @@ class RolloutObserver:
         clock: The clock.
 
     Attributes:
-        shadows: shadow_traffic: Sends shadow copies, while its `run` runs.
+        shadow_traffic: Sends shadow copies, while its `run` runs.
     """
 
     def __init__(self, live: LiveRollouts, rollouts: RolloutAdmin, clock: Clock) -> None:
         self._live = live
         self._rollouts = rollouts
         self._clock = clock
-        self.shadows = ShadowTraffic(clock, self._on_comparison)
+        self.shadow_traffic = ShadowTraffic(clock, self._on_comparison)
 
     def observe(
         self,
@@ -104,7 +104,9 @@ class RolloutObserver:
                     and context.arm == arm
                     and rollout.split.is_shadowed(context.request_id)
                 ):
-                    shadow_request = self.shadows.begin(rollout, request, context, route_plan.shadow_target, respond)
+                    shadow_request = self.shadow_traffic.begin(
+                        rollout, request, context, route_plan.shadow_target, respond
+                    )
                 yield stream if shadow_request is None else _tapped_deltas(stream, shadow_request.on_delta)
         except (asyncio.CancelledError, GeneratorExit) as left:
             is_gateway_error = bool(left.args) and isinstance(left.args[0], MaitredError)
@@ -122,7 +124,7 @@ class RolloutObserver:
             is_complete = not (observation.failed or observation.refused)
             pending.end(_with_tokens(observation, context.completion_tokens) if is_complete else observation)
             if shadow_request is not None:
-                shadow_request.whole() if is_complete else shadow_request.on_failure()
+                shadow_request.on_complete() if is_complete else shadow_request.on_failure()
         finally:
             self._rollouts.apply_decision(rollout, rollout.advance(self._clock.monotonic_s()))
 

@@ -1,8 +1,7 @@
 """Shadow traffic: copies of requests to a canary, whose answers are compared with the originals and discarded.
 
-A copy begins with the request that it copies, and has a task, a context and an account of its own: A copy starts with
-its original and has its own task, context and principal, so it does not delay the original. It has the lowest priority,
-and is skipped if it would have to wait. Running copies are cancelled when the gateway stops.
+A copy starts with its original and has its own task, context and principal, so it does not delay the original. It has
+the lowest priority, and is skipped if it would have to wait. Running copies are cancelled when the gateway stops.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ from maitred.routing.rollout.trial import TrialObservation
 
 log = logging.getLogger(__name__)
 
-Told = Callable[[LiveRollout, TrialObservation], None]
+OnResult = Callable[[LiveRollout, TrialObservation], None]
 
 _TIMEOUT_S = 300.0
 """Timeout of a copy."""
@@ -84,7 +83,7 @@ class ShadowRequest:
         """Collects what the caller of the original got."""
         self._parts += parts
 
-    def whole(self) -> None:
+    def on_complete(self) -> None:
         """Handles the complete answer of the original."""
         self._set_original(texts_of(self._parts))
 
@@ -98,7 +97,7 @@ class ShadowRequest:
         if self.task is not None:
             self.task.cancel()
 
-    async def original(self) -> Sequence[str] | None:
+    async def original_texts(self) -> Sequence[str] | None:
         """Waits for the texts of the original; None: it has failed."""
         return await self._original
 
@@ -113,18 +112,18 @@ class ShadowTraffic:
 
     Args:
         clock: The clock.
-        told: on_result: Called with the observation of a copy that says something about the canary.
+        on_result: Called with the observation of a copy that says something about the canary.
 
     Attributes:
-        ends: outcome_counts: (rollout, outcome) -> number of copies.
+        outcome_counts: (rollout, outcome) -> number of copies.
     """
 
-    def __init__(self, clock: Clock, on_result: Told) -> None:
+    def __init__(self, clock: Clock, on_result: OnResult) -> None:
         self._clock = clock
-        self._told = on_result
+        self._on_result = on_result
         self._running: Counter[str] = Counter()
         self._group: asyncio.TaskGroup | None = None
-        self.ends: Counter[tuple[str, str]] = Counter()
+        self.outcome_counts: Counter[tuple[str, str]] = Counter()
 
     async def run(self) -> None:
         """Runs until cancelled, and then cancels all copies."""
@@ -160,7 +159,7 @@ class ShadowTraffic:
         if self._group is None:
             return None
         if self._running[name] >= rollout.config.shadow_limit:
-            self.ends[name, ShadowOutcome.SKIPPED] += 1
+            self.outcome_counts[name, ShadowOutcome.SKIPPED] += 1
             return None
         shadow_request = ShadowRequest()
         self._running[name] += 1
@@ -191,11 +190,11 @@ class ShadowTraffic:
         try:
             outcome, observation = await self._run_copy(copy, rollout, request, context, target, respond)
             if observation is not None and rollout.trial is trial:
-                self._told(rollout, observation)
+                self._on_result(rollout, observation)
         except Exception:
             log.exception("A copy of a request to %s broke.", name)
         finally:
-            self.ends[name, outcome] += 1
+            self.outcome_counts[name, outcome] += 1
 
     async def _run_copy(
         self,
@@ -225,7 +224,7 @@ class ShadowTraffic:
         seen = TrialObservation(tokens=context.completion_tokens, copied=True)
         trial, greedy = rollout.config.trial, request.sampling.temperature == 0
         similarity = trial.similarity if greedy else trial.sampled_similarity
-        original = await copy.original()
+        original = await copy.original_texts()
         if original is None or similarity is None:
             return ShadowOutcome.ANSWERED, seen
         agreed = agree(original, texts_of(parts), similarity, greedy=greedy)

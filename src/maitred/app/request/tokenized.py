@@ -56,18 +56,23 @@ class TokenizedRequest(Struct, frozen=True):
             for _ in range(request.sampling.n):
                 parser = None
                 if isinstance(source_prompt, Conversation):
-                    parser = answer_reader(model.answer_format, model.tokenizer, prompt, self.rules)
+                    parser = make_answer_parser(model.answer_format, model.tokenizer, prompt, self.rules)
                 special_token_text = NO_MARKS if parser is None else model.answer_format.marks.bytes_of
                 eos_token_ids = self.card.eos_token_ids
                 processors.append(
                     OutputProcessor(
-                        model.tokenizer, prompt, request, ends=eos_token_ids, marks=special_token_text, reader=parser
+                        model.tokenizer,
+                        prompt,
+                        request,
+                        eos_token_ids=eos_token_ids,
+                        special_token_text=special_token_text,
+                        parser=parser,
                     )
                 )
         return processors
 
 
-def answer_reader(
+def make_answer_parser(
     answers: AnswerFormat, tokenizer: Tokenizer, prompt: Sequence[int], rules: ToolRules | None
 ) -> AnswerParser | None:
     """Makes the parser of answers to a prompt; None: the answers are plain text."""
@@ -143,7 +148,7 @@ def _needs_thread(prompts: Sequence[Prompt]) -> bool:
     return characters > _MAX_INLINE_CHARACTERS
 
 
-async def tokens_of(
+async def tokenize_prompts(
     model: TokenizerSource, prompts: Sequence[Prompt], *, add_special_tokens: bool | None = None
 ) -> list[list[int]]:
     """Returns the prompts as token ids.

@@ -1,11 +1,11 @@
 """Response of an upstream server, as text: waits for dispatch, sends the request, and passes on what comes back.
 
-A server that fails before the first part of the answer is followed by
-another one, or by itself after a pause; the caller sees nothing of it but the time that it takes. For callers who get
-the answer in one piece, that holds up to its end, and where the model's configuration allows it, a stream goes on
-elsewhere by its text (see `continuation`). The text is passed on as it comes; what it was in tokens is an
-estimate until the server says what it has counted. The end of the answer is held back until all of it is known to be
-there and in the ledger, so a stream that breaks off, however late, never looks complete.
+A server that fails before the first part of the answer is followed by another one, or by itself after a pause; the
+caller sees nothing of it but the time that it takes. For callers who get the answer in one piece, that holds up to its
+end, and where the model's configuration allows it, a stream goes on elsewhere by its text (see `continuation`). The
+text is passed on as it comes; what it was in tokens is an estimate until the server says what it has counted. The end
+of the answer is held back until all of it is known to be there and in the ledger, so a stream that breaks off, however
+late, never looks complete.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from maitred.app.request.continuation import TextContinuation
 from maitred.app.request.flow_control import DispatchHandle, GrantHandle
 from maitred.app.request.response import ReplicaAttempt, ReplicaResponse
-from maitred.app.request.upstream_plan import UpstreamRequestPlan
+from maitred.app.request.upstream_request import UpstreamRequest
 from maitred.app.request.usage_counter import UpstreamUsageCounter
 from maitred.core.backoff import GiveUpReason, RetryState
 from maitred.core.clock import Clock
@@ -76,10 +76,10 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
     """Response that an upstream server produces, as text. Implements `maitred.core.service.ResponseStream`.
 
     Args:
-        plan: Plan of the request, with its prompts and what its caller wants to see.
+        upstream_request: The request with its prompts and what its caller wants to see.
         request: The request to send.
         usage_counter: Counts the usage.
-        attempts: Retry state of the request.
+        retry_state: Retry state of the request.
         deadline_s: Deadline on the monotonic clock; None: no deadline.
         continuation: Records sent text to continue it at another server; None: streams are not continued.
     """
@@ -89,26 +89,28 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         entry: DispatchHandle,
         stack: ResourceStack,
         *,
-        plan: UpstreamRequestPlan,
+        upstream_request: UpstreamRequest,
         request: TextRequest,
         usage_counter: UpstreamUsageCounter,
         context: RequestContext,
         clock: Clock,
         grant: GrantHandle,
-        attempts: RetryState,
+        retry_state: RetryState,
         deadline_s: float | None,
         continuation: TextContinuation | None = None,
     ) -> None:
-        super().__init__(entry, stack, context=context, clock=clock, grant=grant, partial=plan.request.partial)
+        super().__init__(
+            entry, stack, context=context, clock=clock, grant=grant, partial=upstream_request.request.partial
+        )
         self._request = request
         self._continuation = continuation
         self._next_is_continuation = False
         """Whether the next delta is the first of a continuing server."""
-        self._prompt_count = len(plan.prompts)
+        self._prompt_count = len(upstream_request.prompts)
         self._usage_counter = usage_counter
-        self._retry_state = attempts
+        self._retry_state = retry_state
         self._deadline_s = deadline_s
-        self._buffered: list[TextDelta] | None = [] if plan.request.whole else None
+        self._buffered: list[TextDelta] | None = [] if upstream_request.request.whole else None
         """Deltas of a buffered answer; None: the answer is streamed."""
         self._finish_reasons: dict[int, FinishReason] = {}
         self._last_delta_s: dict[int, float] = {}
@@ -163,7 +165,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
                     raise ReplicaLost from failure
             try:
                 if attempt is None:
-                    await COHORT.sync(CohortStage.RELEASED)
+                    await COHORT.sync(CohortStage.DISPATCHED)
                     context = self._context
                     context.position, context.dispatched_s = None, self._clock.monotonic_s()
                     context.waited_ms = dict(self._entry.waited_ms)
@@ -197,16 +199,18 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
                 raise error
         else:
             self._restart()
-        rest_s = failure.retry_after_s if isinstance(failure, ReplicaBusy) else None
+        retry_after_s = failure.retry_after_s if isinstance(failure, ReplicaBusy) else None
         elsewhere = self._entry.has_other_replica
         passes = isinstance(failure, ReplicaLost | ReplicaBusy) and not isinstance(failure, ReplicaTooSlow)
         if not elsewhere and not passes:
             raise error  # the failure is not transient and there is no other replica
-        wait_s = self._retry_state.wait(self._clock.monotonic_s(), told_s=None if elsewhere else rest_s)
+        wait_s = self._retry_state.wait(self._clock.monotonic_s(), retry_after_s=None if elsewhere else retry_after_s)
         if isinstance(wait_s, GiveUpReason):
             raise error
         again = self._entry.requeue(
-            prompts=range(self._prompt_count), answer_by_s=self._deadline_s, rest_s=rest_s if elsewhere else wait_s
+            prompts=range(self._prompt_count),
+            answer_by_s=self._deadline_s,
+            suspend_s=retry_after_s if elsewhere else wait_s,
         )
         if not again:
             raise error

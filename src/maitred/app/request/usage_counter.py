@@ -32,7 +32,7 @@ class UpstreamUsageCounter:
         self._previous_output_tokens = 0
         """Output tokens of earlier servers, whose streams broke."""
         self._has_estimates = False
-        """Whether some of them are estimates."""
+        """Whether the output tokens of an earlier server are estimates."""
         self._prompt_reported = False
         self._chunks = 0
 

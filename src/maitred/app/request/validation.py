@@ -28,7 +28,7 @@ _MAX_CHOICES = 2_048
 """Most choices of one request, so that one request cannot fill the engine's queue."""
 
 
-def check_needs(request: InferenceRequest) -> None:
+def check_supported(request: InferenceRequest) -> None:
     """Raises Unsupported if the request has a field that the engine does not support."""
     for field in request.needs:
         if field not in STRUCTURED_FIELDS:
@@ -92,7 +92,7 @@ def check_embeds(card: ModelCard, name: str, dimensions: int | None) -> None:
         )
 
 
-def check_text(card: ModelCard, text: list[int], param: str) -> None:
+def check_input_tokens(card: ModelCard, text: list[int], param: str) -> None:
     """Checks the tokens of one embedding input.
 
     Raises:
@@ -111,7 +111,7 @@ def check_text(card: ModelCard, text: list[int], param: str) -> None:
         )
 
 
-def check_fits(card: ModelCard, prompt: list[int], request: InferenceRequest) -> int:
+def max_output_tokens(card: ModelCard, prompt: list[int], request: InferenceRequest) -> int:
     """Returns the most output tokens for this prompt.
 
     Raises:
@@ -160,7 +160,7 @@ _ARGUMENT_SEPARATOR = " ?"
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-async def constrain(
+async def with_grammar(
     validator: GrammarValidator,
     organisation: str,
     model: ServedModel,
@@ -259,7 +259,7 @@ def with_defaults(request: InferenceRequest, defaults: GenerationDefaults) -> In
     return replace(request, sampling=replace(request.sampling, **changed)) if changed else request
 
 
-def with_scores(request: InferenceRequest) -> InferenceRequest:
+def with_logprobs(request: InferenceRequest) -> InferenceRequest:
     """Returns the request with log-probabilities enabled if the escalation check needs them."""
     if not request.scored or request.sampling.top_logprobs is not None:
         return request

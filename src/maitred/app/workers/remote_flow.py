@@ -328,7 +328,7 @@ class RemoteAdmission:
             await acker.wait_connected()
         return self._endpoints[replica]
 
-    def hedge_after_s(self) -> float | None:
+    def start_hedge_timer(self) -> float | None:
         """Returns None: a worker forwards requests that may be hedged."""
         return None
 
@@ -341,7 +341,9 @@ class RemoteAdmission:
         """Whether another replica could take the request, as of its dispatch."""
         return self._dispatched is not None and self._dispatched.has_other_replica
 
-    def requeue(self, *, prompts: Sequence[int], answer_by_s: float | None = None, rest_s: float | None = None) -> bool:
+    def requeue(
+        self, *, prompts: Sequence[int], answer_by_s: float | None = None, suspend_s: float | None = None
+    ) -> bool:
         """Reports the failed replica, so that the request is requeued; returns False if no requeues are left."""
         if self._requeue_count >= self._recoveries or self._is_finished:
             return False
@@ -354,7 +356,7 @@ class RemoteAdmission:
                 attempt_outcome=self.attempt_outcome,
                 prompts=list(prompts),
                 answer_by_s=answer_by_s,
-                rest_s=rest_s,
+                rest_s=suspend_s,
             )
         )
         return True
@@ -441,7 +443,7 @@ class RemoteFlowController:
         """Returns the price of a model's tokens."""
         return self._prices.price_for(model).price
 
-    def predict(self, pool: str, dispatch_request: DispatchRequest) -> None:
+    def check(self, pool: str, dispatch_request: DispatchRequest) -> None:
         """Returns None: the controller predicts the queue position when it admits the request."""
 
     async def overflow_others(self, pool: str, dispatch_request: DispatchRequest) -> bool:
@@ -531,7 +533,7 @@ def _make_admit_request(
         window_left=admission_request.window_left,
         max_tokens=admission_request.max_tokens,
         min_tokens=admission_request.min_tokens,
-        deadline_s=dispatch_request.deadline_s,
+        deadline_s=dispatch_request.ttft_deadline_s,
         session=dispatch_request.session,
         max_tokens_param=admission_request.max_tokens_param,
         prompt_param=admission_request.prompt_param,

@@ -370,8 +370,8 @@ async def _open_pipeline(
         flow_controller,
         clock=clock,
         max_choices=config.model.max_choices,
-        least_itl_s=config.dispatch.least_itl_s,
-        retries=RetryPolicy(config.dispatch.retries, budget, clock),
+        min_itl_s=config.dispatch.least_itl_s,
+        retry_policy=RetryPolicy(config.dispatch.retries, budget, clock),
         grammars=grammars,
     )
     pipeline.local_names = local_names

@@ -16,7 +16,7 @@ from maitred.admission.grant import Grant
 from maitred.admission.request import AdmissionRequest
 from maitred.api.in_flight import ClientDisconnected, InFlightLimiter, InFlightSlot
 from maitred.app.request.flow_control import LocalFlowController
-from maitred.app.request.upstream_plan import TruncatedPrompt
+from maitred.app.request.upstream_request import TruncatedPrompt
 from maitred.core.clock import Clock
 from maitred.core.context import RequestContext
 from maitred.core.errors import Bug, MaitredError, ReplicaUnavailable
@@ -175,7 +175,7 @@ class WorkerRequest:
     async def _serve(self) -> None:
         admit_request, context = self.admit_request, self.context
         dispatch_request = self._dispatch_request(admit_request.requested_output_tokens)
-        context.predicted_position = position = self._flow_controller.predict(admit_request.pool, dispatch_request)
+        context.predicted_position = position = self._flow_controller.check(admit_request.pool, dispatch_request)
         async with ResourceStack() as stack:
             grant, entry = await self._flow_controller.admit(
                 admit_request.pool, dispatch_request, self._admission_request(), context.timeline, stack
@@ -202,7 +202,7 @@ class WorkerRequest:
         """Takes over grant and queue entry of an earlier controller and resumes the request."""
         self._update_usage(resume_grant)
         async with ResourceStack() as stack:
-            grant, entry = await self._flow_controller.resume(
+            grant, entry = await self._flow_controller.reattach(
                 self.admit_request.pool,
                 self._dispatch_request(resume_grant.max_tokens),
                 self._admission_request(),
@@ -258,7 +258,7 @@ class WorkerRequest:
                 case ReplicaFailed() as command:
                     self._end_attempt(command.attempt_outcome)
                     if entry is None or not entry.requeue(
-                        prompts=command.prompts, answer_by_s=command.answer_by_s, rest_s=command.rest_s
+                        prompts=command.prompts, answer_by_s=command.answer_by_s, suspend_s=command.rest_s
                     ):
                         raise ReplicaUnavailable
                     return True
@@ -298,7 +298,7 @@ class WorkerRequest:
         context.completion_tokens, context.first_token_s = usage.completion_tokens, message.first_token_s
 
     def _start_attempt(self, endpoint: AnyEndpoint) -> None:
-        if endpoint.exact:
+        if endpoint.reports_capacity:
             return  # an engine of this gateway reports its own state
         upstream: UpstreamReplica = endpoint.replica
         self._upstream_attempt = upstream, upstream.status.start_attempt()
@@ -319,14 +319,14 @@ class WorkerRequest:
         admit_request = self.admit_request
         return DispatchRequest(
             id=admit_request.request_id,
-            principal_org=self._principal.tenants[-1],
+            organisation=self._principal.tenants[-1],
             flow=admit_request.flow,
             prompt_tokens=sum(prompt.tokens for prompt in admit_request.prompts),
             prompts=[_make_prompt(summary) for summary in admit_request.prompts],
             max_tokens=max_tokens,
             choices=admit_request.choices,
             arrived_s=admit_request.arrived_s,
-            deadline_s=admit_request.deadline_s,
+            ttft_deadline_s=admit_request.deadline_s,
             session=admit_request.session,
             timeline=self.context.timeline,
         )

@@ -6,7 +6,7 @@ requests, so it subtracts those that the report does not include. A request is i
     held --submitted--> unreported --next report--> reported
 
 The first two states are subtracted; the report includes the third. The engine receives submissions in order, so the
-number of unheard ones identifies them. A request that ends is no longer subtracted in any state, because the engine
+number of unreported ones identifies them. A request that ends is no longer subtracted in any state, because the engine
 itself frees what it had counted. All sums are integers, so they return to exactly zero.
 """
 
@@ -99,14 +99,14 @@ def request_cost(prompt_tokens: int, choices: int, output_tokens: int, block_tok
 class CreditHold:
     """Credits that one request holds at a replica for all its prompts. `Credits.acquire` creates it."""
 
-    __slots__ = ("_released", "_unsent", "cost", "unanswered_tokens", "uncounted")
+    __slots__ = ("_released", "_unsent", "cost", "unanswered_tokens", "unreported")
 
     def __init__(self, costs: Sequence[Cost]) -> None:
         self._unsent = deque(costs)
         self._released = False
         cost = self.cost = costs[0] if len(costs) == 1 else total_cost(costs)
         """Total cost of the request."""
-        self.uncounted = cost
+        self.unreported = cost
         """Part of the cost that no load report includes."""
         self.unanswered_tokens = cost.prompt_tokens
         """Prompt tokens of prompts that have produced no token."""
@@ -116,7 +116,7 @@ class Credits:
     """Credit account of one replica.
 
     Attributes:
-        held: Number of requests that hold credits.
+        request_count: Number of requests that hold credits.
     """
 
     def __init__(self) -> None:
@@ -126,24 +126,24 @@ class Credits:
         self._overcommit_slots = 0
         self._overcommits = False
         self._total = NOTHING
-        self._uncounted = CostSum()
+        self._unreported = CostSum()
         self._submissions: deque[tuple[CreditHold, Cost]] = deque()
         self._outstanding = CostSum()
-        self.held = 0
+        self.request_count = 0
         self._unanswered_tokens = 0
         self._busy = False
 
     @property
     def free(self) -> Cost:
         """Credits that can be acquired now; negative if the engine uses more than predicted."""
-        return self._reported_free.minus(self._uncounted.cost)
+        return self._reported_free.minus(self._unreported.cost)
 
-    def has(self, cost: Cost, kept: float) -> bool:
-        """Whether a cost certainly fits beside a kept share of the capacity."""
-        report, total, uncounted = self._reported_free, self._total, self._uncounted
+    def certainly_fits(self, cost: Cost, headroom: float) -> bool:
+        """Whether a cost certainly fits beside a share of the capacity that is kept as headroom."""
+        report, total, unreported = self._reported_free, self._total, self._unreported
         return (
-            cost.slots + 1 + kept * total.slots <= report.slots - uncounted.slots
-            and cost.blocks + 1 + kept * total.blocks <= report.blocks - uncounted.blocks
+            cost.slots + 1 + headroom * total.slots <= report.slots - unreported.slots
+            and cost.blocks + 1 + headroom * total.blocks <= report.blocks - unreported.blocks
         )
 
     @property
@@ -165,9 +165,9 @@ class Credits:
         return self._total
 
     @property
-    def uncounted(self) -> Cost:
+    def unreported(self) -> Cost:
         """Cost of dispatched requests that no report includes yet."""
-        return self._uncounted.cost
+        return self._unreported.cost
 
     @property
     def unanswered_tokens(self) -> int:
@@ -182,17 +182,17 @@ class Credits:
     @property
     def idle(self) -> bool:
         """Whether no request runs or waits at the replica, as far as known."""
-        return not self._busy and not self.held
+        return not self._busy and not self.request_count
 
-    def on_report(self, load: LoadReport, unheard: int, max_sequences: int) -> None:
+    def on_report(self, load: LoadReport, unreported_count: int, max_sequences: int) -> None:
         """Applies a load report, which may be the same as before.
 
         Args:
             load: The report.
-            unheard: Number of submissions that the report does not include.
+            unreported_count: Number of submissions that the report does not include.
             max_sequences: Maximum number of sequences that the replica runs at once.
         """
-        while len(self._submissions) > unheard:
+        while len(self._submissions) > unreported_count:
             hold, cost = self._submissions.popleft()
             self._on_reported(hold, cost)
         if load is self._reported:
@@ -210,7 +210,7 @@ class Credits:
         """Sets the capacity without a report: this many slots, less those that are held."""
         if self._submissions:
             self._submissions.clear()
-        left = slots - self._outstanding.slots + self._uncounted.slots
+        left = slots - self._outstanding.slots + self._unreported.slots
         if self._reported is None and self._total.slots == slots and self._reported_free.slots == left:
             return  # the estimate has not changed
         self._reported = None
@@ -222,10 +222,10 @@ class Credits:
     def acquire(self, costs: Sequence[Cost]) -> CreditHold:
         """Acquires the credits of a request; `costs` has one cost per prompt, in submission order."""
         hold = CreditHold(costs)
-        self.held += 1
+        self.request_count += 1
         self._unanswered_tokens += hold.unanswered_tokens
         self._outstanding.add(hold.cost)
-        self._uncounted.add(hold.cost)
+        self._unreported.add(hold.cost)
         return hold
 
     def on_submitted(self, hold: CreditHold) -> None:
@@ -245,20 +245,20 @@ class Credits:
         if hold._released:
             return
         hold._released = True
-        self.held -= 1
+        self.request_count -= 1
         # The engine is assumed to drop prompts that are not computed yet.
         self._unanswered_tokens -= hold.unanswered_tokens
         hold.unanswered_tokens = 0
         self._outstanding.subtract(hold.cost)
-        if hold.uncounted is not NOTHING:
-            self._uncounted.subtract(hold.uncounted)
-            hold.uncounted = NOTHING
+        if hold.unreported is not NOTHING:
+            self._unreported.subtract(hold.unreported)
+            hold.unreported = NOTHING
 
     def _on_reported(self, hold: CreditHold, cost: Cost) -> None:
         """Marks a cost as included in the load report."""
         if not hold._released:
-            hold.uncounted = NOTHING if cost is hold.uncounted else hold.uncounted.minus(cost)
-            self._uncounted.subtract(cost)
+            hold.unreported = NOTHING if cost is hold.unreported else hold.unreported.minus(cost)
+            self._unreported.subtract(cost)
 
 
 def total_cost(costs: Sequence[Cost]) -> Cost:

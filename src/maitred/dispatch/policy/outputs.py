@@ -23,26 +23,26 @@ class _LengthHistory:
     """Last output lengths of one tenant, or of all, with statistics from the last refresh.
 
     Args:
-        most: Maximum number of samples.
+        max_samples: Maximum number of samples.
     """
 
-    __slots__ = ("_answers", "_max_samples", "count", "in_parts", "lengths", "mean", "most", "news")
+    __slots__ = ("_answers", "_max_samples", "as_ratio", "count", "lengths", "mean", "news", "quantile_length")
 
-    def __init__(self, most: int) -> None:
-        self._answers: deque[tuple[int, float]] = deque(maxlen=most)
+    def __init__(self, max_samples: int) -> None:
+        self._answers: deque[tuple[int, float]] = deque(maxlen=max_samples)
         """Samples: length in tokens, and ratio to `max_tokens`."""
-        self._max_samples = most
+        self._max_samples = max_samples
         self.news = 0
         """Samples since the last refresh."""
         self.count = 0
-        self.in_parts = False
+        self.as_ratio = False
         """Whether the statistics are ratios to `max_tokens` instead of tokens."""
         self.lengths: Sequence[float] = ()
-        """Of answers that had any, the shortest first..."""
-        self.most = 0.0
-        """...one of them that is longer than most..."""
+        """Lengths of the answers that were not empty, ascending."""
+        self.quantile_length = 0.0
+        """Predicted length: the one of `lengths` at the configured quantile."""
         self.mean = 0.0
-        """...and the mean of all."""
+        """Mean length of all answers, empty ones included."""
 
     def add(self, tokens: int, part: float) -> None:
         """Adds a sample and drops the oldest if the history is full."""
@@ -58,11 +58,11 @@ class _LengthHistory:
             _MeanAndSpread([tokens for tokens, _ in self._answers]),
             _MeanAndSpread([part for _, part in self._answers]),
         )
-        self.in_parts = ratios.spread < tokens.spread
-        chosen = ratios if self.in_parts else tokens
+        self.as_ratio = ratios.spread < tokens.spread
+        chosen = ratios if self.as_ratio else tokens
         values = sorted(chosen.values)
         self.mean, self.lengths = chosen.mean, values[bisect_right(values, 0.0) :]
-        self.most = _quantile(self.lengths, quantile) if self.lengths else 0.0
+        self.quantile_length = _quantile(self.lengths, quantile) if self.lengths else 0.0
 
     @property
     def mean_tokens(self) -> float:
@@ -101,7 +101,7 @@ class OutputLengths:
     ) -> None:
         self._quantile = quantile
         self._unknown_share = unknown_share
-        self._most_tenants = tenants
+        self._max_tenants = tenants
         self._answers = answers
         self._tenants: OrderedDict[str, _LengthHistory] = OrderedDict()
         self._all = _LengthHistory(4 * answers)
@@ -132,13 +132,15 @@ class OutputLengths:
         if history is None:
             part = max_tokens * self._unknown_share
             return min(max_tokens, max(1, int(part))), min(float(max_tokens), max(1.0, part))
-        unit = float(max_tokens) if history.in_parts else 1.0
-        most, mean = math.ceil(history.most * unit - 1e-6), history.mean * unit
-        if 1 <= most <= max_tokens and 1.0 <= mean <= max_tokens:
-            return most, mean
-        return min(max(1, most), max_tokens), min(max(1.0, mean), float(max_tokens))
+        unit = float(max_tokens) if history.as_ratio else 1.0
+        length, mean = math.ceil(history.quantile_length * unit - 1e-6), history.mean * unit
+        if 1 <= length <= max_tokens and 1.0 <= mean <= max_tokens:
+            return length, mean
+        return min(max(1, length), max_tokens), min(max(1.0, mean), float(max_tokens))
 
-    def on_leave(self, tenant: str, produced: float, max_tokens: int, draws: Sequence[float]) -> list[float]:
+    def sample_remaining_tokens(
+        self, tenant: str, produced: float, max_tokens: int, draws: Sequence[float]
+    ) -> list[float]:
         """Returns samples of the remaining tokens of a choice.
 
         Args:
@@ -148,23 +150,23 @@ class OutputLengths:
             draws: Quantiles from 0 to 1 to sample. Evenly spread draws over several choices give realistic end times;
                 means would all end late.
         """
-        most = max_tokens - produced
+        max_remaining = max_tokens - produced
         known = self._history_for(tenant)
         if known is None:
-            return [max(1.0, min(most, max_tokens * self._unknown_share))] * len(draws)
-        unit = float(max_tokens) if known.in_parts else 1.0
+            return [max(1.0, min(max_remaining, max_tokens * self._unknown_share))] * len(draws)
+        unit = float(max_tokens) if known.as_ratio else 1.0
         lengths = known.lengths
         first = bisect_right(lengths, produced / unit + 1e-6)
         if first == len(lengths):
             # The output is longer than every sample: assume a quarter of its current length remains.
-            return [max(1.0, min(most, produced / 4))] * len(draws)
-        return [max(1.0, min(most, _quantile(lengths, draw, first) * unit - produced)) for draw in draws]
+            return [max(1.0, min(max_remaining, produced / 4))] * len(draws)
+        return [max(1.0, min(max_remaining, _quantile(lengths, draw, first) * unit - produced)) for draw in draws]
 
     def observe(self, tenant: str, tokens: int, max_tokens: int) -> None:
         """Adds the length of a choice that completed normally. Do not call this for cancelled requests."""
         history = self._tenants.get(tenant)
         if history is None:
-            if len(self._tenants) >= self._most_tenants:
+            if len(self._tenants) >= self._max_tenants:
                 self._tenants.popitem(last=False)
             history = self._tenants[tenant] = _LengthHistory(self._answers)
         else:

@@ -78,8 +78,8 @@ class OverflowState:
     """Hysteresis state: whether the requests of one group move to another model.
 
     Args:
-        back_below: Part of the objective that a prediction must be below...
-        back_after_s: ...for so long, until requests stay again.
+        back_below: Share of the objective that predictions must stay below before overflow ends.
+        back_after_s: Seconds for which they must stay below it.
     """
 
     __slots__ = ("_back_after_s", "_back_below", "_below_since_s", "is_on")

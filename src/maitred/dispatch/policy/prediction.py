@@ -15,8 +15,8 @@ Both look at a bounded number of requests, because they run for every arrival, a
 
 Predicted and actual times are compared as a ratio. Its quantiles are exported as metrics. A factor corrects systematic
 errors, because the step-time model does not include the network, the tokeniser or other processes on the same cores.
-The factor changes slowly, is bounded, and decays to 1: otherwise predictions
-that reject all requests could never be corrected.
+The factor changes slowly, is bounded, and decays to 1: otherwise predictions that reject all requests could never be
+corrected.
 """
 
 import math
@@ -37,6 +37,10 @@ _TRUST_TIME_CONSTANT_S = 60.0
 """Time constant with which the factor returns to 1 without comparisons."""
 _MIN_COMPARED_S = 0.005
 """Shorter times count as this long in comparisons."""
+_MARGIN_QUANTILE = 0.97
+"""Share of the last waits that the safety margin covers."""
+_MARGIN_SAMPLES = 256
+"""Number of waits from which the safety margin is learnt."""
 
 
 class PredictionCorrection:
@@ -46,7 +50,7 @@ class PredictionCorrection:
     """
 
     def __init__(self) -> None:
-        self._log_ratios = RatioQuantiles(2 * _FULL_TRUST_SAMPLES)
+        self._log_ratios = RollingQuantiles(2 * _FULL_TRUST_SAMPLES)
         self._sample_weight = 0.0
         self._last_compared_s = 0.0
 
@@ -76,12 +80,12 @@ class PredictionCalibration:
     """Accuracy of the last predictions.
 
     Args:
-        most: Maximum number of comparisons that are kept.
+        max_samples: Maximum number of comparisons that are kept.
     """
 
-    def __init__(self, most: int = 512) -> None:
-        self._ratios = RatioQuantiles(most)
-        self._errors = RatioQuantiles(most)
+    def __init__(self, max_samples: int = 512) -> None:
+        self._ratios = RollingQuantiles(max_samples)
+        self._errors = RollingQuantiles(max_samples)
         self.compared = 0
         """Total number of comparisons."""
 
@@ -107,9 +111,8 @@ class SafetyMargin:
     The factor is learnt from the last waits, including abandoned ones; otherwise only short waits would count.
     """
 
-    def __init__(self, kept: float = 0.97, most: int = 256) -> None:
-        self._kept = kept
-        self._ratios = RatioQuantiles(most)
+    def __init__(self) -> None:
+        self._ratios = RollingQuantiles(_MARGIN_SAMPLES)
 
     def compare(self, predicted_s: float, actual_s: float) -> None:
         """Adds a wait that ended or was abandoned after this time."""
@@ -118,24 +121,24 @@ class SafetyMargin:
     @property
     def factor(self) -> float:
         """Safety factor, from 1 to 2."""
-        return min(2.0, max(1.0, self._ratios.at(self._kept, 1.0)))
+        return min(2.0, max(1.0, self._ratios.at(_MARGIN_QUANTILE, 1.0)))
 
 
-class RatioQuantiles:
-    """Quantiles over a sliding window of values.
+class RollingQuantiles:
+    """Quantiles over a sliding window of ratios, of their logarithms, or of errors.
 
     Args:
-        most: Maximum number of values.
+        max_values: Maximum number of values.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_values: int) -> None:
+        self._max_values = max_values
         self._by_time: deque[float] = deque()
         self._by_size: list[float] = []
 
     def add(self, value: float) -> None:
         """Adds a value and drops the oldest if the window is full."""
-        if len(self._by_time) == self._most:
+        if len(self._by_time) == self._max_values:
             del self._by_size[bisect_left(self._by_size, self._by_time.popleft())]
         self._by_time.append(value)
         insort(self._by_size, value)
@@ -159,9 +162,9 @@ class QueueAhead(Struct, frozen=True):
     seconds_until_turn: float | None
     """Seconds until dispatch from the simulation; None: not simulated."""
     service_per_place: float
-    """KV blocks of a typical request."""
-    blocks_per_place: float
     """Service of a typical request."""
+    blocks_per_place: float
+    """KV blocks of a typical request."""
     blocks_held: float
     """KV blocks per slot of running requests."""
     steps_per_entry: float

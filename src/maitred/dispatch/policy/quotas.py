@@ -23,17 +23,17 @@ class Quota:
     """A share of the replicas' capacity, with its current use.
 
     Args:
-        name: Name for logs and metrics.
+        name: Id of the tenant with the reserved share, or name of the pool; `COMMON` for the common quota.
         share: Share of the total capacity; for the common quota, the rest.
-        overflows: Whether its tenants may use idle capacity of the common quota.
+        borrows_common: Whether its tenants may use idle capacity of the common quota.
     """
 
-    __slots__ = ("_used", "name", "overflows", "share")
+    __slots__ = ("_used", "borrows_common", "name", "share")
 
-    def __init__(self, name: str, share: float, *, overflows: bool = False) -> None:
+    def __init__(self, name: str, share: float, *, borrows_common: bool = False) -> None:
         self.name = name
         self.share = share
-        self.overflows = overflows
+        self.borrows_common = borrows_common
         self._used = CostSum()
 
     @property
@@ -69,7 +69,7 @@ class Quotas:
 
     def __init__(self, reserved: Mapping[str, float], pools: Mapping[str, tuple[Iterable[str], float]]) -> None:
         self._quota_by_tenant: dict[str, Quota] = {}
-        own = [Quota(tenant, share, overflows=True) for tenant, share in reserved.items()]
+        own = [Quota(tenant, share, borrows_common=True) for tenant, share in reserved.items()]
         self._quota_by_tenant.update({quota.name: quota for quota in own})
         for name, (tenants, share) in pools.items():
             pool = Quota(name, share)
@@ -78,7 +78,7 @@ class Quotas:
         self.common = Quota(COMMON, max(0.0, 1.0 - sum(quota.share for quota in own)))
         self.all = [*own, self.common]
         """All quotas; the common quota is last."""
-        self.parted = bool(own)
+        self.has_dedicated = bool(own)
         """Whether there are quotas besides the common one."""
 
     def quota_for(self, path: tuple[FlowLevel, ...]) -> Quota:
@@ -202,8 +202,7 @@ class TenantHoldings:
     def above_share(self, tenant: FlowLevel, slots: int, total_slots: int, now_s: float) -> bool:
         """Whether a tenant would exceed its fair share with this many more slots.
 
-        False if it is the only active tenant or holds no
-        slot, because a fair share can be less than one slot.
+        False if it is the only active tenant or holds no slot, because a fair share can be less than one slot.
         """
         held = self.held_by(tenant)
         return held > 0 and held + slots > self.share_of(tenant, total_slots, now_s)

@@ -26,7 +26,7 @@ class ServiceRate:
         self._time_s = 0.0
         self._since: tuple[float, float] | None = None
 
-    def full(self, done: float, now_s: float) -> None:
+    def on_saturated(self, done: float, now_s: float) -> None:
         """Adds a sample while the replicas are full and requests wait.
 
         Args:
@@ -44,7 +44,7 @@ class ServiceRate:
                 self._time_s = self._time_s * fade + passed_s
         self._since = (done, now_s)
 
-    def slack(self) -> None:
+    def on_unsaturated(self) -> None:
         """Pauses the measurement until the replicas are full again."""
         self._since = None
 

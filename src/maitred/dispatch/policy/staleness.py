@@ -8,7 +8,7 @@ mean of the others. The gateway's own requests are known without a report; they 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_LEAST_TRUST = 1e-9
+_MIN_TRUST = 1e-9
 """Lower bound of the trust: it avoids a division by zero and weighs very old reports equally."""
 
 
@@ -25,7 +25,7 @@ class AgedLoad:
 def trust(age_s: float, fresh_s: float, half_s: float) -> float:
     """Returns the weight of a report: 1 while fresh, then halved every `half_s`."""
     stale_s = age_s - fresh_s
-    return 1.0 if stale_s <= 0 else max(_LEAST_TRUST, 0.5 ** (stale_s / half_s))
+    return 1.0 if stale_s <= 0 else max(_MIN_TRUST, 0.5 ** (stale_s / half_s))
 
 
 def estimate_loads(reports: Sequence[AgedLoad], fresh_s: float, half_s: float) -> list[float]:

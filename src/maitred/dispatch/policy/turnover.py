@@ -1,9 +1,8 @@
 """Steps until slots become free, from the remaining steps of running requests.
 
-A mean rate of completions would be wrong by as much as a whole answer: A mean completion rate could be wrong by a whole
-request, because requests that start together end together. Every running request gets one token per step, so slots
-become free in order of remaining steps. Requests ahead in the queue take them in turn and hold them for their own
-length.
+A mean completion rate could be wrong by a whole request, because requests that start together end together. Every
+running request gets one token per step, so slots become free in order of remaining steps. Requests ahead in the queue
+take them in turn and hold them for their own length.
 """
 
 from collections.abc import Sequence

@@ -27,12 +27,12 @@ class WaitAccount:
         """Number of waiting tenants."""
         return len(self._waiting_by_tenant)
 
-    def advance(self, now_s: float, blocked: tuple[str, WaitCause] | None) -> None:
+    def set_blocked_head(self, now_s: float, blocked: tuple[str, WaitCause] | None) -> None:
         """Sets the blocked head's tenant and wait cause from now on; None: not blocked."""
         self._accrue(now_s)
         self._blocked_head = blocked
 
-    def waits(self, tenant: str) -> bool:
+    def has_waiting(self, tenant: str) -> bool:
         """Whether a tenant has a waiting request."""
         return tenant in self._waiting_by_tenant
 
@@ -48,7 +48,7 @@ class WaitAccount:
 
     def leave(self, waited: "WaitMark", now_s: float) -> dict[str, float]:
         """Ends a wait, and returns its milliseconds by cause."""
-        causes = self.so_far(waited, now_s)
+        causes = self._causes(waited, now_s)
         tenant = waited.tenant
         self._waiting_by_tenant[tenant.id] -= 1
         if not self._waiting_by_tenant[tenant.id]:
@@ -56,13 +56,13 @@ class WaitAccount:
             self.weight = self.weight - tenant.weight if self._waiting_by_tenant else 0.0
         return causes
 
-    def so_far(self, waited: "WaitMark", now_s: float) -> dict[str, float]:
-        """Returns the milliseconds of a wait so far, by cause."""
+    def _causes(self, waited: "WaitMark", now_s: float) -> dict[str, float]:
+        """Returns the milliseconds of a wait until now, by cause."""
         self._accrue(now_s)
         ends = (*self._blocked_s_by_tenant[waited.tenant.id], self._cold_start_s)
         causes: dict[str, float] = {}
         rest_s = now_s - waited.since_s
-        for cause, start, end in zip(_BLOCKING_CAUSES, waited.at, ends, strict=True):
+        for cause, start, end in zip(_BLOCKING_CAUSES, waited.blocked_s, ends, strict=True):
             if end > start:
                 causes[cause.value] = (end - start) * 1e3
                 rest_s -= end - start
@@ -84,9 +84,9 @@ class WaitAccount:
 class WaitMark:
     """Values of the account at the start of one wait."""
 
-    __slots__ = ("at", "since_s", "tenant")
+    __slots__ = ("blocked_s", "since_s", "tenant")
 
-    def __init__(self, tenant: FlowLevel, since_s: float, at: tuple[float, ...]) -> None:
+    def __init__(self, tenant: FlowLevel, since_s: float, blocked_s: tuple[float, ...]) -> None:
         self.tenant = tenant
         self.since_s = since_s
-        self.at = at
+        self.blocked_s = blocked_s

@@ -23,8 +23,10 @@ import math
 
 TOLERANCE = 1.5
 """A TTFT up to this multiple of the minimum is no sign of a queue, because prompts and batches differ."""
-_LEAST_TTFT_S = 0.1
+_MIN_TTFT_S = 0.1
 """Shorter TTFTs count as this, because they vary with other work of the machine."""
+_MIN_SIZE = 1.0
+_MAX_SIZE = 8192.0
 _SMOOTHING = 0.2
 _SLOW_START_STEP = 2.0
 """Growth of the window per first token in slow start."""
@@ -41,18 +43,14 @@ class ConcurrencyWindow:
     """Limit of outstanding requests at one replica.
 
     Args:
-        first: Initial size.
-        least: Minimum size.
-        most: Maximum size.
+        initial: Initial size.
 
     Attributes:
         size: Current limit, an integer.
     """
 
-    def __init__(self, first: float = 8.0, least: float = 1.0, most: float = 8192.0) -> None:
-        self._size = min(max(first, least), most)
-        self._least = least
-        self._most = most
+    def __init__(self, initial: float = 8.0) -> None:
+        self._size = initial
         self._min_ttft_s = math.inf
         self._in_slow_start = True
         self._late_in_a_row = 0
@@ -78,8 +76,8 @@ class ConcurrencyWindow:
             ttft_s: Seconds from dispatch to first token; normalise by prompt length if prompts differ much.
             outstanding: Number of requests at the replica, including this one.
         """
-        if ttft_s < _LEAST_TTFT_S:
-            ttft_s = _LEAST_TTFT_S
+        if ttft_s < _MIN_TTFT_S:
+            ttft_s = _MIN_TTFT_S
         if self._probe_samples_left:
             if outstanding <= self.size:  # ignore samples of requests sent before the window was halved
                 self._probe(ttft_s)
@@ -90,7 +88,7 @@ class ConcurrencyWindow:
             self._on_late_token(ttft_s, outstanding)
             return
         self._late_in_a_row = 0
-        if outstanding < self._size / 2 or self._size == self._most:
+        if outstanding < self._size / 2 or self._size == _MAX_SIZE:
             return  # the window does not limit, or it has its maximum size
         step = _SMOOTHING * math.sqrt(self._size)
         self._resize(self._size + (max(_SLOW_START_STEP, step) if self._in_slow_start else step))
@@ -122,5 +120,5 @@ class ConcurrencyWindow:
         self._resize(self._size / 2)
 
     def _resize(self, size: float) -> None:
-        self._size = min(max(size, self._least), self._most)
-        self.size = max(int(self._least), int(self._size) // 2) if self._probe_samples_left else int(self._size)
+        self._size = min(max(size, _MIN_SIZE), _MAX_SIZE)
+        self.size = max(int(_MIN_SIZE), int(self._size) // 2) if self._probe_samples_left else int(self._size)

@@ -165,8 +165,8 @@ class EncoderEngine:
         for text, vector in zip(batch, vectors, strict=True):
             waited_s = start_s - text.arrived_s
             waited_ms = {"slots": round(1000 * waited_s, 1)} if waited_s >= 0.0001 else None
-            course = SequenceStats(waited_s, took_s, prefill_steps=1, prefill_batch=len(batch))
-            delta = TokenDelta(0, [], FinishReason.STOP, waited_ms=waited_ms, embedding=vector, course=course)
+            stats = SequenceStats(waited_s, took_s, prefill_steps=1, prefill_batch=len(batch))
+            delta = TokenDelta(0, [], FinishReason.STOP, waited_ms=waited_ms, embedding=vector, stats=stats)
             outputs[text.owner].append(TokenOutput(text.request.id, delta))
             request_log.log_encoding(text.request, waited_s, len(batch))
             self._line.done(text.request.flow)

@@ -43,7 +43,7 @@ class ScriptedEntry:
         self.given, self.after_s = second, after_s
         self.asked = 0
 
-    def hedge_after_s(self):
+    def start_hedge_timer(self):
         return self.after_s
 
     def hedge(self):
@@ -222,5 +222,5 @@ async def test_engines_of_our_own_are_hedged_and_the_answer_is_billed_once():
     (line,) = services.ledger.events
     assert (line.output_tokens, line.prompt_tokens, line.replica) == (3, context.prompt_tokens, "silent,quick")
     assert [len(silent.requests), len(quick.requests), silent.open, quick.open] == [1, 1, 0, 0]
-    assert [state.credits.held for state in dispatcher.core.endpoint_states] == [0, 0]
+    assert [state.credits.request_count for state in dispatcher.core.endpoint_states] == [0, 0]
     assert dispatcher.core.running == 0

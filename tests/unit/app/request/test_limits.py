@@ -2,7 +2,7 @@
 
 import pytest
 
-from maitred.app.request.validation import check_needs
+from maitred.app.request.validation import check_supported
 from maitred.core.errors import InvalidRequest
 from maitred.core.inference import InferenceRequest
 from maitred.core.request import SamplingParams
@@ -14,7 +14,7 @@ def ask(*needs):
 
 def test_more_than_text_is_refused_by_its_name():
     with pytest.raises(InvalidRequest) as caught:
-        check_needs(ask("tools", "tool_choice"))
+        check_supported(ask("tools", "tool_choice"))
     assert (caught.value.message, caught.value.param) == (
         "tools is not supported by this server yet. Remove it.",
         "tools",
@@ -22,5 +22,5 @@ def test_more_than_text_is_refused_by_its_name():
 
 
 def test_text_is_not():
-    check_needs(ask())
+    check_supported(ask())
     assert ask().needs == ()

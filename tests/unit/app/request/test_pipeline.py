@@ -272,7 +272,7 @@ async def test_seeds_are_the_callers_or_drawn_per_prompt():
 @pytest.mark.parametrize(("asked_s", "passed_s"), [(None, None), (0.05, 0.05), (0.001, 0.02)])
 async def test_the_replica_hears_what_a_reader_wants_between_tokens_within_reason(asked_s, passed_s):
     replica = MemoryReplica([TokenDelta(0, ids("x"), finish=LENGTH)])
-    await run(replica, msgspec.structs.replace(ask(), itl_objective_s=asked_s), least_itl_s=0.02)
+    await run(replica, msgspec.structs.replace(ask(), itl_objective_s=asked_s), min_itl_s=0.02)
     assert replica.requests[0].itl_objective_s == passed_s
 
 

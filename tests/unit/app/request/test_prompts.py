@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from maitred.app.request.tokenized import tokens_of
+from maitred.app.request.tokenized import tokenize_prompts
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.inference import Conversation
 from maitred.routing.catalog import ServedModel
@@ -41,7 +41,7 @@ def test_what_takes_long_is_tokenised_in_a_thread(prompt: str | Conversation, *,
     tokenizer = Watched.load(BUNDLED_MODEL)
     assert isinstance(tokenizer, Watched)
     tokenizer.threads = set()
-    asyncio.run(tokens_of(ServedModel("m", [None], tokenizer), [prompt]))  # type: ignore[arg-type]
+    asyncio.run(tokenize_prompts(ServedModel("m", [None], tokenizer), [prompt]))  # type: ignore[arg-type]
     assert (tokenizer.threads == {threading.get_ident()}) is inline
 
 
@@ -64,7 +64,7 @@ async def test_a_thread_stops_at_the_next_prompt_when_nobody_waits_for_it() -> N
     assert isinstance(tokenizer, Slow)
     tokenizer.begun, tokenizer.go_on, tokenizer.encoded = threading.Event(), threading.Event(), 0
     model = ServedModel("m", [None], tokenizer)  # type: ignore[arg-type]
-    reading = asyncio.create_task(tokens_of(model, ["word " * 1_000] * 1_000))
+    reading = asyncio.create_task(tokenize_prompts(model, ["word " * 1_000] * 1_000))
     assert await asyncio.to_thread(tokenizer.begun.wait, 5)
     reading.cancel()
     await asyncio.wait([reading])

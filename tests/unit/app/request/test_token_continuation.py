@@ -82,7 +82,7 @@ class Gateway:
             assert all(replica.open == 0 for replica in self.replicas)
             core = self.dispatcher.core
             assert core.running == core.waiting == 0
-            assert all(endpoint_state.credits.held == 0 for endpoint_state in core.endpoint_states)
+            assert all(endpoint_state.credits.request_count == 0 for endpoint_state in core.endpoint_states)
             (self.event,) = self.admission_setup.ledger.events
         return parts
 
@@ -169,7 +169,7 @@ async def passing(gateway, seconds):
     while gateway.replicas[0].up or not gateway.dispatcher.core.waiting:  # noqa: ASYNC110 - it has no event
         await asyncio.sleep(0)
     gateway.clock.now_s += seconds
-    gateway.dispatcher.dispatch_ready()
+    gateway.dispatcher.refresh_and_dispatch()
 
 
 @pytest.mark.parametrize("partial", [True, False])

@@ -16,8 +16,8 @@ from maitred.dispatch.policy.staleness import AgedLoad, estimate_loads, trust
 
 
 @dataclass(frozen=True, slots=True)
-class ReportedLoad:
-    """Load of a replica according to its report, without requests sent since."""
+class EstimatedLoad:
+    """Load of a replica as estimated from reports, without requests sent since."""
 
     requests: float
     """Requests of other clients."""
@@ -25,7 +25,7 @@ class ReportedLoad:
     """Prompt tokens that are still to be computed."""
 
 
-class LoadReports:
+class LoadEstimator:
     """Estimates the load of one model's replicas.
 
     Args:
@@ -42,7 +42,7 @@ class LoadReports:
 
     def estimate_loads(
         self, endpoint_states: Sequence[EndpointState], prompt_tokens: float, now_s: float
-    ) -> list[ReportedLoad]:
+    ) -> list[EstimatedLoad]:
         """Returns the estimated load of each endpoint.
 
         Args:
@@ -51,17 +51,17 @@ class LoadReports:
             now_s: Now.
         """
         lateness_s = [late_s(endpoint_state, now_s) for endpoint_state in endpoint_states]
-        reported_loads = [_reported_load(endpoint_state, prompt_tokens, now_s) for endpoint_state in endpoint_states]
+        loads = [_reported_load(endpoint_state, prompt_tokens, now_s) for endpoint_state in endpoint_states]
         if max(lateness_s) <= self._fresh_for_s:
-            return reported_loads
-        requests = [AgedLoad(word.requests, late) for word, late in zip(reported_loads, lateness_s, strict=True)]
+            return loads
+        requests = [AgedLoad(load.requests, late) for load, late in zip(loads, lateness_s, strict=True)]
         prompts = [
-            AgedLoad(word.prompt_tokens, late, known=min(word.prompt_tokens, _reported_own_tokens(endpoint_state)))
-            for word, late, endpoint_state in zip(reported_loads, lateness_s, endpoint_states, strict=True)
+            AgedLoad(load.prompt_tokens, late, known=min(load.prompt_tokens, _reported_own_tokens(endpoint_state)))
+            for load, late, endpoint_state in zip(loads, lateness_s, endpoint_states, strict=True)
         ]
         fresh_s, half_s = self._fresh_for_s, self._half_s
         return list(
-            map(ReportedLoad, estimate_loads(requests, fresh_s, half_s), estimate_loads(prompts, fresh_s, half_s))
+            map(EstimatedLoad, estimate_loads(requests, fresh_s, half_s), estimate_loads(prompts, fresh_s, half_s))
         )
 
 
@@ -72,22 +72,22 @@ def late_s(endpoint_state: EndpointState, now_s: float) -> float:
     is never late.
     """
     endpoint = endpoint_state.endpoint
-    if endpoint.exact:
+    if endpoint.reports_capacity:
         return 0.0 if endpoint_state.credits.idle else now_s - endpoint_state.step_began_s
     return inf if endpoint.external_load is None else endpoint.external_load(now_s).late_s
 
 
-def _reported_load(endpoint_state: EndpointState, prompt_tokens: float, now_s: float) -> ReportedLoad:
+def _reported_load(endpoint_state: EndpointState, prompt_tokens: float, now_s: float) -> EstimatedLoad:
     endpoint = endpoint_state.endpoint
-    if endpoint.exact:
-        return ReportedLoad(0.0, endpoint_state.load.waiting_prompt_tokens)
+    if endpoint.reports_capacity:
+        return EstimatedLoad(0.0, endpoint_state.load.waiting_prompt_tokens)
     if endpoint.external_load is None:
-        return ReportedLoad(0.0, 0.0)
+        return EstimatedLoad(0.0, 0.0)
     external = endpoint.external_load(now_s)
-    return ReportedLoad(external.requests, external.waiting * prompt_tokens)
+    return EstimatedLoad(external.requests, external.waiting * prompt_tokens)
 
 
 def _reported_own_tokens(endpoint_state: EndpointState) -> int:
     """Returns prompt tokens of our unanswered requests that the report already includes."""
     credits_ = endpoint_state.credits
-    return max(0, credits_.unanswered_tokens - credits_.uncounted.prompt_tokens)
+    return max(0, credits_.unanswered_tokens - credits_.unreported.prompt_tokens)

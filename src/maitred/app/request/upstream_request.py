@@ -9,8 +9,8 @@ from typing import Any, overload
 
 from msgspec import Struct
 
-from maitred.app.request.tokenized import NamedTokenizer, tokens_of
-from maitred.app.request.validation import check_fits, check_sampling, with_tools
+from maitred.app.request.tokenized import NamedTokenizer, tokenize_prompts
+from maitred.app.request.validation import check_sampling, max_output_tokens, with_tools
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest
 from maitred.core.inference import Conversation, InferenceRequest, Prompt
 from maitred.core.replica import ModelCard
@@ -74,7 +74,7 @@ class PseudoTokens(TruncatedPrompt):
         return self.head[place]
 
 
-class UpstreamRequestPlan(Struct, frozen=True):
+class UpstreamRequest(Struct, frozen=True):
     """Request for an upstream server, sized and checked."""
 
     model: TextModel
@@ -97,9 +97,7 @@ class UpstreamRequestPlan(Struct, frozen=True):
     """Raw estimate of the prompt tokens, before the learned ratio; None: they were counted."""
 
 
-async def prepare_upstream_request(
-    model: TextModel, request: InferenceRequest, max_choices: int
-) -> UpstreamRequestPlan:
+async def prepare_upstream_request(model: TextModel, request: InferenceRequest, max_choices: int) -> UpstreamRequest:
     """Prepares a request: counts its tokens if the tokenizer is available, and estimates them otherwise.
 
     Raises:
@@ -110,9 +108,9 @@ async def prepare_upstream_request(
     if model.tokenizer is not None:
         card, fields = _check(model, request, max_choices)
         if (tokens := await _tokenize(model, request)) is not None:
-            available_tokens = [check_fits(card, prompt, request) for prompt in tokens]
+            available_tokens = [max_output_tokens(card, prompt, request) for prompt in tokens]
             prompt_tokens = sum(map(len, tokens))
-            return UpstreamRequestPlan(
+            return UpstreamRequest(
                 model=model,
                 card=card,
                 request=request,
@@ -126,7 +124,7 @@ async def prepare_upstream_request(
     return estimate_upstream_request(model, request, max_choices)
 
 
-def estimate_upstream_request(model: TextModel, request: InferenceRequest, max_choices: int) -> UpstreamRequestPlan:
+def estimate_upstream_request(model: TextModel, request: InferenceRequest, max_choices: int) -> UpstreamRequest:
     """Prepares a request with estimated token counts; raises as `prepare_upstream_request` does."""
     card, fields = _check(model, request, max_choices)
     tools = fields.get("tools")
@@ -142,7 +140,7 @@ def estimate_upstream_request(model: TextModel, request: InferenceRequest, max_c
         estimated += raw_estimate
         prompt_tokens += corrected
     choices = len(substitute_prompts) * request.sampling.n
-    return UpstreamRequestPlan(
+    return UpstreamRequest(
         model=model,
         card=card,
         request=request,
@@ -176,7 +174,7 @@ async def _tokenize(model: TextModel, request: InferenceRequest) -> list[list[in
         return None
     try:
         request_with_tools = with_tools(request, None if request.tools is None else request.tools())
-        return await tokens_of(NamedTokenizer(model.name, tokenizer), request_with_tools.prompts)
+        return await tokenize_prompts(NamedTokenizer(model.name, tokenizer), request_with_tools.prompts)
     except InvalidRequest:
         # The upstream server may support other tools or another template, so leave the decision to it.
         if not request.needs:

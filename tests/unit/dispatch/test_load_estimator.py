@@ -20,7 +20,9 @@ def make_core(count=3, **reports):
 
 def estimated_loads(core, now_s):
     core.refresh(now_s)
-    return [estimate.prompt_tokens for estimate in core.reports.estimate_loads(core.endpoint_states, 100.0, now_s)]
+    return [
+        estimate.prompt_tokens for estimate in core.load_estimator.estimate_loads(core.endpoint_states, 100.0, now_s)
+    ]
 
 
 def test_the_load_of_a_busy_engine_without_reports_is_estimated_from_its_peers():
@@ -55,7 +57,7 @@ def test_requests_that_were_sent_to_a_replica_count_whatever_its_peers_report():
     for number in range(4):
         queued = core.new_entry(make_dispatch_request(number, tokens=200))
         core.join(queued, BEGAN_S)
-        dispatched += core.dispatch_ready(BEGAN_S)
+        dispatched += core.run_dispatch_pass(BEGAN_S)
         queued.allocation.endpoint_state.endpoint.replica.submit()
         core.on_submitted(queued)
     assert len(dispatched) == 4

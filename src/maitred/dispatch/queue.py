@@ -1,9 +1,10 @@
-"""Queue of one quota: one common queue, and one for each reserved share or isolated pool.
+"""Queue of one quota: its waiting requests, what each dispatched one holds, wait spans and counters.
 
-Each quota has its own queue, so requests of a full pool never block requests of others.
+There is one common quota, and one for each reserved share or isolated pool. Each has its own queue, so requests of a
+full pool never block requests of others.
 
-The timeline of a request records how long it waited, why, and which replica it got; `DispatchCounters` counts the same
-for the metrics.
+The timeline of a request records how long it waited, why, and which replica it got (`WaitSpan`); `DispatchCounters`
+counts the same for the metrics.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ _LOCALITY_PREFIX_TOKENS = 128
 
 
 class QueuedRequest(QueueEntry[None]):
-    """State of one request in dispatch; the entry type of the fair queue. Only `DispatchCore` and `PoolQueue` write it.
+    """State of one request in dispatch; the entry type of the fair queue.
+
+    Only `DispatchCore` and `QuotaQueue` write it.
 
     ::
 
@@ -52,7 +55,6 @@ class QueuedRequest(QueueEntry[None]):
     __slots__ = (
         "_prompt_costs",
         "allocation",
-        "begun",
         "cached_tokens",
         "cached_tokens_at_s",
         "candidates",
@@ -62,7 +64,7 @@ class QueuedRequest(QueueEntry[None]):
         "expected_tokens",
         "failed_at",
         "failure",
-        "first_token_by_s",
+        "has_output",
         "joined_s",
         "output_tokens",
         "owes_prompts",
@@ -75,6 +77,7 @@ class QueuedRequest(QueueEntry[None]):
         "requeues",
         "state",
         "tenant",
+        "wait_deadline_s",
         "wait_mark",
         "waited_ms",
     )
@@ -82,11 +85,11 @@ class QueuedRequest(QueueEntry[None]):
     def __init__(
         self,
         dispatch_request: DispatchRequest,
-        queue: PoolQueue,
+        queue: QuotaQueue,
         costs: list[Cost],
         expected_tokens: int,
         service: float,
-        first_token_by_s: float | None,
+        wait_deadline_s: float | None,
     ) -> None:
         flow = dispatch_request.flow
         super().__init__(
@@ -95,7 +98,7 @@ class QueuedRequest(QueueEntry[None]):
             arrived_s=dispatch_request.arrived_s,
             service=service,
             # The fair queue subtracts the whole request's time; add it: the deadline is for the first token.
-            deadline_s=None if first_token_by_s is None else first_token_by_s + SECONDS_PER_SERVICE * service,
+            deadline_s=None if wait_deadline_s is None else wait_deadline_s + SECONDS_PER_SERVICE * service,
             locality=queue.locality(dispatch_request) if queue.local else None,
         )
         self.request = dispatch_request
@@ -104,20 +107,21 @@ class QueuedRequest(QueueEntry[None]):
         self.queue = queue
         self._prompt_costs = costs
         self.costs = costs
-        """Of the prompts that are to be submitted..."""
+        """Cost of each prompt that is to be submitted."""
         self.cost = costs[0] if len(costs) == 1 else total_cost(costs)
-        """...and all of them together."""
+        """Cost of all prompts that are to be submitted."""
         self.expected_tokens = expected_tokens
-        self.first_token_by_s = first_token_by_s
+        self.wait_deadline_s = wait_deadline_s
+        """Deadline of the first token; of the whole answer, once the request was requeued after its first token."""
         self.state = QueueState.NEW
         self.failure: MaitredError | None = None
         self.allocation: Allocation | None = None
         self.candidates: Sequence[ReplicaCandidate] = ()
         """Replicas that were compared for this request; empty if there was no choice."""
         self.cached_tokens: Mapping[str, int] | None = None
-        """Of its prompts, by replica..."""
+        """Cached prompt tokens by replica, from the last lookup; None: not looked up yet."""
         self.cached_tokens_at_s = 0.0
-        """...when that was looked up."""
+        """Time of the last lookup of `cached_tokens`, in monotonic seconds."""
         self.wait_mark: WaitMark | None = None
         self.waited_ms: dict[str, float] = {}
         self.joined_s = 0.0
@@ -125,7 +129,7 @@ class QueuedRequest(QueueEntry[None]):
         self.predicted_position: QueuePosition | None = None
         self.raw_wait_s = 0.0
         self.prefill_s = 0.0
-        self.begun = False
+        self.has_output = False
         self.reported_prompt_tokens = 0
         self.output_tokens = 0
         self.owes_prompts = False
@@ -141,8 +145,10 @@ class QueuedRequest(QueueEntry[None]):
         self.cost = total_cost(self.costs)
 
 
-class PoolQueue:
+class QuotaQueue:
     """Queue of one quota, with its fairness and wait accounting.
+
+    The quota is the common one, a reserved share, or that of an isolated pool.
 
     Args:
         quota: Part of the replicas that its requests may use.
@@ -186,7 +192,7 @@ class PoolQueue:
         return cast("QueuedRequest | None", self.fair_queue.head(now_s))
 
     def take_over(self, queued: QueuedRequest, now_s: float) -> None:
-        """Moves a request from another pool queue to this one; call it for running requests first."""
+        """Moves a request from another quota queue to this one; call it for running requests first."""
         before = queued.queue
         queued.queue, queued.locality = self, self.locality(queued.request)
         if queued in before.tenants.get(queued.tenant.id, ()):
@@ -250,7 +256,7 @@ class QueueState(Enum):
 
     NEW = auto()
     WAITING = auto()
-    RELEASED = auto()
+    DISPATCHED = auto()
     FAILED = auto()
     GONE = auto()
 
@@ -258,7 +264,7 @@ class QueueState(Enum):
 class Allocation:
     """Credits and quota that a dispatched request holds at one endpoint."""
 
-    __slots__ = ("begun", "endpoint_state", "hold", "quota", "since_s", "stalled_s")
+    __slots__ = ("endpoint_state", "has_output", "hold", "quota", "since_s", "stalled_s")
 
     def __init__(
         self, endpoint_state: EndpointState, hold: CreditHold, quota: Quota, since_s: float, stalled_s: float
@@ -269,7 +275,7 @@ class Allocation:
         self.since_s = since_s
         self.stalled_s = stalled_s
         """Value of `DispatchCore.stalled_s` when the request was dispatched."""
-        self.begun = False
+        self.has_output = False
         """Whether this endpoint has produced a token of the request."""
 
 
