@@ -57,8 +57,8 @@ class RetryState:
         most: Maximum number of attempts, the first one included.
         ceiling: Upper bound of each wait.
         draw: Returns a uniform random number from [0, 1).
-        granted: Takes one retry from a budget and returns True; returns False if the budget is empty.
-            `RetryBudget.on_refusal` is an example.
+        take_retry: Takes one retry from the budget of a tenant and returns True; returns False if it is empty.
+        tenant: Tenant whose budget pays for the retries.
         deadline_s: Time at which the last attempt must have ended, on the clock of `wait`.
         patience_s: Longest pause in seconds that the server may ask for; after a longer one the caller gives up.
 
@@ -72,7 +72,8 @@ class RetryState:
         ceiling: BackoffCeiling,
         *,
         draw: Callable[[], float],
-        granted: Callable[[], bool] = lambda: True,
+        take_retry: Callable[[str], bool] = lambda tenant: True,
+        tenant: str = "",
         deadline_s: float = math.inf,
         patience_s: float = 30.0,
     ) -> None:
@@ -80,7 +81,8 @@ class RetryState:
         self._most = most
         self._ceiling = ceiling
         self._draw = draw
-        self._granted = granted
+        self._take_retry = take_retry
+        self._tenant = tenant
         self._deadline_s = deadline_s
         self._patience_s = patience_s
 
@@ -102,6 +104,6 @@ class RetryState:
         left_s = self._deadline_s - now_s - takes_s - least_s
         if left_s < 0:
             return GiveUpReason.DEADLINE
-        if not self._granted():
+        if not self._take_retry(self._tenant):
             return GiveUpReason.BUDGET
         return least_s + self._draw() * min(self._ceiling.after(self.failures), left_s)

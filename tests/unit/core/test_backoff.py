@@ -45,11 +45,13 @@ def test_the_jitter_is_cut_before_the_attempt_is_given_up():
 def test_what_is_not_tried_takes_nothing_from_the_budget():
     budget = RetryBudget(0.0, 1)
 
-    def granted():
-        return budget.on_refusal("acme", 0.0)
+    def take_retry(tenant):
+        return budget.on_refusal(tenant, 0.0)
 
     def fresh(most=3, deadline_s=math.inf):
-        return RetryState(most, BackoffCeiling(), draw=drawn(0), granted=granted, deadline_s=deadline_s)
+        return RetryState(
+            most, BackoffCeiling(), draw=drawn(0), take_retry=take_retry, tenant="acme", deadline_s=deadline_s
+        )
 
     assert fresh(most=1).wait(0) is GiveUpReason.ATTEMPTS
     assert fresh(deadline_s=-1).wait(0) is GiveUpReason.DEADLINE
@@ -74,7 +76,7 @@ def test_every_attempt_fits(most, first_s, most_s, deadline_s, patience_s, tries
         most,
         BackoffCeiling(first_s, most_s),
         draw=lambda: next(chance),
-        granted=lambda: not asked.append(None),
+        take_retry=lambda tenant: not asked.append(None),
         deadline_s=deadline_s,
         patience_s=patience_s,
     )

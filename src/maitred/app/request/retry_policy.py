@@ -3,7 +3,6 @@
 import math
 import random
 from collections.abc import Callable
-from functools import partial
 
 from maitred.admission.policy.retries import RetryBudget
 from maitred.core.backoff import BackoffCeiling, RetryState
@@ -43,7 +42,8 @@ class RetryPolicy:
             self._retries + 1,
             _BACKOFF,
             draw=self._draw,
-            granted=partial(self._take_retry, tenant),
+            take_retry=self._take_retry,
+            tenant=tenant,
             deadline_s=math.inf if deadline_s is None else deadline_s,
             patience_s=_MAX_RETRY_AFTER_S,
         )
