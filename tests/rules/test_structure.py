@@ -131,7 +131,7 @@ def test_objects_are_made_with_names_for_all_but_a_few_arguments():
     assert nameless == []
 
 
-def test_few_objects_are_handed_what_starts_something_later():
+def test_no_object_is_handed_what_starts_something_later():
     late = []
     for path, tree in trees().items():
         if not str(path).startswith(("app/request", "dispatch")):

@@ -70,9 +70,9 @@ class DispatchCore:
         self.forecast_cache = ForecastCache(
             self.endpoint_states,
             self.running_requests,
-            self.allocator,
-            self.predictor,
-            self.selector,
+            allocator=self.allocator,
+            predictor=self.predictor,
+            selector=self.selector,
             simulates_queues=simulates_queues,
         )
         self.counters = DispatchCounters()

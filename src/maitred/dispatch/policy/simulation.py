@@ -7,9 +7,10 @@ ignores classes and the levels below a tenant; if several classes wait, the esti
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
+
+import msgspec
 
 MAX_TENANTS = 16
 """Maximum number of simulated tenants; with more, a simulation costs more and helps less."""
@@ -19,8 +20,7 @@ _MAX_SIMULATED_ENDS = 64
 """Maximum number of simulated completions; longer waits are extrapolated."""
 
 
-@dataclass(slots=True)
-class SimulatedTenant:
+class SimulatedTenant(msgspec.Struct):
     """State of one tenant in the simulation."""
 
     counter: float
