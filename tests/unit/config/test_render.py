@@ -107,7 +107,7 @@ def test_the_reference_describes_a_struct_once() -> None:
     page = settings_reference(Venue)
     assert "## `people.NAME`\n\nSomebody at the table. Who comes.\n" in page
     assert "### `people.NAME.budget.usd`" in page
-    assert "- Environment: `MAITRED__GUESTS__NAME__WINES`" in page
+    assert "- Environment: `MAITRED__PEOPLE__NAME__WINES`" in page
     assert "- Takes: a list, `[…, …]`, of text\n- Default: `[red]`" in page
     assert "- Takes: names, each with whole number\n- Default: `{a: 1}`" in page
     assert "- Takes: a secret, by reference: `{env: NAME}` or `{file: path}` or null" in page
