@@ -144,7 +144,7 @@ class ReplicaSelector:
                 queued.cached_tokens = None
         if queued.cached_tokens is None or now_s - queued.cached_tokens_at_s > within_s:
             dispatch_request = queued.request
-            known = all(map(len, dispatch_request.prompts))
+            known = all(prompt[:1] for prompt in dispatch_request.prompts)  # unknown tokens have a length and no values
             queued.cached_tokens = (
                 balancer.cached_tokens(dispatch_request.organisation, dispatch_request.prompts)
                 if known
