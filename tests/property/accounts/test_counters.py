@@ -302,7 +302,7 @@ class CountersMachine(RuleBasedStateMachine):
             clamps=data.draw(st.booleans()),
         )
 
-    def model(self, claim):
+    def model_of(self, claim):
         if claim.counter not in self.models:
             shape = next(shape for shape in SHAPES if shape.name == claim.counter.partition(":")[0])
             self.models[claim.counter] = ModelCounter(shape, self.spent_of(claim.counter))
