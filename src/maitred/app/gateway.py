@@ -165,8 +165,8 @@ async def open_gateway(
     """
     stores, access, local, on_demand = resources.stores, resources.access, resources.local, resources.on_demand
     alarm = SoftBudgetAlarm()
-    digest = ObserverBatch()
-    recent = RecentTraffic(clock, digest)
+    observer_batch = ObserverBatch()
+    recent = RecentTraffic(clock)
     await restore_rates(stores, clock)
     admission = Admission(
         limits=access.directory,
@@ -219,7 +219,7 @@ async def open_gateway(
             config=config.metrics,
             slos=config.slos,
             clock=clock,
-            batch=digest,
+            batch=observer_batch,
         )
         draft = draft_generation(config, resources.upstreams.current, registry, local, live_rollouts, metrics.requests)
         queues.reconfigure(config, draft.endpoints, draft.ladders)
@@ -253,9 +253,9 @@ async def open_gateway(
             live_rollouts=live_rollouts,
             rollouts=rollouts,
             rollout_observer=trials,
-            observer_batch=digest,
+            observer_batch=observer_batch,
             metrics=metrics,
-            timelines=TimelineBuffer(config.explain.requests, clock, digest),
+            timelines=TimelineBuffer(config.explain.requests, clock, observer_batch),
             recent=recent,
             live_state=live_state,
             store_health=accounts,

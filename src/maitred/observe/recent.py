@@ -10,7 +10,8 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import partial
+from operator import add, sub
 
 from maitred.core.clock import Clock
 from maitred.core.context import Outcome, RequestContext
@@ -53,16 +54,16 @@ class RecentTraffic:
 
     Args:
         clock: Clock for the times of points and rejections.
-        batch: Batch that delivers ended requests; None: they are delivered directly.
 
     Attributes:
+        batch: Batch that ended requests go to. It has no other observer: it is delivered every second, which would be
+            too often for observers that are read once a scrape.
         points: The seconds, oldest first.
     """
 
-    def __init__(self, clock: Clock, batch: ObserverBatch | None = None) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._batch = batch or ObserverBatch()
-        self._batch.add_observers(self)
+        self.batch = ObserverBatch(self)
         self.points: deque[PointBody] = deque(maxlen=MAX_POINTS)
         self._rejections: dict[tuple[str, str, str, str], RefusalBody] = {}
         self._tenants: dict[str, TenantTraffic] = {}
@@ -72,13 +73,13 @@ class RecentTraffic:
     @property
     def rejections(self) -> dict[tuple[str, str, str, str], RefusalBody]:
         """Last rejections by tenant, model, code and limit; the newest last."""
-        self._batch.flush_pending()
+        self.batch.flush_pending()
         return self._rejections
 
     @property
     def tenants(self) -> dict[str, TenantTraffic]:
         """Traffic of every recently active tenant, teams included in their organisation; the most recent last."""
-        self._batch.flush_pending()
+        self.batch.flush_pending()
         return self._tenants
 
     def on_first_token(self, after_s: float) -> None:
@@ -112,7 +113,7 @@ class RecentTraffic:
             waiting: Requests that wait now, in all queues.
             running: Requests that run now.
         """
-        self._batch.flush_pending()
+        self.batch.flush_pending()
         second, self._current = self._current, _Second()
         point = PointBody(
             at=self._clock.wall_s(),
@@ -183,14 +184,15 @@ class _PercentileWindow:
         if self._new_times_s:
             # With sorted times, one search for each bound is enough for any number of times.
             times_s = sorted(self._new_times_s)
-            within = [0, *(bisect_right(times_s, bound_s) for bound_s in _BOUNDS_S), len(times_s)]
-            new_counts = [more - fewer for fewer, more in pairwise(within)]
+            within = [0, *map(partial(bisect_right, times_s), _BOUNDS_S), len(times_s)]
+            new_counts = list(map(sub, within[1:], within))
             self._new_times_s = []
         self._seconds.append(new_counts)
         old_counts = self._seconds.popleft()
-        for counts, sign in ((new_counts, 1), (old_counts, -1)):
-            if counts is not None:
-                self._sum = [total + sign * count for total, count in zip(self._sum, counts, strict=True)]
+        if new_counts is not None:
+            self._sum = list(map(add, self._sum, new_counts))
+        if old_counts is not None:
+            self._sum = list(map(sub, self._sum, old_counts))
         value_count = sum(self._sum)
         return (
             (_quantile(self._sum, value_count * _MEDIAN), _quantile(self._sum, value_count * _TAIL))

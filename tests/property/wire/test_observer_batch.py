@@ -69,8 +69,9 @@ class Watchers:
     def __init__(self, batch):
         clock = FakeClock()
         self.metrics = Metrics(lambda: 0, dict, config=MetricsConfig(tenants=2), slos=SLOS, clock=clock, batch=batch)
-        self.timelines, self.recent = TimelineBuffer(4, clock, batch), RecentTraffic(clock, batch)
-        self.observers = [*self.metrics.observers, self.timelines, self.recent] if batch is None else [batch]
+        self.timelines, self.recent = TimelineBuffer(4, clock, batch), RecentTraffic(clock)
+        at_once = [*self.metrics.observers, self.timelines, self.recent]
+        self.observers = at_once if batch is None else [batch, self.recent.batch]
 
     def on_request_end(self, context):
         for observer in self.observers:

@@ -109,7 +109,9 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
         config.console, access.identity, parts.sessions, CallerUsage(stores.usage, admission, clock)
     )
     traces = resources.traces
-    watching: list[RequestObserver] = [parts.observer_batch, RequestLog(), *([] if traces is None else [traces])]
+    watching: list[RequestObserver] = [parts.observer_batch, parts.recent.batch, RequestLog()]
+    if traces is not None:
+        watching.append(traces)
     admin = admin_routes(
         DirectoryAdmin(stores.directory, parts.controller.reload_directory, clock),
         usage=stores.usage,

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from maitred.core.context import RequestContext
 from maitred.core.errors import StoreUnavailable
 from maitred.observe.metrics.requests import OTHER, LabelCap
+from maitred.observe.observer_batch import ObserverBatch
 
 _INTERVAL_S = 15.0
 _MAX_PER_BATCH = 200
@@ -46,12 +47,14 @@ class BudgetMetrics(Collector):
 
     Args:
         max_named: Largest number of tenants with series of their own, organisations and teams together.
+        batch: Batch that delivers ended requests; its pending requests are delivered before budgets are read.
 
     Attributes:
         tenant_labels: Tenants that have series of their own.
     """
 
-    def __init__(self, max_named: int) -> None:
+    def __init__(self, max_named: int, batch: ObserverBatch) -> None:
+        self._batch = batch
         self.tenant_labels = LabelCap(max_named)
         self._others: set[str] = set()
         self._shares: dict[tuple[str, ...], float] = {}
@@ -73,6 +76,7 @@ class BudgetMetrics(Collector):
 
     async def refresh(self, read: ReadBudgets) -> None:
         """Reads the budgets once; while the counters are unavailable, no series are shown."""
+        self._batch.flush_pending()
         tenants = ["*", *self.tenant_labels.names, *self._others]
         self._others = set()
         shares: dict[tuple[str, ...], float] = {}

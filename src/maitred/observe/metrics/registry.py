@@ -75,11 +75,11 @@ class Metrics:
         self.feedback = FeedbackMetrics(self._registry)
         self._slo_metrics = slo_metrics = SloMetrics(slos, clock)
         self._registry.register(slo_metrics)
-        self.budgets = BudgetMetrics(config.tenants)
+        self._batch = batch or ObserverBatch()
+        self.budgets = BudgetMetrics(config.tenants, self._batch)
         self._registry.register(self.budgets)
         self._tenants = TenantMetrics(self._registry, config.tenants)
         self.observers: list[RequestObserver] = [self.requests, self._tenants, self.budgets, slo_metrics]
-        self._batch = batch or ObserverBatch()
         self._batch.add_observers(*self.observers)
         self._registry.register(EngineMetrics(in_flight, engines, tasks))
         self._registry.register(DispatchMetrics(queues))

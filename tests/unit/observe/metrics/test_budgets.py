@@ -6,6 +6,7 @@ from maitred.core.context import RequestContext
 from maitred.core.errors import StoreUnavailable
 from maitred.core.tenancy import Principal
 from maitred.observe.metrics.budgets import BudgetMetrics, BudgetUse
+from maitred.observe.observer_batch import ObserverBatch
 
 
 class Counters:
@@ -22,7 +23,7 @@ class Counters:
 
 
 def watched(named):
-    metrics, registry = BudgetMetrics(named), CollectorRegistry()
+    metrics, registry = BudgetMetrics(named, ObserverBatch()), CollectorRegistry()
     registry.register(metrics)
     return metrics, lambda tenant: registry.get_sample_value(
         "maitred_budget_used_ratio", {"tenant": tenant, "budget": "usd_per_day", "model": "", "hard": "true"}
@@ -32,6 +33,17 @@ def watched(named):
 def asks(metrics, *tenants, model="m"):
     principal = Principal(key="k", tenants=tenants, scopes=frozenset())
     metrics.on_request_end(RequestContext("req-1", 0.0, model=model, principal=principal))
+
+
+async def test_budgets_of_tenants_whose_requests_are_still_pending_are_read():
+    batch = ObserverBatch()
+    metrics = BudgetMetrics(10, batch)
+    batch.add_observers(metrics)
+    principal = Principal(key="k", tenants=("acme",), scopes=frozenset())
+    batch.on_request_end(RequestContext("req-1", 0.0, model="m", principal=principal))
+    counters = Counters(acme=50)
+    await metrics.refresh(counters.read)
+    assert counters.asked == [["*", "acme"]]
 
 
 async def test_teams_organisations_and_everybody_have_their_own():
