@@ -57,7 +57,7 @@ class Complaints:
     """What a page complains of, and whom it asks beside its own server."""
 
     url: str
-    message: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
     def watch(self, page) -> None:
         page.on(

@@ -11,7 +11,7 @@ import pytest
 
 from maitred.identity.keys import make_key
 from maitred.testing.server_process import free_port
-from tests.integration.accounts.test_accounts import admin, eventually, installation, post
+from tests.integration.accounts.test_accounts import admin, complete, eventually, installation
 
 LIMIT_S = 30.0
 
@@ -53,18 +53,18 @@ def test_a_second_gateway_on_one_folder_is_refused_and_one_after_a_kill_is_not(t
             assert second.wait(LIMIT_S) == 2
             assert f"Another gateway uses {tmp_path / 'data'}" in log.read_text()
             assert "Traceback" not in log.read_text()
-        assert post(server, keys["SEARCH_KEY"]).status_code == 200
+        assert complete(server, keys["SEARCH_KEY"]).status_code == 200
         server.process.kill()
         server.process.wait()
     with installation(tmp_path, keys) as server:
-        assert post(server, keys["SEARCH_KEY"]).status_code == 200
+        assert complete(server, keys["SEARCH_KEY"]).status_code == 200
 
 
 def test_a_log_of_everything_shows_neither_keys_nor_what_is_kept(tmp_path, keys):
     with installation(tmp_path, keys, log__level="debug") as server:
-        assert post(server, keys["SEARCH_KEY"]).status_code == 200
+        assert complete(server, keys["SEARCH_KEY"]).status_code == 200
         wrong = make_key().plaintext
-        assert post(server, wrong).status_code == 401
+        assert complete(server, wrong).status_code == 401
         eventually(lambda: admin(server, keys, "usage/events")["data"], "nothing is written")
         log = server.log.read_text()
     assert "DEBUG" in log
