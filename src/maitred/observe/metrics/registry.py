@@ -121,10 +121,6 @@ class Metrics:
         self._batch.flush_pending()
         return MetricSamples(parse_series(self._registry.collect()))
 
-    def metric_names(self) -> set[str]:
-        """Returns the name of every metric, without the suffixes that Prometheus adds."""
-        return {metric.name for metric in self._registry.collect()}
-
 
 class _FamilyRegistry:
     """Stand-in for a registry, with families that are collected already."""
