@@ -210,7 +210,7 @@ async def open_gateway(
                 UpstreamMetrics(resources.upstreams.states),
                 ResidencyMetrics(on_demand.state),
                 ReplicaMetrics(replicas.all),
-                RolloutMetrics(lambda: rollouts.state(trials.shadow_traffic.outcome_counts)),
+                RolloutMetrics(lambda: rollouts.state(rollout_observer.shadow_traffic.outcome_counts)),
                 ReloadMetrics(lambda: reloader.state),
                 AccountMetrics(accounts.state),
             ],
@@ -225,7 +225,7 @@ async def open_gateway(
         queues.reconfigure(config, draft.endpoints, draft.ladders)
         rollouts = RolloutAdmin(stores.rollouts, live_rollouts, draft.router.names, clock)
         await rollouts.open(config.routing.rollouts)
-        trials = RolloutObserver(live_rollouts, rollouts, clock)
+        rollout_observer = RolloutObserver(live_rollouts, rollouts, clock)
         always = {} if local is None else {local.name: (queues.all[local.name], local.engines.values())}
         sleepables = SleepableModelAdmin(on_demand.loadables(clock), always)
         for where, engine in registry.engines.items():
@@ -252,7 +252,7 @@ async def open_gateway(
             retry_budget=RetryBudget(config.server.retry_share, config.server.retry_allowance),
             live_rollouts=live_rollouts,
             rollouts=rollouts,
-            rollout_observer=trials,
+            rollout_observer=rollout_observer,
             observer_batch=observer_batch,
             metrics=metrics,
             timelines=TimelineBuffer(config.explain.requests, clock, observer_batch),
@@ -279,7 +279,7 @@ async def open_gateway(
         ):
             await background.enter_async_context(running(work, name))
         await background.enter_async_context(on_demand.running(queues.all))
-        await background.enter_async_context(running(trials.shadow_traffic.run(), "shadows"))
+        await background.enter_async_context(running(rollout_observer.shadow_traffic.run(), "shadows"))
         await background.enter_async_context(running(live_state.feed.run(), "live state"))
         reloader.applies(gateway.apply_config)
         yield gateway

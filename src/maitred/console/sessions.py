@@ -86,8 +86,10 @@ class ConsoleSessions:
         A cookie without its token does not count, and a request from a page of another site does not either.
         """
         token = header(SESSION_TOKEN_HEADER)
-        session = self.session_for(header) if token and same_origin(header) else None
-        if session is None or not secrets.compare_digest((token or "").encode(), session.token.encode()):
+        if not token or not same_origin(header):
+            return None
+        session = self.session_for(header)
+        if session is None or not secrets.compare_digest(token.encode(), session.token.encode()):
             return None
         return session.principal
 

@@ -248,7 +248,7 @@ class Identity:
 
         A session can end at any time, so its principal must be identified again.
         """
-        if header(SESSION_TOKEN_HEADER) is not None:
+        if self._session_owner is not None and header(SESSION_TOKEN_HEADER) is not None:
             return False
         self._check_fresh()
         return self._directory.is_still_valid(principal)

@@ -14,31 +14,11 @@ from maitred.text.tokenizer import Tokenizer
 
 
 class _CatalogModel:
-    """Base of every model of the catalog: a name, and replicas that provide its card."""
+    """Base of every model of the catalog: a name, and replicas that have its card."""
 
     def __init__(self, name: str, card_sources: Sequence[HasModelCard]) -> None:
         self.name = name
         self._card_sources = card_sources
-        self._card: ModelCard | None = None
-
-    def card(self) -> ModelCard:
-        """Returns the model's card from a replica, or the last known one.
-
-        The last known card allows request checks while a replica restarts.
-
-        Raises:
-            ReplicaUnavailable: No replica has been ready since the start.
-        """
-        failure: ReplicaUnavailable | None = None
-        for source in self._card_sources:
-            try:
-                self._card = source.card()
-                break
-            except ReplicaUnavailable as unavailable:
-                failure = unavailable
-        if self._card is None:
-            raise failure or ReplicaUnavailable()
-        return self._card
 
     def is_ready(self) -> bool:
         """Returns whether a request could run now."""
@@ -135,6 +115,27 @@ class TextModel(_CatalogModel):
         self.reprompts = reprompts
         self.prompt_ratio = LearntRatio()
         self.output_ratio = LearntRatio()
+        self._card: ModelCard | None = None
+        """Last known card."""
+
+    def card(self) -> ModelCard:
+        """Returns the model's card from a replica, or the last known one.
+
+        The last known card allows request checks while a replica restarts.
+
+        Raises:
+            ReplicaUnavailable: No replica has been ready since the start.
+        """
+        failure: ReplicaUnavailable | None = None
+        for source in self._card_sources:
+            try:
+                self._card = source.card()
+                break
+            except ReplicaUnavailable as unavailable:
+                failure = unavailable
+        if self._card is None:
+            raise failure or ReplicaUnavailable()
+        return self._card
 
     def with_replicas(
         self, replicas: Sequence[TextReplica], tokenizer: Tokenizer | None, *, reprompts: bool
