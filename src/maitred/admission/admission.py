@@ -15,7 +15,7 @@ from maitred.admission.budgets import BudgetState, OnSoftBudget, SoftBudgets, bu
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.grant import Grant, GrantServices
 from maitred.admission.leases import Leases
-from maitred.admission.limit_plans import LimitPlanCache, RequestedOutput, output_limit
+from maitred.admission.limit_plans import LimitPlanCache, output_limit
 from maitred.admission.limit_status import LimitUsage, limit_usage, rate_limit_status
 from maitred.admission.policy.claims import LimitDemand
 from maitred.admission.policy.refusal import RequestedTokens, make_refusal
@@ -104,7 +104,7 @@ class Admission:
         """
         plan = self._plans.plan_for(admission_request.principal, admission_request.model, self._clock.wall_s())
         demand = plan.demand
-        length = output_limit(_requested_output(admission_request), plan.bounds, self.default_output_tokens)
+        length = output_limit(admission_request, plan.bounds, self.default_output_tokens)
         size = RequestSize(admission_request.prompt_tokens, admission_request.choices)
         lease = new_object_id("use")
         output, rate_limits = length.most, None
@@ -256,16 +256,3 @@ class Admission:
             return denied
         turn_s = self._retry_turns.take(claim, claim.amount(output), wait_s, self._clock.monotonic_s())
         return msgspec.structs.replace(denied, retry_after_s=turn_s)
-
-
-def _requested_output(admission_request: AdmissionRequest) -> RequestedOutput:
-    return RequestedOutput(
-        longest_prompt=admission_request.prompt_tokens
-        if admission_request.longest_prompt is None
-        else admission_request.longest_prompt,
-        max_tokens=admission_request.max_tokens,
-        window_left=admission_request.window_left,
-        min_tokens=admission_request.min_tokens,
-        max_tokens_param=admission_request.max_tokens_param,
-        prompt_param=admission_request.prompt_param,
-    )

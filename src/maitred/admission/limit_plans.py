@@ -13,6 +13,7 @@ from maitred.admission.policy.claims import LimitDemand, day_at, make_demand, wa
 from maitred.admission.policy.refusal import of_model, whose
 from maitred.admission.policy.rules import LimitRule, rules_for, tightest
 from maitred.admission.prices import PriceList, PriceTag
+from maitred.admission.request import AdmissionRequest
 from maitred.core.counters import CounterKind
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest
 from maitred.core.limits import LimitKind, LimitSource
@@ -88,20 +89,6 @@ class LimitPlanCache:
             )
 
 
-class RequestedOutput(msgspec.Struct, frozen=True):
-    """Requested output length of a request, with its prompt length."""
-
-    longest_prompt: int
-    """Number of tokens of the longest prompt."""
-    max_tokens: int | None
-    """`max_tokens` from the caller; None: not given."""
-    window_left: int
-    """Maximum number of tokens that the model's context window leaves for an answer."""
-    min_tokens: int = 0
-    max_tokens_param: str = "max_tokens"
-    prompt_param: str = "prompt"
-
-
 class OutputLimit(msgspec.Struct, frozen=True):
     """Output tokens that each choice may have."""
 
@@ -116,14 +103,14 @@ def per_request_limits(rules: Sequence[LimitRule]) -> PerRequestLimits:
     return PerRequestLimits(tightest(rules, LimitKind.CONTEXT_TOKENS), tightest(rules, LimitKind.OUTPUT_TOKENS))
 
 
-def output_limit(wish: RequestedOutput, bounds: PerRequestLimits, default_output_tokens: int | None) -> OutputLimit:
+def output_limit(request: AdmissionRequest, bounds: PerRequestLimits, default_output_tokens: int | None) -> OutputLimit:
     """Returns the `max_tokens` that a request gets, within the limits that hold for it.
 
     A limit on the context works like a smaller context window: it lowers a default length, and it refuses an explicit
     length that does not fit. A limit on the output lowers a default length and an explicit length.
 
     Args:
-        wish: Requested output length.
+        request: The request.
         bounds: Per-request limits that apply to the request.
         default_output_tokens: Output tokens for a request without `max_tokens`; None: as many as fit.
 
@@ -131,39 +118,41 @@ def output_limit(wish: RequestedOutput, bounds: PerRequestLimits, default_output
         ContextLengthExceeded: Prompt and answer do not fit a limit on the context.
         InvalidRequest: `min_tokens` cannot be reached.
     """
-    left = wish.window_left
+    left = request.window_left
     if bounds.context is not None:
-        left = min(left, _output_budget(wish, bounds.context))
-    wanted = wish.max_tokens
+        left = min(left, _output_budget(request, bounds.context))
+    wanted = request.max_tokens
     if wanted is None:
-        wanted = left if default_output_tokens is None else min(left, max(default_output_tokens, wish.min_tokens))
+        wanted = left if default_output_tokens is None else min(left, max(default_output_tokens, request.min_tokens))
     most = wanted
     if bounds.output is not None:
         most = min(wanted, bounds.output.limit.value)
-    if most < wish.min_tokens:
+    if most < request.min_tokens:
         raise InvalidRequest(
-            f"min_tokens is {wish.min_tokens:,}, but the limits of this key leave room for {most:,} tokens. Lower it.",
+            f"min_tokens is {request.min_tokens:,}, but the limits of this key leave room for {most:,} tokens. "
+            "Lower it.",
             param="min_tokens",
         )
     return OutputLimit(wanted, most)
 
 
-def _output_budget(wish: RequestedOutput, context: LimitRule) -> int:
+def _output_budget(request: AdmissionRequest, context: LimitRule) -> int:
     """Returns the tokens that a limit on the context leaves for the answer."""
     limit = context.limit
     allowed = f"{whose(context.subject)} may use {limit.value:,} for both together{of_model(limit)}"
-    left = limit.value - wish.longest_prompt
-    if left < 0 or (left == 0 and wish.max_tokens != 0):
+    longest_prompt = request.prompt_tokens if request.longest_prompt is None else request.longest_prompt
+    left = limit.value - longest_prompt
+    if left < 0 or (left == 0 and request.max_tokens != 0):
         raise ContextLengthExceeded(
-            f"The prompt has {wish.longest_prompt:,} tokens and the answer needs some, but {allowed}. "
+            f"The prompt has {longest_prompt:,} tokens and the answer needs some, but {allowed}. "
             + (f"Shorten the prompt to at most {limit.value - 1:,} tokens." if limit.value > 1 else "Have it raised."),
-            param=wish.prompt_param,
+            param=request.prompt_param,
         )
-    if wish.max_tokens is not None and wish.max_tokens > left:
+    if request.max_tokens is not None and request.max_tokens > left:
         raise ContextLengthExceeded(
-            f"The prompt has {wish.longest_prompt:,} tokens and {wish.max_tokens_param} asks for "
-            f"{wish.max_tokens:,} more, but {allowed}. Lower {wish.max_tokens_param} to at most {left:,}, or shorten "
-            "the prompt.",
-            param=wish.max_tokens_param,
+            f"The prompt has {longest_prompt:,} tokens and {request.max_tokens_param} asks for "
+            f"{request.max_tokens:,} more, but {allowed}. Lower {request.max_tokens_param} to at most {left:,}, or "
+            "shorten the prompt.",
+            param=request.max_tokens_param,
         )
     return left

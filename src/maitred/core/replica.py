@@ -58,8 +58,7 @@ class AdminState:
     def drain(self) -> None:
         """Stops new requests to the replica. In maintenance the call changes nothing."""
         if self.state is AdminStatus.SERVING:
-            self.state = AdminStatus.DRAINING
-            self._rest()
+            self.state = AdminStatus.DRAINING if self.running else AdminStatus.MAINTENANCE
 
     def maintain(self) -> None:
         """Puts the replica into maintenance; its owner must end the running attempts."""
@@ -78,9 +77,6 @@ class AdminState:
     def on_end(self) -> None:
         """Notes that an attempt has ended."""
         self.running -= 1
-        self._rest()
-
-    def _rest(self) -> None:
         if self.state is AdminStatus.DRAINING and not self.running:
             self.state = AdminStatus.MAINTENANCE
 

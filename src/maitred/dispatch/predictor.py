@@ -310,7 +310,7 @@ class LatencyPredictor:
     def on_waited(self, queued: QueuedRequest, now_s: float) -> None:
         """Learns from a wait that ended with dispatch or failure."""
         predicted = queued.predicted_position
-        if predicted is None or queued.raw_wait_s <= 0 or _waited_for_cold_start(queued):
+        if predicted is None or queued.raw_wait_s <= 0 or WaitCause.COLD_START in queued.waited_ms:
             return
         waited_s = now_s - queued.joined_s
         if queued.state is QueueState.DISPATCHED or waited_s > predicted.wait_s:
@@ -320,7 +320,8 @@ class LatencyPredictor:
     def on_first_token(self, queued: QueuedRequest, now_s: float) -> None:
         """Learns from the time to first token of a dispatched request."""
         predicted = queued.predicted_position
-        if predicted is None or not (queued.prefill_s > 0 or predicted.ttft_s > 0) or _waited_for_cold_start(queued):
+        # A wait for a replica to start says nothing about later requests.
+        if predicted is None or WaitCause.COLD_START in queued.waited_ms:
             return
         if queued.prefill_s > 0:
             self._prefill.compare(queued.prefill_s, now_s - queued.dispatched_s, now_s)
@@ -342,8 +343,3 @@ class LatencyPredictor:
             per_choice = tokens if dispatch_request.choices == 1 else round(tokens / dispatch_request.choices)
             self.outputs.observe(dispatch_request.organisation, per_choice, dispatch_request.max_tokens)
             self._typical_request = None
-
-
-def _waited_for_cold_start(queued: QueuedRequest) -> bool:
-    """Whether a request waited for a replica to start; such waits are not learnt from."""
-    return WaitCause.COLD_START in queued.waited_ms

@@ -72,10 +72,10 @@ class BatchWriter:
         if not unique:
             return
         # All writers take rows in the same order, so that two writers of the same events never deadlock.
-        ordered = [unique[event_id] for event_id in sorted(unique)]
+        ordered = sorted(unique.values(), key=attrgetter("id"))
         async with self._database.begin() as connection:
             if self._is_sqlite:
-                rows = [_row(event) for event in ordered]
+                rows = list(map(_row, ordered))
                 await run_in_sqlite_thread(connection, lambda database: _write(database, ordered, rows))
             else:
                 await self._write_on_postgres(connection, ordered)

@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -108,7 +109,7 @@ def _sqlite(url: URL, deadline_s: float) -> AsyncEngine:
             database.execute(begin)
 
         adapter: Any = connection.connection.dbapi_connection
-        adapter.run_async(lambda driver: _run_in_driver_thread(driver, begin_within))
+        adapter.run_async(partial(_run_in_driver_thread, operation=begin_within))
 
     return engine
 

@@ -63,7 +63,7 @@ class Router:
         Raises:
             ModelNotFound: The name leads to no model for this caller; the message lists the names that would work.
         """
-        if self._is_plain(request, principal) and (route := self._cached_route(request.model, principal)) is not None:
+        if (route := self._cached_route(request, principal)) is not None:
             return RoutePlan(route)
         rollout = self._rollout_of(request.model)
         sticky = None if rollout is None else _sticky_key(rollout.config.sticky, request, principal, request_id)
@@ -126,14 +126,19 @@ class Router:
         """Returns the table of names."""
         return self._routes.names
 
-    def _is_plain(self, request: InferenceRequest, principal: Principal) -> bool:
-        """Returns whether a request has no requirements, and the table has no automatic choices or rollouts."""
-        free = not (request.needs or request.local_only or principal.tags) and request.sampling.top_logprobs is None
-        anywhere = request.regions is None and principal.regions is None
-        return free and anywhere and not (self._auto or self._routes.names.rollout_models or self._rollouts)
+    def _cached_route(self, request: InferenceRequest, principal: Principal) -> CachedRoute | None:
+        """Returns the cached route of a request without requirements, from a table without choices of its own.
 
-    def _cached_route(self, name: str, principal: Principal) -> CachedRoute | None:
-        """Returns the route of plain requests to a name, cached; None: the name leads nowhere for this caller."""
+        Returns None if the request has requirements, if the table has automatic models or rollouts, or if the name
+        leads nowhere for this caller.
+        """
+        if request.needs or request.local_only or principal.tags or request.sampling.top_logprobs is not None:
+            return None
+        if request.regions is not None or principal.regions is not None:
+            return None
+        if self._auto or self._routes.names.rollout_models or self._rollouts:
+            return None
+        name = request.model
         route = self._cached_routes.get((name, principal.models))
         if (
             route is None

@@ -123,9 +123,9 @@ class TokenContinuation:
     def __init__(self, requests: Sequence[EngineRequest], now_s: float) -> None:
         self._requests = requests
         self._created_s = now_s
-        self._unfinished_outputs: list[dict[int, list[int]]] = [
-            {index: [] for index in range(request.sampling.n)} for request in requests
-        ]
+        self._unfinished_outputs: list[dict[int, list[int]]] = []
+        for request in requests:
+            self._unfinished_outputs.append({index: [] for index in range(request.sampling.n)})
 
     @property
     def unfinished_prompts(self) -> list[int]:

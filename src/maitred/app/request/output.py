@@ -104,9 +104,12 @@ class OutputProcessor:
 
     def deltas(self, index: int) -> list[TextDelta]:
         """Returns new text deltas since the last call; empty if all text is held back."""
-        if self._parser is None and self._pending_logprobs is None and self.finish is None:
+        if self._parser is None and self._pending_logprobs is None:
             text = self._pending_text.pop() if len(self._pending_text) == 1 else self._take_text()
-            return [TextDelta(index, text)] if text else []
+            if self.finish is None:
+                return [TextDelta(index, text)] if text else []
+            stop = None if self._stop_checker is None else self._stop_checker.stop
+            return [TextDelta(index, text, finish=self.finish, stop=stop)]
         segments = self._segments()
         scores = self._pending_logprobs
         if not segments and not scores and self.finish is None:
@@ -193,8 +196,10 @@ def record_engine_spans(
     attempt, stats = timeline.running(SpanName.ATTEMPT), delta.stats
     if attempt is None or stats is None:
         return
-    engine = next((span for span in attempt.inside if span.facts["choice"] == index), None)
-    if engine is None:
+    for engine in attempt.inside:
+        if engine.facts["choice"] == index:
+            break
+    else:
         engine = _add_engine_span(attempt, index, choice, delta, stats, now_s)
     if delta.finish is None:
         return

@@ -142,23 +142,31 @@ class RequestPlanner:
             return self._accept(await prepare_upstream_request(model, request, self._max_choices), target, context)
         card = model.card()
         check_generates(card, model.name)
-        tool_rules = rules_for(model, request)
-        request = with_tools(with_logprobs(request), tool_rules)
+        if request.scored:
+            request = with_logprobs(request)
+        tool_rules = None
+        if request.tools is not None:
+            tool_rules = rules_for(model, request.tools)
+            request = with_tools(request, tool_rules)
         if model.defaults != _NO_DEFAULTS:
             request = with_defaults(request, model.defaults)
-        check_supported(request)
+        if request.needs:
+            check_supported(request.needs)
         check_sampling(card, request, self._max_choices)
         check_size(card, model.tokenizer, request)
         prompts = await tokenize_prompts(model, request.prompts)
-        available_tokens = [max_output_tokens(card, prompt, request) for prompt in prompts]
+        available_tokens = max_output_tokens(card, prompts, request)
         context.prompt_tokens = sum(map(len, prompts))
-        organisation = (context.principal or ANONYMOUS).tenants[-1]
-        request = await with_grammar(self._grammars, organisation, model, request, tool_rules, prompts)
+        if request.constraint is not None or tool_rules is not None:
+            organisation = (context.principal or ANONYMOUS).tenants[-1]
+            request = await with_grammar(self._grammars, organisation, model, request, tool_rules, prompts)
         tokenized = TokenizedRequest(
             model=model,
             card=card,
             request=request,
             prompts=prompts,
+            prompt_tokens=context.prompt_tokens,
+            choice_count=len(prompts) * request.sampling.n,
             available_tokens=available_tokens,
             rules=tool_rules,
         )

@@ -25,6 +25,8 @@ class TokenizedRequest(Struct, frozen=True):
         card: Model card.
         request: The request after defaults, tools and grammar were applied.
         prompts: Token ids of each prompt; at least one prompt.
+        prompt_tokens: Number of tokens of all prompts together.
+        choice_count: Number of choices of all prompts together.
         available_tokens: Most output tokens of a choice, for each prompt.
         rules: Tools that may be called; None: no tools.
     """
@@ -33,18 +35,10 @@ class TokenizedRequest(Struct, frozen=True):
     card: ModelCard
     request: InferenceRequest
     prompts: Sequence[list[int]]
+    prompt_tokens: int
+    choice_count: int
     available_tokens: Sequence[int]
     rules: ToolRules | None = None
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of all prompts together."""
-        return sum(map(len, self.prompts))
-
-    @property
-    def choice_count(self) -> int:
-        """Number of choices of all prompts."""
-        return len(self.prompts) * self.request.sampling.n
 
     def output_processors(self) -> list[OutputProcessor]:
         """Makes the output processor of each answer, in the order of the answers.

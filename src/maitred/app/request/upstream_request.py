@@ -108,7 +108,7 @@ async def prepare_upstream_request(model: TextModel, request: InferenceRequest, 
     if model.tokenizer is not None:
         card, fields = _check(model, request, max_choices)
         if (tokens := await _tokenize(model, request)) is not None:
-            available_tokens = [max_output_tokens(card, prompt, request) for prompt in tokens]
+            available_tokens = max_output_tokens(card, tokens, request)
             prompt_tokens = sum(map(len, tokens))
             return UpstreamRequest(
                 model=model,

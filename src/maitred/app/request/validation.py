@@ -3,7 +3,7 @@
 Constraints are the form that the caller wants, and calls of tools as they are declared.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from msgspec.structs import replace
 
@@ -28,9 +28,9 @@ _MAX_CHOICES = 2_048
 """Most choices of one request, so that one request cannot fill the engine's queue."""
 
 
-def check_supported(request: InferenceRequest) -> None:
-    """Raises Unsupported if the request has a field that the engine does not support."""
-    for field in request.needs:
+def check_supported(needs: Sequence[str]) -> None:
+    """Raises Unsupported if one of these fields is not supported by the engine."""
+    for field in needs:
         if field not in STRUCTURED_FIELDS:
             raise Unsupported(f"{field} is not supported by this server yet. Remove it.", param=field)
 
@@ -111,38 +111,41 @@ def check_input_tokens(card: ModelCard, text: list[int], param: str) -> None:
         )
 
 
-def max_output_tokens(card: ModelCard, prompt: list[int], request: InferenceRequest) -> int:
-    """Returns the most output tokens for this prompt.
+def max_output_tokens(card: ModelCard, prompts: Sequence[list[int]], request: InferenceRequest) -> list[int]:
+    """Returns the most output tokens of a choice, for each prompt.
 
     Raises:
         ContextLengthExceeded: Prompt and answer are longer than the model's window.
-        InvalidRequest: The prompt is empty or not made of this model's tokens, or `min_tokens` cannot be reached.
+        InvalidRequest: A prompt is empty or not made of this model's tokens, or `min_tokens` cannot be reached.
     """
-    if not prompt:
-        raise InvalidRequest("The prompt has no tokens. Give the model at least one.", param=request.prompt_param)
-    _check_tokens(card, prompt, request.prompt_param)
-    window = _max_sequence_tokens(card)
-    available = window - len(prompt)
-    if available < 1:
-        raise ContextLengthExceeded(
-            f"The prompt has {len(prompt):,} tokens, but prompt and answer together may have {window:,}. "
-            f"Shorten the prompt to at most {window - 1:,} tokens.",
-            param=request.prompt_param,
-        )
-    max_tokens = available if request.max_tokens is None else request.max_tokens
-    if max_tokens > available:
-        raise ContextLengthExceeded(
-            f"The prompt has {len(prompt):,} tokens and {request.max_tokens_param} asks for {max_tokens:,} more, but "
-            f"together they may have {window:,}. Lower {request.max_tokens_param} to at most {available:,}, or "
-            "shorten the prompt.",
-            param=request.max_tokens_param,
-        )
-    if request.sampling.min_tokens > max_tokens:
-        raise InvalidRequest(
-            f"min_tokens is {request.sampling.min_tokens:,}, but there is room for {max_tokens:,} tokens. Lower it.",
-            param="min_tokens",
-        )
-    return max_tokens
+    window, longest_outputs = _max_sequence_tokens(card), []
+    for prompt in prompts:
+        if not prompt:
+            raise InvalidRequest("The prompt has no tokens. Give the model at least one.", param=request.prompt_param)
+        _check_tokens(card, prompt, request.prompt_param)
+        available = window - len(prompt)
+        if available < 1:
+            raise ContextLengthExceeded(
+                f"The prompt has {len(prompt):,} tokens, but prompt and answer together may have {window:,}. "
+                f"Shorten the prompt to at most {window - 1:,} tokens.",
+                param=request.prompt_param,
+            )
+        max_tokens = available if request.max_tokens is None else request.max_tokens
+        if max_tokens > available:
+            raise ContextLengthExceeded(
+                f"The prompt has {len(prompt):,} tokens and {request.max_tokens_param} asks for {max_tokens:,} more, "
+                f"but together they may have {window:,}. Lower {request.max_tokens_param} to at most {available:,}, "
+                "or shorten the prompt.",
+                param=request.max_tokens_param,
+            )
+        if request.sampling.min_tokens > max_tokens:
+            raise InvalidRequest(
+                f"min_tokens is {request.sampling.min_tokens:,}, but there is room for {max_tokens:,} tokens. "
+                "Lower it.",
+                param="min_tokens",
+            )
+        longest_outputs.append(max_tokens)
+    return longest_outputs
 
 
 def _max_sequence_tokens(card: ModelCard) -> int:
@@ -168,7 +171,9 @@ async def with_grammar(
     rules: ToolRules | None,
     prompts: Sequence[list[int]],
 ) -> InferenceRequest:
-    """Returns the request with the grammar that constrains its answers, if any.
+    """Returns the request with the grammar that constrains its answers.
+
+    For a request with a constraint or with tools.
 
     Args:
         validator: Validates grammars.
@@ -182,8 +187,6 @@ async def with_grammar(
         InvalidRequest: The response format or a tool schema is invalid or unsupported; `param` names it.
     """
     constraint = None if request.constraint is None else request.constraint()
-    if constraint is None and rules is None:
-        return request
     text_grammar = None if constraint is None else await validator.validate(organisation, constraint)
     grammar = text_grammar
     if isinstance(request.prompts[0], Conversation):  # a conversation is the only prompt
@@ -220,14 +223,14 @@ async def _arguments_grammar(validator: GrammarValidator, organisation: str, too
         raise InvalidRequest(f"The tool {tool.name!r} cannot be called. {error}", param=tool.param) from error
 
 
-def rules_for(model: ServedModel, request: InferenceRequest) -> ToolRules | None:
-    """Returns the tool rules of the request; None: it has no tools.
+def rules_for(model: ServedModel, tools: Callable[[], ToolRules | None]) -> ToolRules | None:
+    """Returns the tool rules of a request with tools; None: it may call none.
 
     Raises:
         InvalidRequest: A tool is malformed.
         Unsupported: The model does not support tools.
     """
-    rules = None if request.tools is None else request.tools()
+    rules = tools()
     if rules is not None and model.answer_format.calls is None:
         raise Unsupported(NO_TOOLS.format(name=model.name), param="tools")
     return rules
@@ -260,7 +263,7 @@ def with_defaults(request: InferenceRequest, defaults: GenerationDefaults) -> In
 
 
 def with_logprobs(request: InferenceRequest) -> InferenceRequest:
-    """Returns the request with log-probabilities enabled if the escalation check needs them."""
-    if not request.scored or request.sampling.top_logprobs is not None:
+    """Returns the request with log-probabilities enabled, for the check of an escalation."""
+    if request.sampling.top_logprobs is not None:
         return request
     return replace(request, sampling=replace(request.sampling, top_logprobs=0))

@@ -54,10 +54,7 @@ class _LengthHistory:
     def refresh(self, quantile: float) -> None:
         """Recomputes the statistics; `quantile` selects the predicted length."""
         self.news = 0
-        tokens, ratios = (
-            _MeanAndSpread([tokens for tokens, _ in self._answers]),
-            _MeanAndSpread([part for _, part in self._answers]),
-        )
+        tokens, ratios = map(_MeanAndSpread, zip(*self._answers, strict=True))
         self.as_ratio = ratios.spread < tokens.spread
         chosen = ratios if self.as_ratio else tokens
         values = sorted(chosen.values)

@@ -335,11 +335,13 @@ class RoutePlan:
         Raises:
             MaitredError: There is no target; the error gives the reason for each pool and says who has to act.
         """
-        if not self._has_next:
+        target = self._advance()
+        if target is None:
             self._enter_chain(TargetReason.GENERAL)
-            if not self._has_next:
+            target = self._advance()
+            if target is None:
                 raise self._make_error()
-        return self._advance()
+        return target
 
     def next_target(self, failure: MaitredError) -> RouteTarget | None:
         """Returns the next target after the last one failed before any output, or None if there is none."""
@@ -350,12 +352,15 @@ class RoutePlan:
             return None
         if reason is TargetReason.CONTENT_POLICY:
             self._next_index = len(self._targets)  # other targets of the same model would also refuse the request
-        if not self._has_next and self.stable_fallback is not None:
+        target = self._advance()
+        if target is None and self.stable_fallback is not None:
             stable_fallback, self.stable_fallback = self.stable_fallback, None
             self._add_resolved(stable_fallback, TargetReason.STABLE)
-        if not self._has_next:
+            target = self._advance()
+        if target is None:
             self._enter_chain(reason)
-        return self._advance() if self._has_next else None
+            target = self._advance()
+        return target
 
     def arm_for(self, target: RouteTarget) -> RolloutArm | None:
         """Returns the rollout side of this target, or None.
@@ -373,13 +378,13 @@ class RoutePlan:
     @property
     def is_at_end(self) -> bool:
         """Whether the target that was returned last is the final one, whatever happens there."""
-        return not self._has_next and self.stable_fallback is None and self._cached_route.fallback == _NO_FALLBACK
+        has_next = self._next_index < len(self._targets)
+        return not has_next and self.stable_fallback is None and self._cached_route.fallback == _NO_FALLBACK
 
-    @property
-    def _has_next(self) -> bool:
-        return self._next_index < len(self._targets)
-
-    def _advance(self) -> RouteTarget:
+    def _advance(self) -> RouteTarget | None:
+        """Returns the next target and notes that the request is sent there; None: there is none."""
+        if self._next_index == len(self._targets):
+            return None
         target = self._targets[self._next_index]
         self._next_index += 1
         self.last_target = target_key = target.pool, target.model
