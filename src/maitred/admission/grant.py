@@ -148,7 +148,8 @@ class Grant:
         self._books.ledger.record(self._event(usage, outcome, cost_nusd, spent, taken))
         self._recorded = True
         self._record_span(usage, outcome, cost_nusd)
-        await self._charge({**spent, **taken})
+        if self._plan.demand.claims:
+            await self._charge({**spent, **taken})
 
     async def end(self, error: BaseException | None) -> None:
         """Settles with the known usage if still unsettled; never raises in place of `error`."""
@@ -164,7 +165,8 @@ class Grant:
         except Exception:
             log.exception("The usage of request %s could not be journaled; it is not billed.", self._work.request_id)
             self._recorded = True
-            await self._charge(rate_amounts(self._plan.demand, usage, Outcome.FAILED))
+            if self._plan.demand.claims:
+                await self._charge(rate_amounts(self._plan.demand, usage, Outcome.FAILED))
             if error is None:
                 raise
 
@@ -184,9 +186,8 @@ class Grant:
             self._work.context.timeline.record(SpanName.SETTLEMENT, now_s, now_s, facts)
 
     async def _charge(self, charges: Mapping[str, int]) -> None:
+        """Charges the counters of the reservation; a request without claims has none."""
         demand = self._plan.demand
-        if not demand.claims:
-            return  # no reservation exists
         await self._books.leases.settle(self.lease, charges)
         if demand.soft:
             self._books.soft.check(demand, self._readings, charges)

@@ -30,7 +30,14 @@ def timing_headers(context: RequestContext, *, explain: bool) -> list[Header]:
         context: The request context.
         explain: Whether the caller wants to know what it waited for.
     """
-    headers = [] if context.predicted_position is None else _position_headers(context.predicted_position)
+    headers: list[Header] = []
+    position = context.predicted_position
+    if position is not None:
+        headers += [
+            (b"x-maitred-queue-position", b"%d" % position.position),
+            (b"x-maitred-predicted-wait-ms", b"%d" % milliseconds(position.wait_s)),
+            (b"x-maitred-predicted-ttft-ms", b"%d" % milliseconds(position.ttft_s)),
+        ]
     if context.priority is not None:
         headers.append((b"x-maitred-priority", context.priority.encode("ascii")))
     if context.degraded:
@@ -66,14 +73,6 @@ def _escalated_header(failed: Sequence[RejectedAnswer]) -> Header:
     """Returns the header that lists the models whose answers failed a check, with the checks."""
     models = ", ".join(f"{answer.model}={answer.reason}" for answer in failed)
     return b"x-maitred-escalated", _UNFIT.sub(b"?", models.encode("utf-8"))
-
-
-def _position_headers(position: QueuePosition) -> list[Header]:
-    return [
-        (b"x-maitred-queue-position", b"%d" % position.position),
-        (b"x-maitred-predicted-wait-ms", b"%d" % milliseconds(position.wait_s)),
-        (b"x-maitred-predicted-ttft-ms", b"%d" % milliseconds(position.ttft_s)),
-    ]
 
 
 def _waits(waited_ms: Mapping[str, float]) -> bytes:

@@ -67,7 +67,16 @@ class DispatchEntry:
     Only `wait_dispatched` awaits, so `__aexit__` always completes, even after a `CancelledError`.
     """
 
-    __slots__ = ("_dispatcher", "_waiter", "overflow_answer", "overflowed", "queued", "runs_at", "wait_span")
+    __slots__ = (
+        "_dispatcher",
+        "_waiter",
+        "expected_tokens",
+        "overflow_answer",
+        "overflowed",
+        "queued",
+        "runs_at",
+        "wait_span",
+    )
 
     wait_span: WaitSpan
     """Timeline span of the current wait; set when the request joins the queue."""
@@ -82,6 +91,8 @@ class DispatchEntry:
         self.overflowed = False
         """Whether the request moved to another model."""
         self.queued = queued
+        self.expected_tokens = queued.expected_tokens
+        """Predicted output tokens of each choice."""
 
     async def __aenter__(self) -> "DispatchEntry":
         """Joins the queue, or starts at once if no request waits and a replica has credits."""
@@ -226,11 +237,6 @@ class DispatchEntry:
         dispatcher.add_waiting(self, now_s)
         dispatcher.schedule_dispatch()
         return True
-
-    @property
-    def expected_tokens(self) -> int:
-        """Predicted output tokens of each choice."""
-        return self.queued.expected_tokens
 
     @property
     def waited_ms(self) -> dict[str, float]:

@@ -220,7 +220,7 @@ class HttpProtocol(FastPathProtocol):
             self._await_request(left_s)
             return
         super().timeout_keep_alive_handler()
-        if self._unsent:
+        if self.transport.get_write_buffer_size():
             self.transport.abort()  # the client has not read the data either
 
     def _await_request(self, patience_s: float) -> None:
@@ -242,12 +242,8 @@ class HttpProtocol(FastPathProtocol):
 
     def linger(self) -> None:
         """Waits a short time for unsent data, then drops it."""
-        if self._unsent:
+        if self.transport.get_write_buffer_size():
             self._wait_for_reader()
-
-    @property
-    def _unsent(self) -> bool:
-        return bool(self.transport.get_write_buffer_size())
 
     def _wait_for_reader(self) -> None:
         if self._patience is None:

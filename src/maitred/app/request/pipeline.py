@@ -285,15 +285,17 @@ class Pipeline:
     ) -> list[EngineRequest]:
         """Makes the engine requests, one for each prompt, whose ids start with the lease."""
         request = tokenized.request
-        return [
-            EngineRequest(
+        engine_requests = []
+        for index, prompt in enumerate(tokenized.prompts):
+            sampling = replace(
+                request.sampling,
+                max_tokens=min(tokenized.available_tokens[index], grant.max_tokens),
+                seed=self._draw_seed() if request.seed is None else request.seed,
+            )
+            engine_request = EngineRequest(
                 id=f"{grant.lease}-{index}",  # a client may repeat its request id; at the replica it must be unique
                 prompt=prompt,
-                sampling=replace(
-                    request.sampling,
-                    max_tokens=min(available, grant.max_tokens),
-                    seed=self._draw_seed() if request.seed is None else request.seed,
-                ),
+                sampling=sampling,
                 # The KV cache is shared within an organisation; clients cannot change this.
                 cache_scope=dispatch_request.organisation,
                 flow=dispatch_request.flow,
@@ -306,8 +308,8 @@ class Pipeline:
                 known_as=context.request_id,
                 trace_id=context.timeline.trace_id,
             )
-            for index, (prompt, available) in enumerate(zip(tokenized.prompts, tokenized.available_tokens, strict=True))
-        ]
+            engine_requests.append(engine_request)
+        return engine_requests
 
     async def tokenize(
         self, principal: Principal, model: str, prompt: Prompt, *, add_special_tokens: bool | None
