@@ -142,7 +142,7 @@ def start(name: str) -> Server:
 
 async def load(port: int, path: str, requests: int, connections: int) -> None:
     """Sends requests over kept-alive connections and reads the answers to their last byte."""
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(BODY)}\r\n\r\n".encode() + BODY
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(BODY)}\r\n\r\n".encode() + BODY
 
     async def client(count: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

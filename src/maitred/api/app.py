@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from maitred.admission.policy.retries import RetryBudget
 from maitred.api.dialect import Header, clear_traceback, to_public_error
 from maitred.api.exchange import HttpExchange, Receive, ResponseState, Scope, Send
+from maitred.api.host_policy import HostPolicy
 from maitred.api.in_flight import ClientDisconnected, InFlightLimiter
 from maitred.api.routes import RouteTable
 from maitred.core.clock import Clock
@@ -86,6 +87,7 @@ class GatewayApp:
         begin: Called with the context and the headers of every inference request; None: nothing is called.
         max_body_bytes: Largest size of a body that is read.
         body_timeout_s: Longest time that reading the body may take.
+        host_policy: Checks the hosts and origins of requests without a key; None: all are accepted.
         clock: Clock for the times in request contexts.
     """
 
@@ -101,6 +103,7 @@ class GatewayApp:
         begin: Begin | None = None,
         max_body_bytes: int,
         body_timeout_s: float,
+        host_policy: HostPolicy | None = None,
         clock: Clock,
     ) -> None:
         self._table = table
@@ -108,6 +111,7 @@ class GatewayApp:
         self._in_flight = in_flight
         self._max_body_bytes = max_body_bytes
         self._body_timeout_s = body_timeout_s
+        self._host_policy = host_policy
         self._observers = observers
         self._rate_limit_status = rate_limit_status
         self._retry_advisor = retries
@@ -157,6 +161,7 @@ class GatewayApp:
             head = exchange.parsed_head
             if head.route is None or head.route[0] is not self._table:
                 head.route = (self._table, *self._table.find(exchange.method, exchange.path))
+                head.is_checked = False
             _, route, exchange.parameter = head.route
             exchange.context.route, exchange.dialect = route.path, route.dialect
             if self._begin is not None and route.reads is not None and route.needs is KeyScope.INFERENCE:
@@ -171,6 +176,9 @@ class GatewayApp:
                 if route.needs not in principal.scopes:
                     require(principal, route.needs)
                 exchange.context.principal = principal
+            if self._host_policy is not None and exchange.principal is ANONYMOUS and not head.is_checked:
+                self._host_policy.check(exchange.method, exchange.header)
+                head.is_checked = True
             if route.reads is None:
                 await route.handler(exchange)
             else:
@@ -184,6 +192,8 @@ class GatewayApp:
                 with self._in_flight.acquire(visitor, even_if_full=administers) as block:
                     if not exchange.has_body(self._max_body_bytes):
                         await exchange.read_body(self._max_body_bytes, self._body_timeout_s)
+                    if head.content_encoding is not None:
+                        await exchange.decompress_body(self._max_body_bytes)
                     with exchange.cancel_on_disconnect(block):  # the client may disconnect
                         handler = route.handler if head.repeat_key is None else route.repeat_handler or route.handler
                         await handler(exchange)

@@ -27,6 +27,15 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             "or firewall that decides who may."
         ),
     ] = None
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Names that may stand in the `Host` and `Origin` of requests without a key, beside those of "
+            "this machine. On a loopback address without keys, all others are refused with 403: a web page of another "
+            "site, or one that binds its name to this machine, could use the models otherwise. A proxy on this machine "
+            "that passes its own name on needs that name here."
+        ),
+    ] = ()
     workers: Annotated[
         int,
         Meta(
@@ -137,3 +146,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     def serves_anyone(self) -> bool:
         """Whether requests without a key are served."""
         return is_loopback(self.host) if self.allow_unauthenticated is None else self.allow_unauthenticated
+
+    @property
+    def is_local_without_keys(self) -> bool:
+        """Whether only this machine reaches the server, and needs no key."""
+        return self.serves_anyone and is_loopback(self.host)

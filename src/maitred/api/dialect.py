@@ -19,6 +19,7 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from maitred.api.compression import ACCEPTED_CODINGS
 from maitred.core.context import RateLimitStatus, RequestContext
 from maitred.core.counters import CounterState
 from maitred.core.errors import (
@@ -35,6 +36,7 @@ from maitred.core.errors import (
     QuotaExceeded,
     Refused,
     Unauthenticated,
+    UnsupportedBody,
 )
 from maitred.core.limits import LimitKind
 from maitred.wire.anthropic.decode import API_VERSIONS
@@ -91,7 +93,7 @@ def error_body(error: MaitredError) -> bytes:
 
 
 def error_headers(error: MaitredError) -> list[Header]:
-    """Returns headers that say when to retry, whether to retry, and how to authenticate."""
+    """Returns headers that say when to retry, whether to retry, how to authenticate and how to compress."""
     headers: list[Header] = []
     if error.retry_after_s is not None:
         # The time is rounded up: a client that retries early is refused again.
@@ -103,6 +105,8 @@ def error_headers(error: MaitredError) -> list[Header]:
         headers.append((b"x-should-retry", b"false"))
     if isinstance(error, Unauthenticated):
         headers.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, UnsupportedBody):
+        headers.append((b"accept-encoding", ACCEPTED_CODINGS))
     return headers
 
 

@@ -16,6 +16,7 @@ from enum import Enum, auto
 from typing import Any, Self
 from urllib.parse import parse_qsl
 
+from maitred.api.compression import decompress, read_coding
 from maitred.api.dialect import OPENAI, ApiDialect, Header, error_headers
 from maitred.api.headers import Headers, retries_in
 from maitred.api.http.connection import EXTENSION, PlainAsgiConnection, ServerConnection
@@ -41,7 +42,9 @@ class ParsedHead:
         header: The headers. In a repeated head, the content length is still that of the first request.
 
     Attributes:
+        content_encoding: Value of the `Content-Encoding` header; None: the header is missing.
         explain: Whether the response is to tell what the request waited for.
+        is_checked: Whether the `HostPolicy` was asked about it, and accepted it.
         offered_id: The request id that the client chose.
         repeat_key: Value of the `Idempotency-Key` header; None: the header is missing.
         retries: How many retries the client says it has made.
@@ -51,12 +54,24 @@ class ParsedHead:
             `Authenticator.is_still_valid` whether this still holds.
     """
 
-    __slots__ = ("explain", "header", "offered_id", "principal", "repeat_key", "retries", "route")
+    __slots__ = (
+        "content_encoding",
+        "explain",
+        "header",
+        "is_checked",
+        "offered_id",
+        "principal",
+        "repeat_key",
+        "retries",
+        "route",
+    )
 
     def __init__(self, header: Headers) -> None:
         self.header = header
         explain = header(b"x-maitred-explain")
         self.explain = explain is not None and explain.strip().lower() in ("true", "1")
+        self.content_encoding = header(b"content-encoding")
+        self.is_checked = False
         self.offered_id = header(b"x-request-id")
         self.repeat_key = header(b"idempotency-key")
         self.retries = retries_in(header)
@@ -189,6 +204,18 @@ class HttpExchange:
             raise _too_large(limit_bytes)
         self.body = body
         return True
+
+    async def decompress_body(self, limit_bytes: int) -> None:
+        """Takes the coding off the body that was read, in a thread.
+
+        Raises:
+            BodyTooLarge: The body is longer than `limit_bytes`.
+            InvalidRequest: The body does not have the coding that its head names.
+            UnsupportedBody: The server does not know the coding.
+        """
+        coding = read_coding(self.parsed_head.content_encoding)
+        if coding is not None:
+            self.body = await asyncio.to_thread(decompress, self.body, coding, limit_bytes)
 
     async def read_body(self, limit_bytes: int, timeout_s: float) -> None:
         """Reads the whole body, chunked or not, and never holds more than the limit.

@@ -19,6 +19,7 @@
     │   ├── Conflict                  409  the change conflicts with existing data
     │   │   └── IdempotencyConflict   409  the Idempotency-Key belongs to another request, or its answer was not kept
     │   ├── BodyTooLarge              413  the body is over the configured limit
+    │   ├── UnsupportedBody           415  the body is compressed in a way that the server does not read
     │   └── ConfigInvalid             400  the operator's configuration has faults
     ├── Refused               the caller must come back later
     │   ├── Saturated                 429  more requests are in flight than this server takes
@@ -191,6 +192,14 @@ class BodyTooLarge(CallerError):
     code = "request_too_large"
     http_status = 413
     default_message = "The request body is too large. Send a shorter prompt."
+
+
+class UnsupportedBody(CallerError):
+    """The body is compressed in a way that the server does not read."""
+
+    code = "unsupported_content_encoding"
+    http_status = 415
+    default_message = "The server does not read this Content-Encoding. Send the body without it."
 
 
 class ConfigInvalid(CallerError):

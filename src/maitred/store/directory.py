@@ -14,13 +14,23 @@ from sqlalchemy import Column, ColumnElement, Table, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from maitred.core.clock import Clock
+from maitred.core.errors import Conflict
 from maitred.core.limits import Limit
 from maitred.core.tenancy import ApiKey, DirectoryChanges, KeySecret, Tenant
 from maitred.store import schema
 from maitred.store.admin_replies import AdminReplies
 from maitred.store.database import Database
 from maitred.store.declaration import declare
-from maitred.store.keys import add_keys, change_key, delete_keys, find_keys, get_key, revoke_key, rotate_key
+from maitred.store.keys import (
+    add_keys,
+    change_key,
+    delete_keys,
+    find_keys,
+    get_key,
+    revoke_key,
+    rotate_key,
+    usable_admin_keys,
+)
 from maitred.store.limits import delete_limit, delete_limits_of, find_limits, get_limit, longest_refill_s, put_limits
 from maitred.store.rules import (
     check_hash,
@@ -103,8 +113,12 @@ class DirectoryStore:
             await add_tenants(connection, version, [tenant])
 
     async def update_tenant(self, tenant_id: str, **changes: object) -> Tenant:
-        """Changes fields of a tenant; a team cannot move to another organisation."""
-        async with self._begin_change() as (connection, version):
+        """Changes fields of a tenant; a team cannot move to another organisation.
+
+        Raises:
+            Conflict: The change would leave nobody who can administer the installation.
+        """
+        async with self._begin_access_change() as (connection, version):
             return await change_tenant(connection, version, tenant_id, changes)
 
     async def delete_tenant(self, tenant_id: str) -> None:
@@ -140,13 +154,25 @@ class DirectoryStore:
             await add_keys(connection, version, [key])
 
     async def update_key(self, key_id: str, **changes: object) -> ApiKey:
-        """Changes the name, the scopes or the expiry of a key; the key must not be revoked."""
-        async with self._begin_change() as (connection, version):
-            return await change_key(connection, version, key_id, changes, self._clock.wall_s())
+        """Changes the name, the scopes or the expiry of a key; the key must not be revoked.
+
+        Raises:
+            Conflict: The change would leave nobody who can administer the installation, now or once the key expires.
+        """
+        async with self._begin_access_change() as (connection, version):
+            before = await get_key(connection, key_id)
+            key = await change_key(connection, version, key_id, changes, self._clock.wall_s())
+            if key.expires_s is not None and (before.expires_s is None or key.expires_s < before.expires_s):
+                _require_admin(await usable_admin_keys(connection, self._clock.wall_s()) != {key_id})
+            return key
 
     async def revoke_key(self, key_id: str) -> ApiKey:
-        """Revokes a key permanently. Revoking it again changes nothing."""
-        async with self._begin_change() as (connection, version):
+        """Revokes a key permanently. Revoking it again changes nothing.
+
+        Raises:
+            Conflict: It is the last key that can administer the installation.
+        """
+        async with self._begin_access_change() as (connection, version):
             return await revoke_key(connection, version, key_id)
 
     async def rotate_key(self, key_id: str, secret: KeySecret, overlap_s: float) -> ApiKey:
@@ -238,6 +264,22 @@ class DirectoryStore:
         next_version = update(schema.directory_version).values(version=_VERSION + 1).returning(_VERSION)
         async with self._database.begin() as connection:
             yield connection, int((await connection.execute(next_version)).scalar_one())
+
+    @asynccontextmanager
+    async def _begin_access_change(self) -> AsyncIterator[tuple[AsyncConnection, int]]:
+        """Opens a transaction for a change that is undone if it leaves nobody who can administer the installation."""
+        async with self._begin_change() as (connection, version):
+            before = await usable_admin_keys(connection, self._clock.wall_s())
+            yield connection, version
+            if before:
+                _require_admin(bool(await usable_admin_keys(connection, self._clock.wall_s())))
+
+
+def _require_admin(remains: bool) -> None:
+    if not remains:
+        raise Conflict(
+            "Nobody could administer this installation any more. Create another key with the scope `admin` first."
+        )
 
 
 async def _deleted_ids(connection: AsyncConnection, table: Table, since: int) -> list[str]:

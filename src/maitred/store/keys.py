@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Column, ColumnElement, delete, insert, or_, select, update
+from sqlalchemy import Column, ColumnElement, String, cast, delete, exists, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound
 from maitred.core.tenancy import ApiKey, KeySecret, Scope, is_id
 from maitred.store.rules import apply_changes, check_key
-from maitred.store.schema import key_secrets, keys
+from maitred.store.schema import key_secrets, keys, tenants
 from maitred.store.tenants import missing_tenants
 
 _COLUMNS = (keys.c.id, keys.c.tenant, keys.c.name, keys.c.scopes, keys.c.expires_s, keys.c.revoked)
@@ -76,6 +76,23 @@ async def add_keys(connection: AsyncConnection, version: int, new: Sequence[ApiK
     await connection.execute(insert(keys), [_row(key, version) for key in new])
     secrets = [_secret_row(key.id, secret, version) for key in new for secret in key.secrets]
     await connection.execute(insert(key_secrets), secrets)
+
+
+async def usable_admin_keys(connection: AsyncConnection, now_s: float) -> set[str]:
+    """Returns the ids of the keys that can administer the installation now."""
+    parents = tenants.alias()
+    secret = exists().where(
+        key_secrets.c.key == keys.c.id, or_(key_secrets.c.expires_s.is_(None), key_secrets.c.expires_s > now_s)
+    )
+    query = (
+        select(keys.c.id, keys.c.scopes)
+        .join(tenants, keys.c.tenant == tenants.c.id)
+        .outerjoin(parents, tenants.c.parent == parents.c.id)
+        .where(cast(keys.c.scopes, String).contains(Scope.ADMIN.value), ~keys.c.revoked, ~keys.c.deleted, secret)
+        .where(or_(keys.c.expires_s.is_(None), keys.c.expires_s > now_s))
+        .where(~tenants.c.disabled, or_(parents.c.disabled.is_(None), ~parents.c.disabled))
+    )
+    return {row.id for row in await connection.execute(query) if Scope.ADMIN.value in row.scopes}
 
 
 async def change_key(

@@ -163,7 +163,9 @@ async def test_slow_readers(patient):
             raw = stack.enter_context(socket.socket())
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
             raw.connect(address_of(patient))
-            raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+            raw.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(data) + data
+            )
         await until(patient, "maitred_engine_paused", 4)
         finding = await first_finding(patient)
     assert finding["kind"] == "slow_clients"
@@ -173,7 +175,7 @@ async def test_the_gateway_itself(patient):
     """Prompts to tokenise, sent many at a time so that it costs us next to nothing."""
     letters = random.Random(7).choices(string.ascii_letters + "   ", k=2000)
     body = json.dumps({"model": "small", "prompt": "".join(letters)}).encode()
-    many = (b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body) * 20
+    many = (b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body) * 20
 
     async def ask_on():
         reader, writer = await asyncio.open_connection(*address_of(patient))

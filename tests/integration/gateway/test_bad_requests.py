@@ -1,6 +1,7 @@
 """Requests with faults, and the error that each gets: status, field and code, in OpenAI's shape."""
 
 import asyncio
+import gzip
 import json
 
 import pytest
@@ -203,3 +204,38 @@ async def test_service_routes_answer_in_json(path):
         assert response.status_code == 200
         assert response.headers["content-type"] == "application/json"
         assert response.json()
+
+
+async def test_a_compressed_body_is_read_or_refused_by_name():
+    body = gzip.compress(json.dumps({"model": MODEL, "prompt": "hello", "max_tokens": 2}).encode())
+    async with gateway(max_body_bytes=1024) as system:
+        for coding, data, status in (
+            ("gzip", body, 200),
+            ("zstd", body, 415),
+            ("gzip", b"{}", 400),
+            ("gzip", gzip.compress(b" " * 10_000), 413),
+        ):
+            response = await system.client.post("/v1/completions", content=data, headers={"content-encoding": coding})
+            assert response.status_code == status
+            assert response.headers.get("accept-encoding") == ("gzip, deflate" if status == 415 else None)
+        response = await system.client.post("/v1/messages", content=b"{}", headers={"content-encoding": "br"})
+        assert (response.status_code, response.json()["error"]["type"]) == (415, "invalid_request_error")
+
+
+async def test_a_page_of_another_site_cannot_use_a_server_without_keys():
+    async with gateway() as system:
+        for headers in (
+            {"origin": "https://evil.example", "sec-fetch-site": "cross-site", "content-type": "text/plain"},
+            {"origin": "null"},
+            {"host": "evil.example:8000", "origin": "http://evil.example:8000", "sec-fetch-site": "same-origin"},
+        ):
+            for method, path in (("POST", "/v1/completions"), ("GET", "/metrics"), ("GET", "/v1/models")):
+                response = await system.client.request(method, path, headers=headers)
+                assert (response.status_code, response.json()["error"]["code"]) == (403, "permission_denied")
+        port = system.url.rpartition(":")[2]
+        for headers in ({}, {"origin": system.url}, {"host": f"localhost:{port}"}, {"origin": "http://localhost:3000"}):
+            assert (await system.client.get("/v1/models", headers=headers)).status_code == 200
+    async with gateway(allowed_hosts=("evil.example",)) as system:
+        assert (await system.client.get("/v1/models", headers={"host": "evil.example"})).status_code == 200
+    async with gateway(allow_unauthenticated=False) as system:
+        assert (await system.client.get("/v1/models", headers={"host": "evil.example"})).status_code == 200

@@ -124,7 +124,7 @@ async def test_a_client_that_has_sent_the_next_request_already_is_seen_to_leave(
         host, port = system.url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))
         body = json.dumps(body_for("/v1/completions")).encode()
-        request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        request = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
         writer.write(request)
         await system.engine.wait_until(lambda: bool(system.engine.submitted))
         writer.write(request)

@@ -152,7 +152,9 @@ async def test_a_slow_reader_holds_up_nobody_else():
             {"model": MODEL, "prompt": ["x"] * 12, "max_tokens": 480, "stream": True, "n": 8, "logprobs": 5}
         ).encode()
         _, writer = await asyncio.open_connection(host, int(port), limit=1024)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
         # 12 x 8 x 480 tokens are far more bytes than all buffers on the way hold; nobody reads them.
         await system.wait_until(lambda: system.gate.count == 1)
         await system.wait_until(lambda: system.engine.load().paused == 12 * 8, 60)
@@ -280,7 +282,7 @@ async def test_a_body_that_does_not_arrive_gives_its_place_back():
     async with gateway(max_in_flight=1, body_timeout_s=0.2) as system:
         host, _, port = system.url.removeprefix("http://").partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{")
         await system.wait_until(lambda: system.gate.count == 1)
         assert (await system.chat()).status_code == 429
         answer = (await reader.read()).decode()  # to the end: the connection closes

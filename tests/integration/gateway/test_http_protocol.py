@@ -1,12 +1,14 @@
 """What happens on a connection before there is a request."""
 
 import asyncio
+import contextlib
 import json
 
 import httpx
+import pytest
 
 from maitred.api.http import protocol as http_protocol
-from tests.support.gateway import gateway
+from tests.support.gateway import MODEL, gateway
 
 
 async def connect(system):
@@ -17,7 +19,7 @@ async def connect(system):
 async def test_headers_without_end_are_cut_off():
     async with gateway() as system:
         reader, writer = await connect(system)
-        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nCookie: ")
+        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nCookie: ")
         writer.write(b"x" * (http_protocol.HEAD_LIMIT_BYTES + 1))
         async with asyncio.timeout(5):
             answer = await reader.read()
@@ -37,7 +39,7 @@ async def test_a_large_body_is_not_mistaken_for_a_large_head():
 async def test_a_large_body_is_not_counted_to_the_head_that_follows_in_the_same_read():
     async with gateway() as system:
         body = b'{"prompt":"hi","user":"%b"}' % (b"x" * (http_protocol.HEAD_LIMIT_BYTES + 1))
-        head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % len(body)
+        head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n" % len(body)
         reader, writer = await connect(system)
         writer.write(head + b"\r\n" + body + head)
         async with asyncio.timeout(5):
@@ -85,7 +87,7 @@ OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings:
 
 async def test_an_offer_to_speak_another_protocol_is_not_taken_up_and_loses_nothing():
     body = b'{"prompt":"hello there"}'
-    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n"
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n%bContent-Length: %d\r\n\r\n"
     offering, plain = (head % (offer, len(body)) for offer in (OFFER, b""))
     whole = offering + body + plain + body
     cuts = [
@@ -143,3 +145,139 @@ async def test_a_connection_that_is_kept_open_reaches_the_application_of_now():
         assert port_of(before) == port_of(after)
         async with httpx.AsyncClient(base_url=system.url) as newcomer:
             assert (await newcomer.get("/health/ready")).status_code == 418
+
+
+def chunked(body, trailer=b"", head=b"Connection: close\r\n"):
+    """A request in two parts: up to its last chunk, and its last chunk with the trailers."""
+    first = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n%bTransfer-Encoding: chunked\r\n\r\n" % head
+    return first + b"%x\r\n%b\r\n" % (len(body), body), b"0\r\n%b\r\n" % trailer
+
+
+@pytest.mark.parametrize("reads", [1, 2])
+@pytest.mark.parametrize("name", [b"X-Request-Id", b"x-maitred-priority", b"Idempotency-Key", b"Connection", b"Expect"])
+async def test_no_trailer_becomes_a_header(reads, name):
+    """Whether it comes with the head or after it; a value that would be refused shows that it is not heard."""
+    begin, end = chunked(b'{"prompt":"hello"}', b"%b: by-trailer\r\n" % name)
+    async with gateway() as system:
+        reader, writer = await connect(system)
+        async with asyncio.timeout(5):
+            for part in (begin + end,) if reads == 1 else (begin, end):
+                writer.write(part)
+                await asyncio.sleep(0.01)
+            answer = await reader.read()
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert b"by-trailer" not in answer
+
+
+@pytest.mark.parametrize(
+    ("first", "piece"),
+    [
+        (b"0\r\nx: ", b"a" * 16_384),
+        (b"0\r\n", b"a" * 16_384),
+        (b"0\r\n", b"t: %b\r\n" % (b"v" * 200) * 80),
+        (b"1;extension=", b"a" * 16_384),
+    ],
+)
+async def test_trailers_and_chunk_extensions_without_end_are_cut_off(first, piece):
+    begin, _ = chunked(b'{"prompt":"hello"}')
+    async with gateway() as system:
+        reader, writer = await connect(system)
+        writer.write(begin + first)
+        sent_bytes = 0
+        async with asyncio.timeout(5):
+            while not reader.at_eof() and sent_bytes < 40 * http_protocol.HEAD_LIMIT_BYTES:
+                try:
+                    writer.write(piece)
+                    await writer.drain()
+                except ConnectionError:
+                    break
+                sent_bytes += len(piece)
+                await asyncio.sleep(0.001)
+        assert sent_bytes < 40 * http_protocol.HEAD_LIMIT_BYTES
+        writer.close()
+
+
+async def test_an_answer_that_was_given_is_not_followed_by_another_for_the_same_request():
+    """The body of the refused request never ends."""
+    async with gateway() as system:
+        reader, writer = await connect(system)
+        begin, _ = chunked(b"{}", head=b"Content-Type: text/plain\r\n")
+        writer.write(begin.replace(b"/tokenize", b"/nowhere"))
+        async with asyncio.timeout(5):
+            status, _ = await answer_of(reader)
+            assert status.startswith(b"HTTP/1.1 404 ")
+            writer.write(b"0\r\nx: " + b"a" * (2 * http_protocol.HEAD_LIMIT_BYTES))
+            with contextlib.suppress(ConnectionError):  # what was sent after the end was not read
+                assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_head_in_one_read_is_measured_exactly():
+    async with gateway() as system:
+        for excess, status in ((-100, b"HTTP/1.1 200 "), (100, b"HTTP/1.1 431 ")):
+            reader, writer = await connect(system)
+            cookie = b"c" * (http_protocol.HEAD_LIMIT_BYTES + excess)
+            body = b'{"prompt":"%b"}' % (b"hello " * 30_000)
+            writer.write(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\nCookie: " % len(body))
+            writer.write(cookie + b"\r\nConnection: close\r\n\r\n" + body)
+            async with asyncio.timeout(5):
+                try:
+                    assert (await reader.readline()).startswith(status)
+                except ConnectionError:
+                    assert excess > 0  # the body was not read any more
+            writer.close()
+
+
+@pytest.mark.parametrize(
+    ("version", "hosts", "status"),
+    [
+        (b"1.1", b"", b"400"),
+        (b"1.1", b"Host: localhost\r\n", b"200"),
+        (b"1.1", b"Host: localhost\r\nHost: localhost\r\n", b"400"),
+        (b"1.1", b"Host: localhost\r\nhOST: 127.0.0.1\r\n", b"400"),
+        (b"1.0", b"", b"200"),
+        (b"1.0", b"Host: localhost\r\nHost: 127.0.0.1\r\n", b"400"),
+    ],
+)
+async def test_a_request_names_one_host(version, hosts, status):
+    async with gateway() as system:
+        reader, writer = await connect(system)
+        writer.write(b"GET /health/live HTTP/%b\r\n%bConnection: close\r\n\r\n" % (version, hosts))
+        async with asyncio.timeout(5):
+            answer = await reader.read()
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 %b " % status)
+        assert (b'"code":"invalid_request"' in answer) == (status == b"400")
+
+
+async def test_a_client_of_an_old_version_gets_its_stream_without_chunks():
+    body = json.dumps(
+        {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "max_tokens": 4, "stream": True}
+    ).encode()
+    head = b"POST /v1/chat/completions HTTP/%b\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    answers = []
+    async with gateway() as system:
+        for version in (b"1.0", b"1.1"):
+            reader, writer = await connect(system)
+            writer.write(head % (version, len(body)) + body)
+            async with asyncio.timeout(5):
+                answers.append((await reader.read()).partition(b"\r\n\r\n"))
+            writer.close()
+    (old, _, stream), (new, _, chunks) = answers
+    assert b"transfer-encoding" not in old.lower()
+    assert b"connection: close" in old.lower()
+    assert b"transfer-encoding: chunked" in new.lower()
+    assert stream.startswith(b"data: ")
+    assert stream.endswith(b"data: [DONE]\n\n")
+    assert not chunks.startswith(b"data: ")
+
+
+async def test_a_whole_answer_for_a_client_of_an_old_version_keeps_its_length():
+    async with gateway() as system:
+        reader, writer = await connect(system)
+        writer.write(b"GET /v1/models HTTP/1.0\r\n\r\n")
+        async with asyncio.timeout(5):
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        assert b"content-length: %d" % len(body) in head

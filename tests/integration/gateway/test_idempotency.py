@@ -272,8 +272,9 @@ async def test_a_slow_reader_holds_up_neither_the_work_nor_the_others():
     async with gateway([many], idempotency=config) as system:
         host, port = system.url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port), limit=1024)
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nIdempotency-Key: k\r\nContent-Length: %d\r\n\r\n" % len(
-            body
+        head = (
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nIdempotency-Key: k\r\nContent-Length: %d\r\n\r\n"
+            % len(body)
         )
         writer.write(head + body)
         await system.wait_until(lambda: system.gate.count == 1)

@@ -25,7 +25,7 @@ async def asked(system, *, path="/v1/completions", headers=(), **fields):
     raw.setblocking(False)
     await asyncio.get_running_loop().sock_connect(raw, (host, int(port)))
     body = json.dumps({"model": MODEL, "max_tokens": 480, **fields}).encode()
-    head = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers]
+    head = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *headers]
     await asyncio.get_running_loop().sock_sendall(raw, "\r\n".join([*head, "", ""]).encode() + body)
     try:
         yield raw

@@ -16,7 +16,7 @@ from maitred.load.play.client.origin import Origin
 from maitred.load.play.client.pool import ConnectionPool
 from maitred.load.play.clock import RunClock
 
-REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
+REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}"
 
 
 def event(text, finish=None):

@@ -220,6 +220,51 @@ async def test_revocation_is_for_good(store: DirectoryStore) -> None:
         await store.update_key("k1", name="x")
 
 
+async def test_the_last_admin_key_cannot_lock_everybody_out(store: DirectoryStore, clock: SetClock) -> None:
+    """However it would end: revoked, narrowed, expired, or with its tenant; and whatever else has the word in it."""
+    admin = {"scopes": (Scope.ADMIN, Scope.METRICS)}
+    await store.create_tenant(Tenant(id="org"))
+    await store.create_tenant(Tenant(id="team", parent="org"))
+    await store.create_tenant(Tenant(id="closed", disabled=True))
+    await store.create_key(key("last", "team", **admin))
+    await store.create_key(key("no", "org", name="admin"))
+    await store.create_key(key("ended", "org", **admin, expires_s=clock.now_s + 5))
+    await store.create_key(key("lost", "org", **(admin | {"secrets": (KeySecret(b"x" * 32, clock.now_s + 5),)})))
+    await store.create_key(key("out", "closed", **admin))
+    clock.now_s += 10
+    ways: list[Callable[[], Awaitable[object]]] = [
+        lambda: store.revoke_key("last"),
+        lambda: store.update_key("last", scopes=["inference"]),
+        lambda: store.update_key("last", expires_s=clock.now_s + 5),
+        lambda: store.update_tenant("team", disabled=True),
+        lambda: store.update_tenant("org", disabled=True),
+    ]
+    before = await store.changes(0)
+    for way in ways:
+        with pytest.raises(Conflict, match="scope `admin`"):
+            await way()
+    assert await store.changes(0) == before
+    await store.update_key("last", name="the last", scopes=["admin"])
+    await store.create_key(key("next", "team", **admin, expires_s=clock.now_s + 50))
+    await store.update_key("next", expires_s=clock.now_s + 40)
+    await store.revoke_key("last")
+    await store.update_key("next", expires_s=clock.now_s + 60)
+    for way in (lambda: store.revoke_key("next"), lambda: store.update_tenant("org", disabled=True)):
+        with pytest.raises(Conflict):
+            await way()
+    clock.now_s += 100  # nobody can any more, so nothing can be lost
+    await store.revoke_key("next")
+    await store.update_tenant("org", disabled=True)
+
+
+async def test_of_two_admin_keys_that_revoke_each_other_one_remains(store: DirectoryStore) -> None:
+    await store.create_tenant(Tenant(id="acme"))
+    for name in ("a", "b"):
+        await store.create_key(key(name, scopes=(Scope.ADMIN,)))
+    done = await asyncio.gather(*map(store.revoke_key, ("a", "b")), return_exceptions=True)
+    assert {type(outcome) for outcome in done} == {ApiKey, Conflict}
+
+
 async def test_rotation_lets_older_secrets_go_on_for_the_overlap(store: DirectoryStore, clock: SetClock) -> None:
     await store.create_tenant(Tenant(id="acme"))
     await store.create_key(key("k1"))

@@ -49,7 +49,7 @@ def connect(server):
 
 def request(path=CHAT, head="", **fields):
     body = json.dumps({"messages": USER, "stream": True, "max_tokens": 5, **fields}).encode()
-    return f"POST {path} HTTP/1.1\r\nhost: x\r\n{head}content-length: {len(body)}\r\n\r\n".encode() + body
+    return f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
 def read_all(client):
@@ -250,7 +250,7 @@ class TestConnections:
             client.sendall(body)
             assert b"[DONE]" in read_answer(client)
             small = json.dumps({"messages": USER, "stream": True, "max_tokens": 1}).encode()
-            client.sendall(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode())
+            client.sendall(f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n".encode())
             for index in range(0, len(small), 7):
                 piece = small[index : index + 7]
                 client.sendall(b"%x\r\n%s\r\n" % (len(piece), piece))

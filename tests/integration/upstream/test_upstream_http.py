@@ -104,6 +104,26 @@ async def test_a_head_that_comes_byte_by_byte_is_read_with_its_interim_responses
         assert await response.read_body(10) == b"hi"
 
 
+async def test_no_trailer_becomes_a_header():
+    begin = OK + b"transfer-encoding: chunked\r\n\r\n2\r\nab\r\n"
+    end = b"0\r\nretry-after: 9\r\ncontent-type: text/html\r\n\r\n"
+    async with line_to([begin + end], [begin, end]) as (server, line):
+        for _ in range(2):
+            response = await line.send(REQUEST)
+            assert await response.read_body(1 << 20) == b"ab"
+            assert response.headers == {b"content-type": b"text/plain", b"transfer-encoding": b"chunked"}
+        assert server.connections == 1
+
+
+@pytest.mark.parametrize("first", [b"0\r\nx: ", b"0\r\n", b"1;extension="])
+async def test_trailers_and_chunk_extensions_without_end_break_a_response(first):
+    begin = OK + b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n"
+    async with line_to([begin + first, *[b"a" * 65536] * 100, ...]) as (_, line):
+        response = await line.send(REQUEST)
+        with pytest.raises(ResponseBroken, match="trailers"):
+            await response.read_body(1 << 20)
+
+
 @pytest.mark.parametrize(
     "pieces",
     [

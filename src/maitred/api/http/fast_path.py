@@ -121,6 +121,32 @@ class _Whole(RequestResponseCycle):
         return await super().receive()
 
 
+class _PlainSend:
+    """ASGI's `send` for a client of HTTP/1.0, which knows no chunks: a body of unknown length ends with the connection.
+
+    uvicorn would send chunks (RFC 9112, section 6.1 forbids it). It counts the bytes of other bodies down to 0; here
+    each piece is announced as it is sent.
+
+    Args:
+        send: The method `send` of uvicorn's cycle.
+    """
+
+    def __init__(self, send: Any) -> None:  # noqa: ANN401 - as ASGI's
+        self._send = send
+        self._cycle: RequestResponseCycle = send.__self__
+        self._has_length = False
+
+    async def __call__(self, message: Any) -> None:  # noqa: ANN401 - as ASGI's
+        """Sends the head of the response, or a piece of its body."""
+        if message["type"] == "http.response.start":
+            self._has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
+            if not self._has_length:
+                self._cycle.chunked_encoding = False
+        elif not self._has_length:
+            self._cycle.expected_content_length = len(message.get("body", b""))
+        await self._send(message)
+
+
 class FastPathProtocol(HttpToolsProtocol):
     """Protocol of uvicorn with methods that bypass ASGI messages; `ServerConnection` describes them."""
 
@@ -208,4 +234,4 @@ class FastPathProtocol(HttpToolsProtocol):
     def _run_request(self, scope: Any, receive: Any, send: Any) -> Any:  # noqa: ANN401 - as ASGI's
         """Starts the task of a request: records its arrival, and calls the application of this moment."""
         COHORT.arrive(CohortStage.COME)
-        return self.app(scope, receive, send)
+        return self.app(scope, receive, send if scope["http_version"] == "1.1" else _PlainSend(send))

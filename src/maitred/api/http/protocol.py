@@ -1,7 +1,12 @@
 """HTTP/1.1 on one connection, with limits on incomplete heads and on unread responses.
 
-The application limits body size and concurrency; but it sees a request only when the head is complete. Before that, a
-client could send headers without end, or send none and keep the connection for ever.
+The application limits body size and concurrency; but it sees a request only when the head is complete, and of a body
+only the content. So a client could send headers, chunk extensions or trailers without end, or send none and keep the
+connection for ever.
+
+Trailers are read and dropped. They are never merged into the headers (RFC 9110, section 6.5.1): a proxy that sets or
+removes headers does not see them. A request must have exactly one `Host` header (RFC 9112, section 3.2): with two, the
+proxy and the gateway might each believe another one.
 
 In the other direction, a client that does not read would keep its response in memory. uvicorn stops taking response
 data when 64 KiB wait to be sent, and then waits without a time limit. Here a timer runs during this wait: if the data
@@ -23,6 +28,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import httptools
+import msgspec
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
@@ -31,7 +37,8 @@ from maitred.api.http.fast_path import CachedHead, FastPathProtocol
 from maitred.core.ids import new_request_id
 
 HEAD_LIMIT_BYTES = 64 * 1024
-"""Largest size of request line and headers; API keys, cookies and trace headers need a tenth of it."""
+"""Largest size of request line and headers; API keys, cookies and trace headers need a tenth of it. Chunk extensions
+and trailers have the same limit."""
 HEAD_DEADLINE_S = 30.0
 """Time from the opening of the connection, or from the first byte of a later request, to the end of the headers."""
 
@@ -49,12 +56,34 @@ _MOST_PIPELINED = 4
 the client is not noticed."""
 
 _UPGRADE = b"upgrade"
+_HOST = b"host"
 _NO_HTTP = "Invalid HTTP request received."
+_BAD_REQUEST = b"400 Bad Request"
 
-_TOO_LARGE = b'{"error":{"message":"The request\'s headers are too large.","type":"invalid_request_error","param":null,'
-_TOO_LARGE += b'"code":"headers_too_large"}}'
-_NOT_HTTP = b'{"error":{"message":"This is not HTTP/1.1. If it is TLS, use http:// in the address, not https://.",'
-_NOT_HTTP += b'"type":"invalid_request_error","param":null,"code":"invalid_request"}}'
+
+class InvalidHead(Exception):
+    """A request head that the server refuses before there is a request, with the response to it.
+
+    Args:
+        status: Code and phrase of the status.
+        code: The code of the error.
+        message: What the client should change.
+    """
+
+    def __init__(self, status: bytes, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+        self.body = msgspec.json.encode({"error": error})
+
+
+_TOO_LARGE = b"431 Request Header Fields Too Large", "headers_too_large", "The request's headers are too large."
+_NOT_HTTP = (
+    _BAD_REQUEST,
+    "invalid_request",
+    "This is not HTTP/1.1. If it is TLS, use http:// in the address, not https://.",
+)
+_NO_HOST = _BAD_REQUEST, "invalid_request", "The request must have exactly one Host header."
 
 
 class HttpProtocol(FastPathProtocol):
@@ -71,8 +100,12 @@ class HttpProtocol(FastPathProtocol):
     """
 
     _head_bytes = 0
+    """Bytes of the current head, chunk extension or trailer."""
+    _read_bytes = 0
+    """Size of the current read."""
     _in_head = True
-    _ended_another = False
+    _has_advanced = False
+    """Whether the current read held the end of a head, a piece of a body, or the end of a request."""
     _deadline: asyncio.TimerHandle | None = None
     _patience: asyncio.TimerHandle | None = None
     _repeated: CachedHead | None = None
@@ -128,15 +161,15 @@ class HttpProtocol(FastPathProtocol):
         if between and repeated is not None and (body := repeated.body_in(data)) is not None:
             self._take(repeated, body)
             return
-        self._ended_another = False
+        self._has_advanced = False
+        self._read_bytes = len(data)
         self._feed(data)
         self._repeated = self._repeatable(data) if between and self.cycle is not before else None
-        if self._in_head and not self._ended_another:
-            # The data belongs to the incomplete head, unless an earlier request ended in this data; then most of it may
-            # be that request's body. So a pipelined head can be longer than the limit, by one read at most.
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_LIMIT_BYTES and not self.transport.is_closing():
-                self._turn_away(b"431 Request Header Fields Too Large", _TOO_LARGE)
+        # The data belongs to the head, chunk extension or trailer that is being read, unless it holds something else;
+        # then most of it may be that.
+        self._head_bytes = 0 if self._has_advanced else self._head_bytes + len(data)
+        if self._head_bytes > HEAD_LIMIT_BYTES and not self.transport.is_closing():
+            self._turn_away(InvalidHead(*_TOO_LARGE))
 
     def _feed(self, data: bytes) -> None:
         try:
@@ -144,7 +177,10 @@ class HttpProtocol(FastPathProtocol):
         except httptools.HttpParserUpgrade as offer:
             if self._has_offer:
                 self._read_without_offer(data[offer.args[0] :])
-        except httptools.HttpParserError:
+        except httptools.HttpParserError as error:
+            if isinstance(error.__context__, InvalidHead):
+                self._turn_away(error.__context__)
+                return
             self.logger.warning(_NO_HTTP)
             self.send_400_response(_NO_HTTP)
 
@@ -171,7 +207,7 @@ class HttpProtocol(FastPathProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answers bytes that are not HTTP with JSON and an id, where uvicorn would send plain text."""
-        self._turn_away(b"400 Bad Request", _NOT_HTTP)
+        self._turn_away(InvalidHead(*_NOT_HTTP))
 
     def on_message_begin(self) -> None:
         """Called by the parser at the first byte of a request."""
@@ -179,20 +215,36 @@ class HttpProtocol(FastPathProtocol):
         cast("dict[str, Any]", self.scope)["extensions"] = {EXTENSION: self}
         self._await_head()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser at the end of a header or trailer; drops the trailers."""
+        if self._in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        """Called by the parser at the end of the head; starts the request."""
+        """Called by the parser at the end of the head; starts the request.
+
+        Raises:
+            InvalidHead: The head is too large, or it does not have one host.
+        """
         if self._has_offer:
             return
+        self._check_head()
         super().on_headers_complete()
         self._head_is_complete()
+        self._has_advanced = True
         self._read_on()
+
+    def on_body(self, body: bytes) -> None:
+        """Called by the parser with a piece of the body."""
+        super().on_body(body)
+        self._has_advanced = True
 
     def on_message_complete(self) -> None:
         """Called by the parser at the end of a request; the next request follows."""
         if self._has_offer:
             return
         super().on_message_complete()
-        self._ended_another = True
+        self._has_advanced = True
         self._read_on()  # reading was paused because of a large body
 
     def on_response_complete(self) -> None:
@@ -263,12 +315,31 @@ class HttpProtocol(FastPathProtocol):
         # A close would wait until all data was read.
         self.transport.abort()
 
-    def _turn_away(self, status: bytes, body: bytes) -> None:
-        """Answers data that did not become a request, and closes the connection."""
-        self.transport.write(
-            b"HTTP/1.1 %b\r\ncontent-type: application/json\r\nx-request-id: %b\r\nconnection: close\r\n"
-            b"content-length: %d\r\n\r\n%b" % (status, new_request_id().encode("ascii"), len(body), body)
-        )
+    def _check_head(self) -> None:
+        hosts = sum(name == _HOST for name, _ in self.headers)
+        if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
+            raise InvalidHead(*_NO_HOST)
+        if self._head_bytes + self._read_bytes > HEAD_LIMIT_BYTES:  # most of it may be a body
+            size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+            if size > HEAD_LIMIT_BYTES:
+                raise InvalidHead(*_TOO_LARGE)
+
+    def _turn_away(self, refusal: InvalidHead) -> None:
+        """Answers data that did not become a request, and closes the connection.
+
+        The client takes an answer for that of its first request without one. So there is none if an earlier request
+        still waits for its answer, or if the request that the data belongs to has got one.
+        """
+        cycle, running = self.cycle, self._running
+        due = running is None or running.response_complete
+        if not self._in_head:
+            due = running is cycle and not cycle.response_started
+        if due:
+            self.transport.write(
+                b"HTTP/1.1 %b\r\ncontent-type: application/json\r\nx-request-id: %b\r\nconnection: close\r\n"
+                b"content-length: %d\r\n\r\n%b"
+                % (refusal.status, new_request_id().encode("ascii"), len(refusal.body), refusal.body)
+            )
         self.transport.close()
 
     def _read_on(self) -> None:

@@ -86,7 +86,7 @@ async def open_access(
 async def _make_first_key(store: DirectoryStore) -> str | None:
     """Makes a new installation's first admin key; of gateways that start together, only one succeeds.
 
-    An operator who later revokes all admin keys does so on purpose, and declares another key in the configuration.
+    The last admin key cannot be revoked; one that has expired is replaced by a key declared in the configuration.
     """
     with suppress(Conflict):  # the organisation may exist without its key, after a start that was interrupted
         await store.create_tenant(Tenant(id=OPERATORS, name="Whoever runs this installation"))

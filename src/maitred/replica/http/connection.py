@@ -13,6 +13,7 @@ import httptools
 from maitred.core.cohort import COHORT, CohortStage
 
 MAX_HEAD_BYTES = 64 * 1024
+"""Largest size of a response's head; a chunk extension and the trailers have the same limit."""
 _MAX_BUFFERED_BYTES = 256 * 1024
 """Number of unread body bytes above which reading from the socket pauses (back-pressure)."""
 
@@ -188,6 +189,8 @@ class HttpConnection(asyncio.Protocol):
         self._response: Response | None = None
         self._headers: dict[bytes, bytes] = {}
         self._head_bytes = 0
+        self._framing_bytes = 0
+        """Bytes after the head that were no part of a body, since the last part of the body."""
         self._message_complete = False
         """Whether the parser has reached the end of the response."""
         self._keep_alive = False
@@ -203,7 +206,7 @@ class HttpConnection(asyncio.Protocol):
     def send(self, request: bytes) -> Response:
         """Sends a request on an idle connection and returns its response, without waiting for the head."""
         self._message_complete = False
-        self._head_bytes = 0
+        self._head_bytes = self._framing_bytes = 0
         response = self._response = Response(self)
         self._transport.write(request)
         return response
@@ -243,6 +246,8 @@ class HttpConnection(asyncio.Protocol):
             return
         if is_head_pending := not response.status:
             self._head_bytes += len(data)
+        else:
+            self._framing_bytes += len(data)  # a part of the body sets it to 0
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -253,6 +258,9 @@ class HttpConnection(asyncio.Protocol):
         if is_head_pending and self._head_bytes > MAX_HEAD_BYTES and self._is_head_too_long(response):
             response.status = 0
             self._fail(f"the head of its response is longer than {MAX_HEAD_BYTES} bytes")
+            return
+        if self._framing_bytes > MAX_HEAD_BYTES and not self._message_complete:
+            self._fail(f"a chunk extension or the trailers of its response are longer than {MAX_HEAD_BYTES} bytes")
             return
         if self._message_complete:
             self._on_complete(response)
@@ -284,8 +292,9 @@ class HttpConnection(asyncio.Protocol):
         self._headers = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Stores a header; trailers are stored too but not used."""
-        self._headers[name.lower()] = value
+        """Stores a header of the response's head; trailers are dropped (RFC 9110, section 6.5.1)."""
+        if self._response is not None and not self._response.status:
+            self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
         """Sets status and headers of the response, unless this is an interim (1xx) response."""
@@ -295,6 +304,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """Adds a piece of the body to the response."""
+        self._framing_bytes = 0
         response = self._response
         if response is not None and not (self._message_complete or self._is_draining):
             response.chunks.append(body)

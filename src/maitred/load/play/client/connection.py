@@ -154,8 +154,9 @@ class LoadConnection(asyncio.Protocol):
         self._headers = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Notes one header of the response."""
-        self._headers[name.lower()] = value
+        """Notes one header of the response; trailers are dropped."""
+        if not self._head_seen:
+            self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
         """Handles the complete head; an interim response (1xx) is ignored."""

@@ -1,0 +1,54 @@
+"""Decompression of request bodies, by their `Content-Encoding`."""
+
+import zlib
+
+from maitred.core.errors import BodyTooLarge, InvalidRequest, UnsupportedBody
+
+_WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+"""The codings, each with the argument of `zlib.decompressobj`."""
+ACCEPTED_CODINGS = b"gzip, deflate"
+
+
+def read_coding(content_encoding: str | None) -> str | None:
+    """Returns the coding of a body; None: it is not compressed.
+
+    Raises:
+        UnsupportedBody: The server does not know the coding, or there are several.
+    """
+    coding = "identity" if content_encoding is None else content_encoding.strip().lower()
+    if coding in ("", "identity"):
+        return None
+    if coding not in _WINDOW_BITS:
+        raise UnsupportedBody(
+            f"The body has the Content-Encoding {coding[:50]!r}, which this server does not read. Send it with gzip or "
+            "deflate, or without Content-Encoding."
+        )
+    return coding
+
+
+def decompress(body: bytes, coding: str, limit_bytes: int) -> bytes:
+    """Returns the body without its coding; it releases the GIL, so it can run in a thread.
+
+    Raises:
+        BodyTooLarge: The decompressed body is longer than `limit_bytes`.
+        InvalidRequest: The body does not have this coding.
+    """
+    pieces: list[bytes] = []
+    left_bytes = limit_bytes
+    while True:  # gzip may consist of several members
+        decompressor = zlib.decompressobj(_WINDOW_BITS[coding])
+        try:
+            piece = decompressor.decompress(body, left_bytes + 1)
+        except zlib.error as error:
+            raise InvalidRequest(f"The body cannot be read as its Content-Encoding says ({coding}): {error}.") from None
+        left_bytes -= len(piece)
+        if left_bytes < 0:
+            raise BodyTooLarge(
+                f"The decompressed body is larger than {limit_bytes:,} bytes, the most this server reads."
+            )
+        if not decompressor.eof:
+            raise InvalidRequest(f"The compressed body ({coding}) is incomplete.")
+        pieces.append(piece)
+        body = decompressor.unused_data
+        if not body:
+            return b"".join(pieces)

@@ -1,0 +1,54 @@
+"""Request bodies with a Content-Encoding."""
+
+import gzip
+import zlib
+
+import pytest
+
+from maitred.api.compression import decompress, read_coding
+from maitred.core.errors import BodyTooLarge, InvalidRequest, UnsupportedBody
+
+BODY = b'{"model": "m"}' * 1000
+LIMIT_BYTES = len(BODY)
+
+
+@pytest.mark.parametrize("value", [None, "", "identity", " Identity "])
+def test_a_body_may_be_uncompressed(value):
+    assert read_coding(value) is None
+
+
+@pytest.mark.parametrize("value", ["zstd", "br", "gzip, gzip", "gzip,deflate", "x" * 1000])
+def test_other_codings_are_refused_by_name(value):
+    with pytest.raises(UnsupportedBody, match="Content-Encoding") as caught:
+        read_coding(value)
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("value", "data"),
+    [
+        ("gzip", gzip.compress(BODY)),
+        ("GZip ", gzip.compress(BODY[:50]) + gzip.compress(BODY[50:])),
+        ("x-gzip", gzip.compress(BODY)),
+        ("deflate", zlib.compress(BODY)),
+    ],
+)
+def test_a_body_is_what_was_compressed(value, data):
+    coding = read_coding(value)
+    assert decompress(data, coding, LIMIT_BYTES) == BODY
+    with pytest.raises(BodyTooLarge):
+        decompress(data, coding, LIMIT_BYTES - 1)
+    with pytest.raises(InvalidRequest, match="incomplete"):
+        decompress(data[:-1], coding, LIMIT_BYTES)
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        decompress(b"{" + data, coding, LIMIT_BYTES)
+
+
+def test_a_small_body_that_becomes_large_is_not_held():
+    with pytest.raises(BodyTooLarge):
+        decompress(gzip.compress(b" " * (100 << 20)), "gzip", 1 << 20)
+
+
+def test_an_empty_body_is_incomplete():
+    with pytest.raises(InvalidRequest, match="incomplete"):
+        decompress(b"", "gzip", 10)
