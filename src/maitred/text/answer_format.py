@@ -64,8 +64,8 @@ class AnswerFormat:
             reasoning: Reasoning style from the configuration; ``auto`` selects the style that the template shows.
         """
         template = tokenizer.chat_template
-        source = "" if template is None else template.source
-        style = _calls_in(source) if calls == "auto" else None if calls == "none" else calls
+        source, tool_source = ("", "") if template is None else (template.source, template.tool_source)
+        style = _calls_in(tool_source) if calls == "auto" else None if calls == "none" else calls
         if template is None or not template.knows_tools:
             style = None
         thinks = (THOUGHT_ENDS in source) if reasoning == "auto" else reasoning == "think"

@@ -5,12 +5,15 @@ Hugging Face's `apply_chat_template`: blocks are trimmed, loops have `break` and
 for HTML, `raise_exception` rejects a conversation, `strftime_now` returns the date, and ``{% generation %}`` marks the
 model's own text for training.
 
-The module converts earlier tool calls in a conversation to a form that the template accepts. Some templates reject
-conversations that OpenAI's API allows, although the same history can be written in another form:
+The module converts the messages of a conversation to the forms that the template expects. Some templates reject or pass
+over what OpenAI's API allows, although the same history can be written in another form:
 
+* DeepSeek's templates write a call only where the message's content is null, and join its arguments, as text, to other
+  text; most others expect an object. Which forms a template takes is tried out when it is loaded.
 * Llama 3's templates write one call per message. Several calls are split into several messages, each followed by its
   result.
 * Mistral's templates require ids of nine letters or digits. Other ids are replaced.
+* Templates of models that also read images take content as a list of parts.
 """
 
 import json
@@ -25,6 +28,7 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
+import msgspec
 
 from maitred.core.errors import ConfigInvalid, InvalidRequest
 
@@ -35,24 +39,125 @@ _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _Message = Mapping[str, Any]
 
 
+_Render = Callable[[Sequence[_Message]], str]
+
+_ASKED, _SAID, _CITY, _TOWN = "quaestio", "responsum", "urbem", "oppidum"
+"""Words that no template writes by itself: what is in a prompt of them came from the messages."""
+_QUESTION: _Message = {"role": "user", "content": _ASKED}
+_ID = "aB3dE6gH9"
+
+
 class ToolHistory:
-    """Adapter that converts the earlier tool calls of a conversation for one chat template.
+    """Adapter that converts the messages of a conversation to the forms that one chat template expects.
+
+    Templates differ in whether a call's message may have text, no text or an empty one, in whether arguments are an
+    object or text, and in whether the content of a message is text or a list of parts. The forms are found out with
+    conversations that the template is given once: the form that a template expects is the one whose prompt has all
+    that was said. What clients send, content null and arguments as text, goes first.
 
     Args:
         template: Source of the template.
+        render: Renders messages with the template; raises an exception if the template rejects them.
     """
 
-    def __init__(self, template: str) -> None:
-        self._one_call = _ONE_CALL.search(template) is not None
+    def __init__(self, template: str, render: _Render) -> None:
         self._short_ids = _SHORT_IDS.search(template) is not None
+        self._parts = not _shows(render, [_QUESTION], _ASKED) and _shows(render, [_in_parts(_QUESTION)], _ASKED)
+        forms = [(content, text) for text in (False, True) for content in (None, "")]
+        taken = [form for form in forms if self._shows_calls(render, *form)]
+        self._contents = [content for content, text in taken if text == taken[0][1]]
+        """What a message with calls has as its content where it has no text: None, an empty text, or either."""
+        self._text_arguments = bool(taken) and taken[0][1]
+        self._calls_apart = bool(taken) and not self._shows_calls(render, _SAID, self._text_arguments)
+        """Whether calls are shown only without a text beside them."""
+        self._one_call = _ONE_CALL.search(template) is not None or (
+            bool(taken) and not self._shows_calls(render, *taken[0], _CITY, _TOWN)
+        )
 
     def shape(self, messages: Sequence[_Message]) -> Sequence[_Message]:
         """Returns the messages in the form that the template accepts."""
+        for message in messages:
+            if "tool_calls" in message or "tool_call_id" in message:
+                messages = self._with_call_forms(messages)
+                break
+        return [_in_parts(message) for message in messages] if self._parts else messages
+
+    def _with_call_forms(self, messages: Sequence[_Message]) -> Sequence[_Message]:
+        if self._calls_apart:
+            messages = list(_text_apart(messages))
         if self._one_call:
             messages = list(_one_by_one(messages))
         if self._short_ids:
             messages = [_with_short_ids(message) for message in messages]
-        return messages
+        return [self._with_call_form(message) if message.get("tool_calls") else message for message in messages]
+
+    def _with_call_form(self, message: _Message) -> _Message:
+        """Returns a message with calls whose content and arguments have the form that the template expects."""
+        content = message.get("content")
+        if not content and content not in self._contents:
+            content = next(iter(self._contents), "")
+        calls = [_with_arguments(call, text=self._text_arguments) for call in message["tool_calls"]]
+        return {**message, "content": content, "tool_calls": calls}
+
+    def _shows_calls(self, render: _Render, content: str | None, text: bool, *names: str) -> bool:
+        """Returns whether the prompt has calls with these names and their arguments."""
+        calls = [
+            {"id": _ID[:-1] + name[0], "type": "function", "function": {"name": name, "arguments": '{"ubi": "Roma"}'}}
+            for name in names or (_CITY,)
+        ]
+        answer = {"role": "assistant", "content": content, "tool_calls": [_with_arguments(c, text=text) for c in calls]}
+        results = [{"role": "tool", "tool_call_id": call["id"], "content": "sol"} for call in calls]
+        messages = [_QUESTION, answer, *results]
+        try:
+            prompt = render([_in_parts(message) for message in messages] if self._parts else messages)
+        except Exception:  # A template is third-party code that can raise any exception.
+            return False
+        if content is None and "None" in prompt:
+            return False
+        # Python's own form of an object, and JSON within JSON, are no form that a model was trained on.
+        return "ubi" in prompt and not re.search(r"['\\\\]\"?ubi", prompt) and all(name in prompt for name in names)
+
+
+def _shows(render: _Render, messages: Sequence[_Message], word: str) -> bool:
+    """Returns whether a template takes the messages, and writes a word of them into the prompt."""
+    try:
+        return word in render(messages)
+    except Exception:  # A template is third-party code that can raise any exception.
+        return False
+
+
+def _in_parts(message: _Message) -> _Message:
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+
+
+def _with_arguments(call: _Message, *, text: bool) -> _Message:
+    """Returns a call whose arguments are text, as clients send them, or an object.
+
+    A model wrote the arguments, so they may be invalid JSON, which the template gets unchanged.
+    """
+    function = call["function"]
+    arguments = function["arguments"]
+    if text:
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        arguments = arguments.strip() or "{}"
+    elif isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments.strip() or "{}")
+        except (msgspec.DecodeError, RecursionError):
+            return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _text_apart(messages: Sequence[_Message]) -> Iterator[_Message]:
+    """Yields the messages, with the text of a message that has calls in a message of its own."""
+    for message in messages:
+        if message.get("tool_calls") and message.get("content"):
+            yield {name: value for name, value in message.items() if name != "tool_calls"}
+            yield {**message, "content": None}
+        else:
+            yield message
 
 
 def _one_by_one(messages: Sequence[_Message]) -> Iterator[_Message]:
@@ -106,17 +211,24 @@ class ChatTemplate:
         source: Jinja source of the template.
         special_tokens: Variables such as ``bos_token``.
         now: Function that returns the local time, for templates that write the date into the prompt.
+        tool_source: Jinja source of the template for conversations with tools; None: `source`.
 
     Attributes:
         source: Jinja source of the template.
-        supports_tools: Whether the template can describe tools to the model.
+        tool_source: Jinja source of the template for conversations with tools.
+        knows_tools: Whether the template can describe tools to the model.
 
     Raises:
         ConfigInvalid: The template does not compile.
     """
 
     def __init__(
-        self, source: str, special_tokens: Mapping[str, str], *, now: Callable[[], datetime] = datetime.now
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        *,
+        now: Callable[[], datetime] = datetime.now,
+        tool_source: str | None = None,
     ) -> None:
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationTag]
@@ -124,17 +236,14 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda pattern: now().strftime(pattern)
-        try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise ConfigInvalid(
-                f"The model's chat template does not compile: {error}. Replace chat_template in tokenizer_config.json."
-            ) from error
         self.source = source
-        self.knows_tools = re.search(r"\btools\b", source) is not None
-        self._history = ToolHistory(source)
+        self.tool_source = source if tool_source is None else tool_source
+        self.knows_tools = re.search(r"\btools\b", self.tool_source) is not None
         self._special_tokens = dict(special_tokens)
-        self._knows_developer = "developer" in source
+        self._plain = _ConversationWriter(environment, source, self._special_tokens)
+        self._with_tools = (
+            self._plain if tool_source is None else _ConversationWriter(environment, tool_source, self._special_tokens)
+        )
 
     def render(
         self,
@@ -164,22 +273,45 @@ class ChatTemplate:
                 f"{min(own)} is a token of the model's, and not to be told. Remove it from chat_template_kwargs.",
                 param="chat_template_kwargs",
             )
-        if not self._knows_developer:
+        writer = self._plain if tools is None else self._with_tools
+        if not writer.knows_developer:
             messages = [{**m, "role": "system"} if m.get("role") == "developer" else m for m in messages]
-        messages = self._history.shape(messages)
         variables = {
             **self._special_tokens,
             **(arguments or {}),
-            "messages": messages,
+            "messages": writer.history.shape(messages),
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._template.render(variables)
+            return writer.template.render(variables)
         except Exception as error:  # A template is third-party code that can raise any exception.
             raise InvalidRequest(
                 f"The model's chat template cannot write these messages: {error}", param="messages"
             ) from error
+
+
+class _ConversationWriter:
+    """One compiled template, with the forms of messages that it expects.
+
+    Raises:
+        ConfigInvalid: The template does not compile.
+    """
+
+    def __init__(self, environment: jinja2.Environment, source: str, special_tokens: Mapping[str, str]) -> None:
+        try:
+            self.template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ConfigInvalid(
+                f"The model's chat template does not compile: {error}. Replace chat_template in tokenizer_config.json."
+            ) from error
+        self.knows_developer = "developer" in source
+        self.history = ToolHistory(
+            source,
+            lambda messages: self.template.render(
+                {**special_tokens, "messages": messages, "tools": None, "add_generation_prompt": True}
+            ),
+        )
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -193,8 +325,15 @@ class _GenerationTag(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _tojson(value: object, indent: int | None = None, **options: Any) -> str:  # noqa: ANN401 - json's own
-    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Writes a value as JSON; the parameters are those of the filter in `transformers`, in its order."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:

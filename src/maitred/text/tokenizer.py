@@ -11,7 +11,6 @@ back at most three bytes.
 """
 
 import codecs
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,17 @@ from typing import Any
 import msgspec
 import tokenizers
 import tokenizers.models
+import tokenizers.normalizers
+import tokenizers.processors
 
 from maitred.core.errors import ConfigInvalid
 from maitred.text.chat_template import ChatTemplate
+from maitred.text.tokenizer_config import TokenizerConfig
 from maitred.text.vocabulary import DecodingRules, read_decoding_rules
 
 _NORMALISED_BYTES = 3
+_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Roles of tokens in the order in which `transformers` adds those that the vocabulary lacks."""
 NO_MARKS: Mapping[int, bytes] = {}
 
 
@@ -74,7 +78,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
-        """Reads ``tokenizer.json``, ``tokenizer_config.json`` and, if there is one, ``chat_template.jinja``.
+        """Reads ``tokenizer.json`` and the settings beside it (`maitred.text.tokenizer_config`).
 
         Raises:
             ConfigInvalid: A file is missing or cannot be used.
@@ -88,11 +92,12 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # The library raises only this general exception.
             raise ConfigInvalid(f"{path} cannot be read: {error}. Copy it from the model's publisher again.") from error
-        config = _config(folder / "tokenizer_config.json")
-        special_tokens = _special_tokens(config)
-        source = _template_source(folder, config)
-        template = None if source is None else ChatTemplate(source, special_tokens)
-        return cls(backend, special_tokens, template, adds_eos=config.get("add_eos_token") is True)
+        config = TokenizerConfig.load(folder)
+        _configure(backend, config)
+        template = None
+        if config.template is not None:
+            template = ChatTemplate(config.template, config.special_tokens, tool_source=config.tool_template)
+        return cls(backend, config.special_tokens, template, adds_eos=config.adds_eos)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Converts text to token ids, and recognises special tokens that are written in the text.
@@ -153,6 +158,44 @@ class Tokenizer:
         return self.token_bytes(id).decode("utf-8", "replace")
 
 
+def _configure(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
+    """Adds the tokens of the settings to a tokenizer, and has it write the begin of a text as they ask for it."""
+    named = set(config.special_tokens.values())
+    known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
+    wanted = [
+        tokenizers.AddedToken(
+            added.content,
+            single_word=added.single_word,
+            lstrip=added.lstrip,
+            rstrip=added.rstrip,
+            normalized=not added.special if added.normalized is None else added.normalized,
+            special=added.special or added.content in named,
+        )
+        for _, added in sorted(config.added_tokens.items())
+    ]
+    present = {token.content for token in backend.get_added_tokens_decoder().values()} | {
+        token.content for token in wanted
+    }
+    roles = sorted(config.special_tokens, key=lambda role: _ROLES.index(role) if role in _ROLES else len(_ROLES))
+    further = dict.fromkeys(config.special_tokens[role] for role in roles)
+    wanted += [tokenizers.AddedToken(text, special=True, normalized=False) for text in further if text not in present]
+    if new := [token for token in wanted if repr(token) not in known]:
+        backend.add_tokens(new)
+    if config.lowercases:
+        lower = tokenizers.normalizers.Lowercase()
+        backend.normalizer = (
+            lower if backend.normalizer is None else tokenizers.normalizers.Sequence([lower, backend.normalizer])
+        )
+    bos = config.special_tokens.get("bos_token")
+    if config.adds_bos is None or bos is None:
+        return
+    token = backend.token_to_id(bos)
+    if config.adds_bos != (backend.encode("a", add_special_tokens=True).ids[:1] == [token]):
+        backend.post_processor = tokenizers.processors.TemplateProcessing(
+            single=f"{bos} $A" if config.adds_bos else "$A", special_tokens=[(bos, token)] if config.adds_bos else []
+        )
+
+
 class _Model(msgspec.Struct):
     """Section of a tokenizer's JSON with its vocabulary.
 
@@ -189,46 +232,6 @@ def _tables(
         literal = added.special or rules.byte_level
         table[token] = added.content.encode() if literal else rules.bytes_of(added.content)
     return table, {token: data for token, data in table.items() if token not in special}
-
-
-def _config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigInvalid(f"{path} is not valid JSON: {error}. Copy it from the model's publisher again.") from error
-    if not isinstance(config, dict):
-        raise ConfigInvalid(f"{path} must hold a JSON object. Copy it from the model's publisher again.")
-    return config
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Reads the tokens that have a role.
-
-    Each token is written as its text, or as an object with the text in `content`.
-    """
-    tokens: dict[str, str] = {}
-    for role, value in config.items():
-        match value:
-            case str() | {"content": str()} if role.endswith("_token"):
-                tokens[role] = value if isinstance(value, str) else value["content"]
-    return tokens
-
-
-def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """Reads the chat template; a separate file has precedence over the configuration."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    match config.get("chat_template"):
-        case str() as source:
-            return source
-        case [*entries]:
-            named = {entry["name"]: entry["template"] for entry in entries}
-            return named.get("default") or next(iter(named.values()), None)
-        case _:
-            return None
 
 
 _TAIL_TOKENS = 5

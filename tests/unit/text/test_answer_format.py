@@ -68,7 +68,7 @@ def result(id_):
 
 
 def test_several_calls_become_one_to_a_message():
-    history = ToolHistory("{%- if message.tool_calls | length != 1 %}")
+    history = ToolHistory("{%- if message.tool_calls | length != 1 %}", str)
     first, last = {"role": "user", "content": "?"}, {"role": "user", "content": "And?"}
     asked = {"role": "assistant", "content": "Let me see.", "tool_calls": [call("a"), call("b"), call("c")]}
     shaped = history.shape([first, asked, result("b"), result("a"), result("x"), last])
@@ -82,11 +82,11 @@ def test_several_calls_become_one_to_a_message():
         result("x"),
         last,
     ]
-    assert ToolHistory("").shape([first, asked]) == [first, asked]
+    assert ToolHistory("", str).shape([first, asked]) == [first, asked]
 
 
 def test_ids_are_shortened_alike():
-    history = ToolHistory("{%- if call.id | length != 9 %}")
+    history = ToolHistory("{%- if call.id | length != 9 %}", str)
     messages = [
         {"role": "assistant", "content": "", "tool_calls": [call("call-1"), call("abcDEF123")]},
         result("call-1"),

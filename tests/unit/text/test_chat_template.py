@@ -3,6 +3,7 @@
 from datetime import datetime
 
 import pytest
+from transformers.utils import chat_template_utils
 
 from maitred.core.errors import ConfigInvalid, InvalidRequest
 from maitred.text.chat_template import ChatTemplate
@@ -46,6 +47,96 @@ def test_json_is_not_escaped_for_html():
         '{"role": "user", "content": "<é>"}'
     )
     assert render("{{ tools | tojson(indent=1) }}", tools=[{"a": 1}]) == '[\n {\n  "a": 1\n }\n]'
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["", "ensure_ascii=False", "ensure_ascii=True", "False, 2", "indent=2", "separators=(',', ':')", "sort_keys=True"],
+)
+def test_json_is_written_as_by_the_reference(options):
+    source = "{{ messages[0] | tojson(" + options + ") }}"
+    oracle = chat_template_utils._compile_jinja_template(source)
+    messages = [{"role": "user", "content": "Köln <é> 世"}]
+    assert render(source, messages) == oracle.render(messages=messages)
+
+
+CALLS = [
+    {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at":"Köln"}'}},
+    {"id": "c2", "type": "function", "function": {"name": "hear", "arguments": '{"at":"Rome"}'}},
+]
+ONE_CALL = [TURNS[0], {"role": "assistant", "content": None, "tool_calls": CALLS[:1]}]
+DEEPSEEK = (
+    "{% for m in messages %}{% if m.role == 'user' %}<|U|>{{ m.content }}{% endif %}"
+    "{% if m.role == 'assistant' and m['content'] is none %}<|A|>{% for c in m.tool_calls %}CALL "
+    "{{ c['function']['name'] + ' ' + c['function']['arguments'] }}{% endfor %}<|e|>{% endif %}"
+    "{% if m.role == 'assistant' and m['content'] is not none %}<|A|>{{ m['content'] }}<|e|>{% endif %}"
+    "{% if m.role == 'tool' %}OUT {{ m.content }}{% endif %}{% endfor %}"
+)
+QWEN = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content + '' }}{% for c in m.tool_calls or [] %}"
+    '<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}{% endfor %}'
+    "{% endfor %}"
+)
+EITHER = (
+    "{% for m in messages %}{% if m.content %}<|{{ m.role }}|>{{ m.content }}{% endif %}"
+    "{% for c in m.tool_calls or [] %}CALL {{ c.function.name }}"
+    "{% for k, v in c.function.arguments.items() %} {{ k }}={{ v }}{% endfor %}{% endfor %}{% endfor %}"
+)
+FIRST = (
+    "{% for m in messages %}{% if m.tool_calls %}CALL {{ m.tool_calls[0].function.name }} "
+    "{{ m.tool_calls[0].function.arguments | tojson }}{% else %}<|{{ m.role }}|>{{ m.content }}{% endif %}{% endfor %}"
+)
+RESULTS = [
+    {"role": "tool", "tool_call_id": "c1", "content": "1"},
+    {"role": "tool", "tool_call_id": "c2", "content": "2"},
+]
+
+
+@pytest.mark.parametrize("content", [None, ""])
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        (DEEPSEEK, '<|U|>a<|A|>CALL look {"at":"Köln"}<|e|>'),
+        (QWEN, '<|user|>a<|assistant|><tool_call>{"name": "look", "arguments": {"at": "Köln"}}'),
+        (EITHER, "<|user|>aCALL look at=Köln"),
+        (FIRST, '<|user|>aCALL look {"at": "Köln"}'),
+    ],
+)
+def test_a_call_without_text_is_told_as_the_template_expects(source, shown, content):
+    assert render(source, [ONE_CALL[0], {**ONE_CALL[1], "content": content}]) == shown
+
+
+def test_a_text_beside_calls_is_told_apart_where_the_template_would_drop_the_calls():
+    said = [TURNS[0], {**ONE_CALL[1], "content": "Let me see."}]
+    assert render(DEEPSEEK, said) == '<|U|>a<|A|>Let me see.<|e|><|A|>CALL look {"at":"Köln"}<|e|>'
+    assert render(QWEN, said).startswith("<|user|>a<|assistant|>Let me see.<tool_call>")
+
+
+def test_calls_that_a_template_would_drop_are_told_one_by_one():
+    asked = {"role": "assistant", "content": None, "tool_calls": CALLS}
+    assert render(FIRST, [TURNS[0], asked, *RESULTS]) == (
+        '<|user|>aCALL look {"at": "Köln"}<|tool|>1CALL hear {"at": "Rome"}<|tool|>2'
+    )
+    assert render(DEEPSEEK, [TURNS[0], asked, *RESULTS]).count("CALL") == 2
+
+
+def test_arguments_that_are_no_json_are_told_as_they_are():
+    broken = [TURNS[0], {**ONE_CALL[1], "tool_calls": [{"id": "c", "function": {"name": "look", "arguments": "{a"}}]}]
+    assert render(FIRST, broken) == '<|user|>aCALL look "{a"'
+
+
+def test_content_is_a_list_of_parts_where_the_template_reads_only_those():
+    source = (
+        "{% for m in messages %}{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}"
+    )
+    assert render(source + "{% endfor %}", TURNS) == "ab"
+
+
+def test_conversations_with_tools_have_a_template_of_their_own():
+    template = ChatTemplate("plain", {}, tool_source="{{ tools | tojson }}")
+    assert template.knows_tools
+    assert template.render(TURNS) == "plain"
+    assert template.render(TURNS, tools=[]) == "[]"
 
 
 def test_templates_know_the_date_and_further_variables():

@@ -6,6 +6,7 @@ from concurrent import futures
 
 import pytest
 import tokenizers
+import transformers
 from tokenizers import models
 
 from maitred.core.errors import ConfigInvalid
@@ -110,6 +111,64 @@ def test_a_template_file_goes_first(folder):
     assert Tokenizer.load(folder).chat_template.render([]) == "two</s>"
 
 
+def test_templates_by_name(folder):
+    named = [{"name": "default", "template": "one"}, {"name": "tool_use", "template": "two {{ tools }}"}]
+    configure(folder, chat_template=named)
+    template = Tokenizer.load(folder).chat_template
+    assert [template.render([]), template.render([], tools=[1]), template.knows_tools] == ["one", "two [1]", True]
+    configure(folder, chat_template=[{"name": "rag", "template": "one"}, named[1]])
+    with pytest.raises(ConfigInvalid, match=r"\(rag, tool_use\), and none of them is named default"):
+        Tokenizer.load(folder)
+    configure(folder)
+    (folder / "chat_template.jinja").write_text("three")
+    (folder / "chat_templates").mkdir()
+    (folder / "chat_templates" / "tool_use.jinja").write_text("four")
+    template = Tokenizer.load(folder).chat_template
+    assert [template.render([]), template.render([], tools=[1])] == ["three", "four"]
+
+
+SETTINGS = [
+    {"eos_token": "<|end|>", "pad_token": "<pad>", "unk_token": "<unk>"},
+    {"eos_token": {"content": "<|end|>"}, "added_tokens_decoder": {"4096": {"content": "<tool>", "special": False}}},
+    {
+        "added_tokens_decoder": {
+            "4096": {"content": "<x>", "special": True},
+            "4097": {"content": "<y>", "special": True},
+        }
+    },
+    {"eos_token": "<|end|>", "added_tokens_decoder": {"4": {"content": "<|end|>", "special": False}}},
+    {"extra_special_tokens": {"image_token": "<image>"}, "bos_token": "<|begin|>"},
+    {"bos_token": "<|begin|>", "add_bos_token": False},
+    {"bos_token": "<|system|>", "add_bos_token": True},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_settings_add_tokens_as_the_reference_does(folder, settings):
+    configure(folder, tokenizer_class="PreTrainedTokenizerFast", **settings)
+    tokenizer, oracle = Tokenizer.load(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    text = "a <tool> <0><1> <image><|end|> <pad><unk> b"
+    for special in (False, True):
+        assert tokenizer.encode(text, add_special_tokens=special) == oracle.encode(text, add_special_tokens=special)
+    tokens = oracle.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(tokens) == oracle.decode(tokens, skip_special_tokens=True)
+
+
+def test_tokens_in_the_older_file(folder):
+    (folder / "special_tokens_map.json").write_text('{"eos_token": {"content": "<|end|>"}, "pad_token": "<pad>"}')
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.eos_token == "<|end|>"
+    assert tokenizer.added_token("<pad>") == 4096
+    configure(folder, added_tokens_decoder={})
+    assert Tokenizer.load(folder).eos_token is None
+
+
+def test_texts_in_lower_case_where_sentence_transformers_writes_them_so(folder):
+    plain = Tokenizer.load(folder).encode("the king", add_special_tokens=False)
+    (folder / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    assert Tokenizer.load(folder).encode("The KING", add_special_tokens=False) == plain
+
+
 def test_files_that_cannot_be_used(tmp_path):
     with pytest.raises(ConfigInvalid, match=r"has no tokenizer\.json\. Copy"):
         Tokenizer.load(tmp_path)
@@ -122,6 +181,9 @@ def test_files_that_cannot_be_used(tmp_path):
         Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[]")
     with pytest.raises(ConfigInvalid, match="must hold a JSON object"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"a": 1}}')
+    with pytest.raises(ConfigInvalid, match="added_tokens_decoder cannot be read"):
         Tokenizer.load(tmp_path)
 
 

@@ -119,7 +119,7 @@ def count_characters(prompt: Prompt) -> int:
     characters = 0
     if isinstance(prompt, Conversation):
         for message in prompt.messages:
-            characters += len(message["content"])
+            characters += len(message["content"] or "")
     return characters
 
 

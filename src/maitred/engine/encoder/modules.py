@@ -1,8 +1,8 @@
 """Files of sentence-transformers: the modules that follow a model's transformer, and its maximum text length.
 
 ``modules.json`` lists the modules that follow the transformer, ``1_Pooling/config.json`` says how its rows become one
-vector, and ``sentence_bert_config.json`` how long the texts of its training were. This module imports nothing heavy:
-the gateway uses it to find out whether a folder contains an embedding model.
+vector, and ``sentence_bert_config.json`` or ``tokenizer_config.json`` how long the texts of its training were. This
+module imports nothing heavy: the gateway uses it to find out whether a folder contains an embedding model.
 """
 
 import json
@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from maitred.core.errors import ConfigInvalid
 from maitred.engine.config import PoolingMode
+from maitred.text.tokenizer_config import TokenizerConfig
 
 _LEGACY: Mapping[str, PoolingMode] = {
     "pooling_mode_cls_token": "cls",
@@ -47,10 +48,13 @@ def has_modules(folder: Path) -> bool:
 
 
 def longest_text(folder: Path) -> int | None:
-    """Reads the maximum tokens of a text, including those that the tokenizer adds; None: the files do not say."""
+    """Reads the maximum tokens of a text, including those that the tokenizer adds; None: the files do not say.
+
+    Up to version 5, sentence-transformers wrote it into a file of its own; since then it is a setting of the tokenizer.
+    """
     path = folder / "sentence_bert_config.json"
     longest = read_object(path).get("max_seq_length") if path.is_file() else None
-    return None if longest is None else int(longest)
+    return TokenizerConfig.load(folder).longest_text if longest is None else int(longest)
 
 
 def read_pooling(folder: Path, otherwise: PoolingMode, wanted: PoolingMode | None = None) -> Pooling:

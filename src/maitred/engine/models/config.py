@@ -12,6 +12,14 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from maitred.core.errors import ConfigInvalid
+from maitred.text.tokenizer_config import read_eos_token
+
+_WINDOW_TOKENS = 4096
+"""Sliding window of a Mistral or Qwen model whose configuration does not name one."""
+_QWEN3_HEAD_DIM = 128
+"""Width of a head of a Qwen 3 model whose configuration does not name it."""
+_QWEN_FULL_LAYERS = 28
+"""Layers of a Qwen model that attend to the whole context, where its configuration does not name their number."""
 
 
 class RotaryConfig(Struct, frozen=True):
@@ -73,7 +81,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def load(cls, folder: Path) -> "ModelConfig":
-        """Reads ``config.json`` (and ``generation_config.json``, if there is one) of a checkpoint.
+        """Reads ``config.json`` of a checkpoint, and the tokens that end an answer, which any of its files may name.
 
         Raises:
             ConfigInvalid: The folder is no checkpoint, or its model is not one that maitred runs.
@@ -82,8 +90,9 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         fields = _read_json(path)
         generation_path = folder / "generation_config.json"
         generation = _read_json(generation_path) if generation_path.is_file() else {}
+        end = read_eos_token(folder)
         try:
-            return _parse(fields, generation)
+            return _parse(fields, generation, () if end is None else (end,))
         except KeyError as missing:
             raise ConfigInvalid(f"{path} lacks the field {missing}. Is the checkpoint complete?") from None
         except (TypeError, ValueError) as fault:
@@ -105,7 +114,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return fields
 
 
-def _parse(fields: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
+def _parse(fields: Mapping[str, Any], generation: Mapping[str, Any], ends: tuple[int, ...]) -> ModelConfig:
     architecture = (fields.get("architectures") or ["none named"])[0]
     traits = _FAMILIES.get(_HEADLESS.get(architecture, architecture))
     if traits is None:
@@ -125,7 +134,7 @@ def _parse(fields: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelCon
     if heads % kv_heads:
         raise ConfigInvalid(f"{heads} attention heads cannot be shared out among {kv_heads} key/value heads.")
     context_tokens = int(fields["max_position_embeddings"])
-    if window := _sliding_window(fields):
+    if window := _sliding_window(architecture, fields):
         context_tokens = min(context_tokens, window)
     return ModelConfig(
         architecture=architecture,
@@ -135,13 +144,14 @@ def _parse(fields: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelCon
         layers=int(fields["num_hidden_layers"]),
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=int(fields.get("head_dim") or hidden_size // heads),
+        head_dim=int(fields.get("head_dim") or (_QWEN3_HEAD_DIM if traits is _qwen3_traits else hidden_size // heads)),
         context_tokens=context_tokens,
         norm_epsilon=float(fields["rms_norm_eps"]),
         rotary=_rotary(fields),
         tied_embeddings=bool(fields.get("tie_word_embeddings", False)),
         stored_dtype=str(fields.get("dtype") or fields.get("torch_dtype") or "float32"),
-        eos_token_ids=_eos_token_ids(generation) or _eos_token_ids(fields),
+        # A fine-tuned model may keep the files of its base, whose texts end with another token than its turns.
+        eos_token_ids=tuple(dict.fromkeys((*_eos_token_ids(generation), *_eos_token_ids(fields), *ends))),
         **traits(fields),
     )
 
@@ -174,14 +184,25 @@ _HEADLESS = {name.replace("ForCausalLM", "Model"): name for name in _FAMILIES}
 """Architecture of a model that was saved without its head, for embeddings -> the architecture with a head."""
 
 
-def _sliding_window(fields: Mapping[str, Any]) -> int | None:
-    """Returns the sliding window in tokens; None: every layer attends to the whole context."""
-    if not fields.get("use_sliding_window", True):
+def _sliding_window(architecture: str, fields: Mapping[str, Any]) -> int | None:
+    """Returns the sliding window in tokens; None: every layer attends to the whole context.
+
+    A window is on or off as in `transformers`: Llama has none, Mistral's is on wherever it is given, and Qwen's is off
+    unless it is asked for, and then only from layer `max_window_layers` on.
+    """
+    family = architecture.removesuffix("ForCausalLM").removesuffix("Model")
+    if family == "Llama":
         return None
-    layer_types = fields.get("layer_types")
-    if layer_types and "sliding_attention" not in layer_types:
-        return None
-    window = fields.get("sliding_window")
+    window = fields.get("sliding_window", _WINDOW_TOKENS)
+    if family != "Mistral":
+        if not fields.get("use_sliding_window", False):
+            return None
+        layer_types = fields.get("layer_types")
+        if layer_types is None:
+            slides = int(fields.get("max_window_layers", _QWEN_FULL_LAYERS)) < int(fields["num_hidden_layers"])
+        else:
+            slides = "sliding_attention" in layer_types
+        window = window if slides else None
     return int(window) if window else None
 
 

@@ -6,12 +6,15 @@ the size of the converted weights.
 """
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,6 +26,12 @@ from maitred.engine.kernels.linear import Linear, Unchanged, make_head, make_lin
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.weights_cache.cached import load_cached
 from maitred.engine.weights_cache.config import WeightsCacheConfig
+
+logger = logging.getLogger("maitred.engine")
+
+_HEAD = "lm_head.weight"
+_LFS = b"version https://git-lfs"
+"""Beginning of the file that Git LFS leaves in place of one that was not fetched."""
 
 MakeLinear = Callable[..., Linear]
 """Function from a weight, and a bias if there is one, to a linear; see `make_linear`."""
@@ -139,7 +148,7 @@ class Checkpoint:
         self.dtype = dtype
         self._device = device
         self._file_of = _tensor_files(folder)
-        self._files = {path: safe_open(path, framework="pt") for path in sorted(set(self._file_of.values()))}
+        self._files = {path: _open(path) for path in sorted(set(self._file_of.values()))}
         self._unread = set(self._file_of)
 
     def __enter__(self) -> "Checkpoint":
@@ -159,7 +168,7 @@ class Checkpoint:
         if path is None:
             raise ConfigInvalid(f"{self._folder} has no tensor {name}, which its config.json asks for. Is it complete?")
         try:
-            stored: Tensor = self._files[path].get_tensor(name)  # type: ignore[no-untyped-call]
+            stored: Tensor = self._files[path].get_tensor(name)
         except SafetensorError as fault:
             raise ConfigInvalid(f"{path} is broken at tensor {name}: {fault}. Fetch it again.") from fault
         if tuple(stored.shape) != shape:
@@ -204,20 +213,32 @@ class Checkpoint:
             )
 
 
+def _open(path: Path) -> Any:  # noqa: ANN401 - the library's handle has no type
+    """Opens one safetensors file; raises ConfigInvalid, with its name, if it is cut, empty or something else."""
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as fault:
+        hint = ""
+        with suppress(OSError), path.open("rb") as file:
+            if file.read(len(_LFS)) == _LFS:
+                hint = " It is a pointer of Git LFS: run `git lfs pull` in the folder."
+        raise ConfigInvalid(f"The weights in {path} cannot be read: {fault}. Fetch the file again.{hint}") from fault
+
+
 def _tensor_files(folder: Path) -> dict[str, Path]:
     """Returns tensor name -> the file that contains it."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     try:
         if single.is_file():
-            with safe_open(single, framework="pt") as file:
+            with _open(single) as file:
                 return dict.fromkeys(file.keys(), single)
         if index.is_file():
             file_of = {name: folder / shard for name, shard in json.loads(index.read_bytes())["weight_map"].items()}
             if absent := sorted({path.name for path in file_of.values() if not path.is_file()}):
                 raise ConfigInvalid(f"{folder} lacks the weight files {', '.join(absent)}, which its index lists.")
             return file_of
-    except (SafetensorError, OSError, ValueError, KeyError, AttributeError) as fault:
-        raise ConfigInvalid(f"The weights in {folder} cannot be read: {fault}. Fetch them again.") from fault
+    except (OSError, ValueError, KeyError, AttributeError) as fault:
+        raise ConfigInvalid(f"{index} cannot be read: {fault}. Fetch it again.") from fault
     raise ConfigInvalid(
         f"{folder} has neither model.safetensors nor model.safetensors.index.json. maitred reads safetensors only; "
         "save other formats again with `save_pretrained(..., safe_serialization=True)`."
@@ -232,16 +253,23 @@ def _assemble(checkpoint: Checkpoint, config: ModelConfig, linear: MakeLinear, h
     layers = [_layer(checkpoint, config, linear, f"{prefix}layers.{index}.") for index in range(config.layers)]
     final_norm = checkpoint.tensor(f"{prefix}norm.weight", hidden)
     if head is None:
-        checkpoint.ignore("lm_head.weight")
+        checkpoint.ignore(_HEAD)
         return Weights(embedding, layers, final_norm, Unchanged())
     return Weights(embedding, layers, final_norm, _head(checkpoint, config, head, embedding))
 
 
 def _head(checkpoint: Checkpoint, config: ModelConfig, linear: MakeLinear, embedding: Tensor) -> Linear:
     if config.tied_embeddings:
-        checkpoint.ignore("lm_head.weight")
-        return linear(embedding.to(checkpoint.dtype))
-    return linear(checkpoint.tensor("lm_head.weight", config.vocab_size, config.hidden_size))
+        table = embedding.to(checkpoint.dtype)
+        if _HEAD not in checkpoint:
+            return linear(table)
+        # A head that was trained apart from the table is stored beside it, though config.json says that they are one.
+        own = checkpoint.tensor(_HEAD, config.vocab_size, config.hidden_size)
+        if torch.equal(own, table):
+            return linear(table)
+        logger.warning("config.json ties the head to the embeddings, but %s differs from them: it is used", _HEAD)
+        return linear(own)
+    return linear(checkpoint.tensor(_HEAD, config.vocab_size, config.hidden_size))
 
 
 def _layer(checkpoint: Checkpoint, config: ModelConfig, make: MakeLinear, prefix: str) -> LayerWeights:

@@ -13,8 +13,8 @@ from maitred import __version__
 from maitred.engine.compiled import VECTOR_LANES
 from maitred.engine.models.digest import shape_digest, weights_digest, weights_stamps
 
-_FORMAT = 6
-"""Version of the stored form; raise it when a linear stores its weights differently under the same name."""
+_FORMAT = 7
+"""Version of the stored form; raise it when the same checkpoint gives other weights, or they are stored differently."""
 
 
 def cache_key(folder: Path, form: Mapping[str, object]) -> str:

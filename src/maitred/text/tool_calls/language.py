@@ -151,5 +151,8 @@ def _quote(text: str) -> str:
 
 
 def _escape(text: str) -> str:
-    """Escapes a text for a regular expression between slashes."""
-    return re.sub(r"[^a-zA-Z0-9_]", lambda match: f"\\{match[0]}", text)
+    r"""Escapes a text for a regular expression between slashes.
+
+    Characters are written by their numbers, as a backslash gives some of them a meaning: ``\<`` begins a word.
+    """
+    return re.sub(r"[^a-zA-Z0-9_]", lambda match: f"\\x{{{ord(match[0]):x}}}", text)

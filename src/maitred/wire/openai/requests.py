@@ -10,7 +10,6 @@ such as `reasoning_effort` can be ignored.
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import cached_property
 from typing import Any, cast
 
@@ -103,10 +102,12 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     def for_template(self) -> dict[str, Any]:
         """Returns the message in the form of chat templates.
 
-        The content is plain text, and the arguments of tool calls are objects.
+        The content is plain text, or null in a message that only calls tools; the arguments of its calls are text.
         """
-        content = self.content
-        fields: dict[str, Any] = {"role": self.role, "content": content if content.__class__ is str else self.text()}
+        content: str | list[ContentPart] | None = self.content
+        if content.__class__ is not str and (content is not None or not (self.tool_calls or self.function_call)):
+            content = self.text()
+        fields: dict[str, Any] = {"role": self.role, "content": content}
         if self.name is not None:
             fields["name"] = self.name
         if self.tool_call_id is not None:
@@ -129,11 +130,8 @@ def _function_call_id(function: str) -> str:
 
 
 def _call_for_template(call: ToolCall) -> dict[str, Any]:
-    arguments: Any = call.function.arguments.strip() or "{}"
-    # A model wrote the arguments, so they may be invalid JSON, which goes to the template unchanged.
-    with suppress(msgspec.DecodeError, RecursionError):
-        arguments = msgspec.json.decode(arguments)
-    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+    function = {"name": call.function.name, "arguments": call.function.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 class StreamOptions(msgspec.Struct, frozen=True, omit_defaults=True):

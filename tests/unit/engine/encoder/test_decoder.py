@@ -111,6 +111,8 @@ def test_half_precision_is_near(tmp_path):
 def test_the_window_is_the_models_or_that_of_a_sliding_one_or_that_of_its_training(tmp_path):
     make_model(tmp_path, "mistral")
     assert load(tmp_path).context_tokens == 400
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 64}')
+    assert load(tmp_path).context_tokens == 64
     (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 32}')
     assert load(tmp_path).context_tokens == 32
 

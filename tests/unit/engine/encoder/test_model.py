@@ -92,6 +92,12 @@ def test_half_precision_is_near(tmp_path):
 def test_the_window_is_that_of_the_table_less_its_padding_or_shorter(tmp_path):
     make_encoder(tmp_path, "roberta")
     assert EncoderShape.load(tmp_path).context_tokens == 62
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 1e30}')
+    assert EncoderShape.load(tmp_path).context_tokens == 62
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 40}')
+    assert EncoderShape.load(tmp_path).context_tokens == 40
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": null}')
+    assert EncoderShape.load(tmp_path).context_tokens == 40
     (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 32}')
     assert EncoderShape.load(tmp_path).context_tokens == 32
 

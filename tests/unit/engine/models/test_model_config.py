@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
+import transformers
 
 from maitred.core.errors import ConfigInvalid
 from maitred.engine.models.config import ModelConfig
@@ -18,6 +19,8 @@ LLAMA = {
     "rms_norm_eps": 1e-5,
     "eos_token_id": 7,
 }
+
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 100, "use_sliding_window": True}
 
 
 def load(folder: Path, generation: dict | None = None, **changes: object) -> ModelConfig:
@@ -56,13 +59,24 @@ def test_families_differ_in_fields(tmp_path):
         ({"architectures": ["MistralForCausalLM"], "sliding_window": 100}, 100),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, 256),
         ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 100, "use_sliding_window": False}, 256),
-        ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 100, "use_sliding_window": True}, 100),
-        ({"sliding_window": 100, "layer_types": ["full_attention", "full_attention"]}, 256),
-        ({"sliding_window": 100, "layer_types": ["full_attention", "sliding_attention"]}, 100),
+        (QWEN2 | {"max_window_layers": 0}, 100),
+        (QWEN2, 256),
+        ({"sliding_window": 100, "layer_types": ["full_attention", "sliding_attention"]}, 256),
+        ({"architectures": ["MistralForCausalLM"], "max_position_embeddings": 8192}, 4096),
+        (QWEN2 | {"layer_types": ["full_attention", "full_attention"]}, 256),
+        (QWEN2 | {"layer_types": ["full_attention", "sliding_attention"]}, 100),
+        (QWEN2 | {"max_window_layers": 2}, 256),
+        (QWEN2 | {"max_window_layers": 1}, 100),
+        (QWEN2 | {"max_window_layers": 0, "use_sliding_window": ...}, 256),
     ],
 )
 def test_context_ends_where_a_sliding_window_would_bite(tmp_path, changes, context_tokens):
     assert load(tmp_path, **changes).context_tokens == context_tokens
+    fields = json.loads((tmp_path / "config.json").read_text())
+    oracle = transformers.AutoConfig.for_model(fields["architectures"][0].partition("For")[0].lower(), **fields)
+    kinds = getattr(oracle, "layer_types", None) or ["sliding_attention"]
+    window = getattr(oracle, "sliding_window", None) if "sliding_attention" in kinds else None
+    assert context_tokens == min(fields["max_position_embeddings"], window or 10**9)
 
 
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
@@ -91,10 +105,36 @@ def test_oldest_spelling_of_rotary_scaling(tmp_path):
 
 def test_eos_ids_of_generation_config_come_first(tmp_path):
     assert load(tmp_path).eos_token_ids == (7,)
-    assert load(tmp_path, {"eos_token_id": [5, 6]}).eos_token_ids == (5, 6)
+    assert load(tmp_path, {"eos_token_id": [5, 6]}).eos_token_ids == (5, 6, 7)
     assert load(tmp_path, {"temperature": 1.0}).eos_token_ids == (7,)
     (tmp_path / "generation_config.json").unlink()
     assert load(tmp_path, eos_token_id=...).eos_token_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "end"),
+    [
+        ({"eos_token": "<|im_end|>"}, 5),
+        ({"eos_token": {"content": "<|im_end|>", "lstrip": False}}, 5),
+        ({"eos_token": "b"}, 1),
+        ({"eos_token": "<turn>", "added_tokens_decoder": {"9": {"content": "<turn>", "special": True}}}, 9),
+        ({"eos_token": "nowhere"}, None),
+        ({"eos_token": None}, None),
+    ],
+)
+@pytest.mark.parametrize("vocabulary", [{"a": 0, "b": 1}, [["a", 0.0], ["b", -1.0]]])
+def test_the_token_that_ends_turns_ends_answers(tmp_path, settings, end, vocabulary):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = {"added_tokens": [{"id": 5, "content": "<|im_end|>"}], "model": {"vocab": vocabulary}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert load(tmp_path, {"eos_token_id": 3}).eos_token_ids == (3, 7, *(() if end is None else (end,)))
+    assert load(tmp_path, {}, eos_token_id=...).eos_token_ids == (() if end is None else (end,))
+
+
+def test_the_end_of_turns_in_the_older_file_of_tokens(tmp_path):
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": {"content": "b"}}')
+    (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "b": 1}}}')
+    assert load(tmp_path).eos_token_ids == (7, 1)
 
 
 @pytest.mark.parametrize(

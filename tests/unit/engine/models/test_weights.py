@@ -1,8 +1,10 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from maitred.core.errors import ConfigInvalid
@@ -43,11 +45,36 @@ def test_cast(tmp_path, stored, dtype):
     assert load(tmp_path, dtype).embedding.dtype == stored
 
 
-def test_tied_embeddings_need_no_head_and_ignore_one(tmp_path):
+def test_tied_embeddings_need_no_head_but_use_one_of_their_own(tmp_path):
     make_model(tmp_path, "smollm")
+    model = load_model(tmp_path, dtype=torch.float32)
     assert load(tmp_path).embedding.shape == (131, 48)
-    edit(tmp_path, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(131, 48)}))
-    load(tmp_path)
+    tokens = random_tokens(model.config, 20)
+    tied = Driver(model.decoder).prefill(tokens)
+    edit(tmp_path, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
+    assert torch.equal(Driver(load_model(tmp_path, dtype=torch.float32).decoder).prefill(tokens), tied)
+    torch.manual_seed(1)
+    edit(tmp_path, lambda tensors: tensors.update({"lm_head.weight": torch.randn(131, 48)}))
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    with torch.no_grad():
+        right = oracle(torch.tensor([tokens])).logits[0, -1]
+    ours = Driver(load_model(tmp_path, dtype=torch.float32).decoder).prefill(tokens)
+    torch.testing.assert_close(ours.view(-1, 131)[-1], right, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("shards", [False, True])
+@pytest.mark.parametrize(
+    "spoil", [lambda data: data[:-1000], lambda data: b"", lambda data: b"version https://git-lfs.github.com/spec/v1\n"]
+)
+def test_a_file_that_is_cut_is_named(tmp_path, shards, spoil):
+    make_model(tmp_path, "qwen2", **({"max_shard_size": "40KB"} if shards else {}))
+    path = sorted(tmp_path.glob("*.safetensors"))[-1]
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(
+        ConfigInvalid, match=rf"{re.escape(str(path))} cannot be read: .* Fetch the file again\."
+    ) as fault:
+        load(tmp_path)
+    assert ("git lfs pull" in str(fault.value)) == path.read_bytes().startswith(b"version")
 
 
 def test_missing_tensor(tmp_path):

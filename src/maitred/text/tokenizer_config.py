@@ -1,0 +1,181 @@
+"""Settings of a model's tokenizer beside ``tokenizer.json``: its named tokens, its chat templates and its longest text.
+
+They stand in ``tokenizer_config.json``; older models have some of the tokens in ``special_tokens_map.json``, newer ones
+have the templates in files of their own (``chat_template.jinja`` and ``chat_templates/NAME.jinja``). The files are read
+as the library `transformers` reads them.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from maitred.core.errors import ConfigInvalid
+
+_TOOL_TEMPLATE = "tool_use"
+"""Name of the template for conversations with tools."""
+_UNLIMITED_TOKENS = 10**9
+"""Lengths from here on say that there is no limit: `transformers` writes 10³⁰."""
+
+
+class VocabularyToken(msgspec.Struct, frozen=True):
+    """Token that stands in the vocabulary for exactly one text."""
+
+    content: str
+    special: bool = False
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool | None = None
+    """Whether the text is looked for after normalisation; None: unless the token is special."""
+
+
+class TokenizerConfig(msgspec.Struct, frozen=True):
+    """Settings of a model's tokenizer.
+
+    Attributes:
+        special_tokens: Maps a role to its token's text, such as ``{"eos_token": "</s>"}``.
+        added_tokens: Tokens by id that the settings add to the vocabulary, or whose flags they change.
+        template: Chat template, or None.
+        tool_template: Chat template for conversations with tools; None: `template`.
+        adds_bos: Whether a text begins with the begin-of-text token; None: as ``tokenizer.json`` says.
+        adds_eos: Whether a text ends with the end-of-text token, beside what ``tokenizer.json`` says.
+        longest_text: Most tokens of a text; None: the files do not say.
+        lowercases: Whether sentence-transformers writes a text in lower case before the model reads it.
+    """
+
+    special_tokens: Mapping[str, str]
+    added_tokens: Mapping[int, VocabularyToken]
+    template: str | None
+    tool_template: str | None
+    adds_bos: bool | None
+    adds_eos: bool
+    longest_text: int | None
+    lowercases: bool = False
+
+    @classmethod
+    def load(cls, folder: Path) -> "TokenizerConfig":
+        """Reads the settings of the model in a folder, which may have none of the files.
+
+        Raises:
+            ConfigInvalid: A file cannot be used.
+        """
+        path = folder / "tokenizer_config.json"
+        fields = _read_object(path)
+        if "added_tokens_decoder" not in fields:
+            fields = {**fields, **_read_object(folder / "special_tokens_map.json")}
+        try:
+            added = msgspec.convert(fields.get("added_tokens_decoder") or {}, dict[int, VocabularyToken], strict=False)
+        except msgspec.ValidationError as error:
+            raise ConfigInvalid(f"{path}: added_tokens_decoder cannot be read: {error}.") from error
+        template, tool_template = _templates(folder, fields)
+        adds_bos = fields.get("add_bos_token")
+        longest = fields.get("model_max_length")
+        return cls(
+            special_tokens=dict(_special_tokens(fields)),
+            added_tokens=added,
+            template=template,
+            tool_template=tool_template,
+            adds_bos=adds_bos if isinstance(adds_bos, bool) else None,
+            adds_eos=fields.get("add_eos_token") is True,
+            longest_text=int(longest) if isinstance(longest, int | float) and 0 < longest < _UNLIMITED_TOKENS else None,
+            lowercases=_read_object(folder / "sentence_bert_config.json").get("do_lower_case") is True,
+        )
+
+
+def read_eos_token(folder: Path) -> int | None:
+    """Returns the id of the token with which the model's tokenizer ends a turn; None: the files name none.
+
+    Raises:
+        ConfigInvalid: A file cannot be used.
+    """
+    config = TokenizerConfig.load(folder)
+    text = config.special_tokens.get("eos_token")
+    if text is None:
+        return None
+    for token, added in config.added_tokens.items():
+        if added.content == text:
+            return token
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    try:
+        described = msgspec.json.decode(path.read_bytes(), type=_Vocabulary)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigInvalid(f"{path} cannot be read: {error}. Copy it from the model's publisher again.") from error
+    for entry in described.added_tokens:
+        if entry.content == text:
+            return entry.id
+    vocabulary = described.model.vocab
+    if isinstance(vocabulary, dict):
+        return vocabulary.get(text)
+    return next((token for token, (piece, *_) in enumerate(vocabulary) if piece == text), None)
+
+
+class _TokenEntry(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _Model(msgspec.Struct):
+    vocab: dict[str, int] | list[list[Any]] = {}
+
+
+class _Vocabulary(msgspec.Struct):
+    """Sections of a ``tokenizer.json`` with its tokens."""
+
+    model: _Model
+    added_tokens: list[_TokenEntry] = []
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigInvalid(f"{path} is not valid JSON: {error}. Copy it from the model's publisher again.") from error
+    if not isinstance(fields, dict):
+        raise ConfigInvalid(f"{path} must hold a JSON object. Copy it from the model's publisher again.")
+    return fields
+
+
+def _special_tokens(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields the tokens that have a role: those with a field of their own, and the model's further ones.
+
+    Each token is written as its text, or as an object with the text in `content`.
+    """
+    further = fields.get("extra_special_tokens")
+    for role, value in {**fields, **(further if isinstance(further, dict) else {})}.items():
+        match value:
+            case str() | {"content": str()} if role.endswith("_token"):
+                yield role, value if isinstance(value, str) else value["content"]
+
+
+def _templates(folder: Path, fields: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Reads the chat template, and the one for conversations with tools; files have precedence over the settings."""
+    named: dict[str, str] = {}
+    for path in sorted((folder / "chat_templates").glob("*.jinja")):
+        named[path.stem] = path.read_text(encoding="utf-8")
+    single = folder / "chat_template.jinja"
+    if single.is_file():
+        named["default"] = single.read_text(encoding="utf-8")
+    if not named:
+        match fields.get("chat_template"):
+            case str() as source:
+                named = {"default": source}
+            case dict() as sources:
+                named = sources
+            case [*entries]:
+                named = {entry["name"]: entry["template"] for entry in entries}
+    if not named:
+        return None, None
+    default = next(iter(named.values())) if len(named) == 1 else named.get("default")
+    if default is None:
+        raise ConfigInvalid(
+            f"{folder} has several chat templates ({', '.join(sorted(named))}), and none of them is named default. "
+            "Write the one to use into chat_template.jinja."
+        )
+    return default, named.get(_TOOL_TEMPLATE)
