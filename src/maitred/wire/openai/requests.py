@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any, cast
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from maitred.core.flow import PriorityClass
 
@@ -51,12 +52,20 @@ class FunctionCall(msgspec.Struct, frozen=True):
     arguments: str
 
 
+class CustomCall(msgspec.Struct, frozen=True):
+    """The custom tool that an assistant message called, and its input as text."""
+
+    name: str
+    input: str
+
+
 class ToolCall(msgspec.Struct, frozen=True):
-    """A call in an assistant message of the history."""
+    """A call in an assistant message of the history: of a function, or of a tool whose input is a text."""
 
     id: str
-    function: FunctionCall
+    function: FunctionCall | None = None
     type: str = "function"
+    custom: CustomCall | UnsetType = UNSET
 
 
 class ImageUrl(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -129,6 +138,11 @@ def _function_call_id(function: str) -> str:
 
 
 def _call_for_template(call: ToolCall) -> dict[str, Any]:
+    if call.function is None:
+        # Templates have no place for a text: it is shown as the only argument.
+        custom = call.custom or CustomCall("", "")
+        function: dict[str, Any] = {"name": custom.name, "arguments": {"input": custom.input}}
+        return {"id": call.id, "type": "function", "function": function}
     arguments: Any = call.function.arguments.strip() or "{}"
     # A model wrote the arguments, so they may be invalid JSON, which goes to the template unchanged.
     with suppress(msgspec.DecodeError, RecursionError):
@@ -178,9 +192,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     @cached_property
     def sent(self) -> Mapping[str, Any]:
-        """Sent fields as plain JSON values in the order above, without omitted and null fields.
+        """Sent fields as plain JSON values, without omitted and null fields; also those that the structs do not have.
 
-        Rules and conversions read only these few fields, while the structs have about fifty fields.
+        Rules and conversions read only these few fields, while the structs have about fifty fields. The decoder sets
+        it to what the client wrote; for a request that was made here, it follows from the struct.
         """
         sent: dict[str, Any] = msgspec.to_builtins(self)
         return sent
