@@ -120,6 +120,7 @@ class MessagesRoutes:
         """Counts the tokens of a conversation as the model would read them."""
         check_version(exchange.header(b"anthropic-version"))
         chat = to_chat(decode_count_tokens(exchange.body, strict=self._strict))
+        exchange.context.ignored_fields = unsupported_by_engine(chat).ignored
         if needs := [need for need in unsupported_by_engine(chat).refused if need not in TOOL_FIELDS]:
             raise InvalidRequest(f"Tokens are counted of text only here. Remove {needs[0]}.", param=needs[0])
         rules = to_tool_rules(chat)

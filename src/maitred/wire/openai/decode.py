@@ -15,9 +15,14 @@ from maitred.core.errors import InvalidRequest
 from maitred.core.flow import HIGHEST_PRIORITY, LOWEST_PRIORITY
 from maitred.wire.openai.faults import DECODE_ERRORS, describe_fault, format_value
 from maitred.wire.openai.fields import (
+    EMBEDDING_FIELDS,
     FIELDS,
     MESSAGE_MEMBERS,
+    TOKENIZE_FIELDS,
+    RequestField,
     UnsupportedFields,
+    refuse,
+    split_unsupported,
     unsupported_fields,
     unsupported_members,
 )
@@ -28,8 +33,8 @@ from maitred.wire.openai.requests import (
     ContentPart,
     DetokenizeRequest,
     EmbeddingRequest,
-    GenerationRequest,
     Message,
+    RequestBody,
     StreamOptions,
     TokenizeRequest,
 )
@@ -297,52 +302,66 @@ def decode_chat(body: bytes, *, strict: bool) -> ChatRequest:
         InvalidRequest: The body is malformed, mistyped, out of range or asks for an unsupported feature; `param` says
             where.
     """
-    request = _decode(ChatRequest, body, strict)
+    request, fields = _decode_fields(ChatRequest, body, strict, FIELDS)
+    vars(request)["sent"] = fields
     check_chat(request)
     return request
 
 
 def decode_completion(body: bytes, *, strict: bool) -> CompletionRequest:
     """Decodes the body of a text completion, as `decode_chat` does."""
-    request = _decode(CompletionRequest, body, strict)
+    request, fields = _decode_fields(CompletionRequest, body, strict, FIELDS)
+    vars(request)["sent"] = fields
     check_completion(request)
     return request
 
 
 def decode_embedding(body: bytes, *, strict: bool) -> EmbeddingRequest:
     """Decodes the body of a request for embeddings, as `decode_chat` does."""
-    request = _decode(EmbeddingRequest, body, strict)
+    request, fields = _decode_fields(EmbeddingRequest, body, strict, EMBEDDING_FIELDS)
     check_embedding(request)
+    _check_fields(fields, request, EMBEDDING_FIELDS)
     return request
 
 
 def decode_tokenize(body: bytes, *, strict: bool) -> TokenizeRequest:
     """Decodes the body of a request to tokenise, as `decode_chat` does."""
-    request = _decode(TokenizeRequest, body, strict)
+    request, fields = _decode_fields(TokenizeRequest, body, strict, TOKENIZE_FIELDS)
     check_tokenize(request)
+    _check_fields(fields, request, TOKENIZE_FIELDS)
     return request
 
 
 def decode_detokenize(body: bytes, *, strict: bool) -> DetokenizeRequest:
     """Decodes the body of a request to detokenise, as `decode_chat` does."""
-    request = _decode(DetokenizeRequest, body, strict)
+    request, _ = _decode_fields(DetokenizeRequest, body, strict, {})
     check_detokenize(request)
     return request
 
 
-def _decode(kind: type[R], body: bytes, strict: bool) -> R:
+def _check_fields(fields: Mapping[str, Any], request: RequestBody, table: Mapping[str, RequestField]) -> None:
+    """Notes the hints that the struct does not have; raises Unsupported for other fields that it does not have."""
+    unsupported = split_unsupported(fields, frozenset(request.__struct_fields__), table)
+    if unsupported.refused:
+        raise refuse(unsupported.refused[0], "is not supported by this server yet", table)
+    vars(request)["ignored_fields"] = unsupported.ignored
+
+
+def _decode_fields(
+    kind: type[R], body: bytes, strict: bool, table: Mapping[str, RequestField]
+) -> tuple[R, dict[str, Any]]:
+    """Decodes a body to its struct and to its fields as they were written, without null."""
     try:
         fields = msgspec.json.decode(body)
         request = msgspec.convert(fields, kind)
     except DECODE_ERRORS as error:
         raise describe_fault(_error_with_path(kind, body, error)) from error
-    if isinstance(request, GenerationRequest):
-        if None in fields.values():
-            fields = {name: value for name, value in fields.items() if value is not None}
-        vars(request)["sent"] = fields
     if strict:
-        _check_known_fields(fields, kind)
-    return request
+        check_known(fields, kind, also=table)
+        _check_known_members(fields)
+    if None in fields.values():
+        fields = {name: value for name, value in fields.items() if value is not None}
+    return request, fields
 
 
 def _error_with_path(kind: type[msgspec.Struct], body: bytes, error: Exception) -> Exception:
@@ -354,8 +373,7 @@ def _error_with_path(kind: type[msgspec.Struct], body: bytes, error: Exception) 
     return error
 
 
-def _check_known_fields(fields: dict[str, object], kind: type[msgspec.Struct]) -> None:
-    check_known(fields, kind, also=FIELDS.keys() if issubclass(kind, GenerationRequest) else ())
+def _check_known_members(fields: Mapping[str, Any]) -> None:
     check_known(fields.get("stream_options"), StreamOptions, "stream_options.")
     messages = fields.get("messages")
     for position, message in enumerate(messages if isinstance(messages, list) else ()):

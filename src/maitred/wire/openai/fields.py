@@ -63,6 +63,7 @@ _TEMPLATE = "Send chat_template_kwargs, if the model's template reads it there."
 _GRAMMAR = "Send structured_outputs."
 _CONTINUE = "Send the whole text as prompt to /v1/completions."
 _SALT = "Prefixes are shared within an organisation only: use a key of another organisation."
+_INSTRUCT = "Write it into the texts of input, as the model was trained."
 _SEARCH = "Search by a tool of your own."
 
 _CONTINUING = _instead(_CONTINUE, False)
@@ -312,14 +313,20 @@ class UnsupportedFields(NamedTuple):
 
 
 def unsupported_fields(fields: Mapping[str, Any], honoured: Set[str], *, chat: bool) -> UnsupportedFields:
-    """Returns the fields of a request that a target does not honour.
+    """Returns the fields of a chat or text completion that a target does not honour.
 
     Args:
-        fields: The fields of the request, without null.
+        fields: The fields of the request.
         honoured: The fields that the target honours.
         chat: Whether the request is a conversation.
     """
-    table = FIELDS if chat else COMPLETION_FIELDS
+    return split_unsupported(fields, honoured, FIELDS if chat else COMPLETION_FIELDS)
+
+
+def split_unsupported(
+    fields: Mapping[str, Any], honoured: Set[str], table: Mapping[str, RequestField]
+) -> UnsupportedFields:
+    """Splits the fields that a target does not honour into those to refuse and those to leave out, by a table."""
     refused, ignored = [], []
     for name in fields:
         if name not in honoured:
@@ -341,22 +348,23 @@ def unsupported_members(fields: Mapping[str, Any]) -> UnsupportedFields:
     for position, message in enumerate(fields.get("messages", ())):
         if not MESSAGE_MEMBERS.issuperset(message):
             refused += [f"messages[{position}].{name}" for name in _CONTINUING_MEMBERS if message.get(name)]
-            ignored |= _unsupported_in("messages", message, MESSAGE_MEMBERS | _CONTINUING_MEMBERS)
+            ignored |= members_beyond("messages", message, MESSAGE_MEMBERS | _CONTINUING_MEMBERS)
         if message.get("content").__class__ is list:
             for part in message["content"]:
-                ignored |= _unsupported_in("messages.content", part, _PART_MEMBERS)
+                ignored |= members_beyond("messages.content", part, _PART_MEMBERS)
     tools = fields.get("tools")
     for tool in tools if isinstance(tools, list) else ():
-        ignored |= _unsupported_in("tools", tool, _TOOL_MEMBERS)
+        ignored |= members_beyond("tools", tool, _TOOL_MEMBERS)
     return UnsupportedFields(tuple(refused), (*ignored, *unsupported_stream_options(fields)))
 
 
 def unsupported_stream_options(fields: Mapping[str, Any]) -> Iterable[str]:
     """Returns the stream options that the gateway leaves out, as paths; it writes the streams of all models."""
-    return _unsupported_in("stream_options", fields.get("stream_options"), _STREAM_OPTIONS)
+    return members_beyond("stream_options", fields.get("stream_options"), _STREAM_OPTIONS)
 
 
-def _unsupported_in(path: str, members: object, read: Set[str]) -> dict[str, None]:
+def members_beyond(path: str, members: object, read: Set[str]) -> dict[str, None]:
+    """Returns the paths of members that are not read, without those that ask for nothing; for a value of any type."""
     if not isinstance(members, dict):
         return {}
     return {
@@ -369,13 +377,48 @@ def _asks_for_nothing(value: object) -> bool:
     return value is None or value is False or value in ("", [], {})
 
 
-def refuse(field: str, problem: str) -> Unsupported:
+def refuse(field: str, problem: str, table: Mapping[str, RequestField] = FIELDS) -> Unsupported:
     """Makes the error for a field that changes the answer and that its target does not honour.
 
     Args:
         field: The field, as a path.
         problem: What is wrong with it at the target, such as "is not known to the server".
+        table: The fields of the API.
     """
-    about = _CONTINUING if field.startswith("messages[") else FIELDS.get(field, _REFUSED)
+    about = _CONTINUING if field.startswith("messages[") else table.get(field, _REFUSED)
     remedy = f"{about.alternative} Otherwise remove it." if about.alternative else "Remove it."
     return Unsupported(f"{field} {problem}. {remedy}", param=field)
+
+
+EMBEDDING_FIELDS: Mapping[str, RequestField] = {
+    **dict.fromkeys(("input_type", "task", "task_type", "prompt_name", "instruction"), _instead(_INSTRUCT)),
+    **dict.fromkeys(("truncate_prompt_tokens", "truncate", "truncation"), _instead("Shorten input.", False, "NONE")),
+    "truncation_side": HINT,
+    "normalize": _instead("Divide the vectors by their lengths yourself."),
+    "use_activation": _REFUSED,
+    "embed_dtype": _instead("Send encoding_format.", "float32"),
+    "output_dtype": _instead("Send encoding_format.", "float"),
+    "embedding_types": _instead("Send encoding_format.", ["float"]),
+    "endianness": RequestField(neutral_values=("native", "little")),
+    "output_dimension": _instead("Send dimensions."),
+    "late_chunking": _FALSE,
+    "add_special_tokens": _instead("Send the input as token ids.", True),
+    "messages": _instead("Send input."),
+    "chat_template": _instead("Send input."),
+    "chat_template_kwargs": _OBJECT,
+    "add_generation_prompt": _FALSE,
+    "continue_final_message": _FALSE,
+    "mm_processor_kwargs": _OBJECT,
+    "media_io_kwargs": _OBJECT,
+    "cache_salt": _instead(_SALT),
+    "request_id": HINT,
+}
+"""Request fields of embeddings that this server does not honour."""
+TOKENIZE_FIELDS: Mapping[str, RequestField] = {
+    "continue_final_message": _FALSE,
+    "chat_template": _instead("Render the prompt yourself and send it as prompt."),
+    "return_token_strs": _instead("Send the tokens to /detokenize.", False),
+    "mm_processor_kwargs": _OBJECT,
+    "media_io_kwargs": _OBJECT,
+}
+"""Request fields of `/tokenize` that this server does not honour."""

@@ -307,7 +307,16 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
         return split_prompts(self.prompt)
 
 
-class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
+class RequestBody(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """Body that is the same for all targets, so that the decoder can tell what becomes of each field."""
+
+    @cached_property
+    def ignored_fields(self) -> tuple[str, ...]:
+        """Hints in the body that are left out, as paths; the decoder sets it."""
+        return ()
+
+
+class EmbeddingRequest(RequestBody, frozen=True, kw_only=True):
     """Body of `POST /v1/embeddings`."""
 
     model: str
@@ -328,7 +337,7 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.encoding_format == "base64"
 
 
-class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+class TokenizeRequest(RequestBody, frozen=True, kw_only=True):
     """Body of `POST /tokenize`: a text or a conversation, in the form in which the model gets it."""
 
     model: str | None = None
