@@ -20,7 +20,7 @@ from maitred.core.request import FinishReason, Usage
 from maitred.core.service import InferenceService
 from maitred.core.tenancy import Scope
 from maitred.text.generation_defaults import DEFAULTED
-from maitred.wire.openai.decode import decode_chat, requested_features
+from maitred.wire.openai.decode import decode_chat, unsupported_by_engine
 from maitred.wire.openai.requests import ChatRequest
 from maitred.wire.openai.responses import (
     CONTINUED,
@@ -277,7 +277,7 @@ class ChatRoutes:
 
 def to_inference_request(request: ChatRequest) -> InferenceRequest:
     """Converts a chat request into an inference request."""
-    sent = request.sent
+    sent, unsupported = request.sent, unsupported_by_engine(request)
     return InferenceRequest(
         model=request.model,
         prompts=[Conversation(request.conversation(), template_arguments=request.template_arguments())],
@@ -292,7 +292,8 @@ def to_inference_request(request: ChatRequest) -> InferenceRequest:
         max_tokens_param=request.token_limit_param,
         prompt_param="messages",
         whole=not request.streams,
-        needs=requested_features(request),
+        needs=unsupported.refused,
+        hints=unsupported.ignored,
         tools=None if TOOL_FIELDS.isdisjoint(sent) else partial(to_tool_rules, request),
         to_openai=partial(request_fields, request),
         constraint=None if CONSTRAINT_FIELDS.isdisjoint(sent) else partial(to_constraint, request),

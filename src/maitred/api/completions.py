@@ -15,7 +15,7 @@ from maitred.core.request import Usage
 from maitred.core.service import InferenceService
 from maitred.core.tenancy import Scope
 from maitred.text.generation_defaults import DEFAULTED
-from maitred.wire.openai.decode import decode_completion, requested_features
+from maitred.wire.openai.decode import decode_completion, unsupported_by_engine
 from maitred.wire.openai.requests import CompletionRequest
 from maitred.wire.openai.responses import (
     CONTINUED,
@@ -156,6 +156,7 @@ class CompletionFormatter:
 
 
 def _to_inference_request(request: CompletionRequest) -> InferenceRequest:
+    unsupported = unsupported_by_engine(request)
     return InferenceRequest(
         model=request.model,
         prompts=request.prompts(),
@@ -169,7 +170,8 @@ def _to_inference_request(request: CompletionRequest) -> InferenceRequest:
         user=request.user or None,
         max_tokens_param=request.token_limit_param,
         whole=not request.streams,
-        needs=requested_features(request),
+        needs=unsupported.refused,
+        hints=unsupported.ignored,
         to_openai=partial(request_fields, request),
         constraint=None if CONSTRAINT_FIELDS.isdisjoint(request.sent) else partial(to_constraint, request),
     )

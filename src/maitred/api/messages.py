@@ -44,7 +44,7 @@ from maitred.wire.anthropic.responses import (
     encode,
     encode_stream_event,
 )
-from maitred.wire.openai.decode import requested_features
+from maitred.wire.openai.decode import unsupported_by_engine
 from maitred.wire.openai.responses import CONTINUED, REASONING_FIELDS
 from maitred.wire.openai.sampling import TOOL_FIELDS, to_tool_rules
 from maitred.wire.openai.written import merge_deltas
@@ -120,7 +120,8 @@ class MessagesRoutes:
         """Counts the tokens of a conversation as the model would read them."""
         check_version(exchange.header(b"anthropic-version"))
         chat = to_chat(decode_count_tokens(exchange.body, strict=self._strict))
-        if needs := [need for need in requested_features(chat) if need not in TOOL_FIELDS]:
+        exchange.context.ignored_fields = unsupported_by_engine(chat).ignored
+        if needs := [need for need in unsupported_by_engine(chat).refused if need not in TOOL_FIELDS]:
             raise InvalidRequest(f"Tokens are counted of text only here. Remove {needs[0]}.", param=needs[0])
         rules = to_tool_rules(chat)
         prompt = Conversation(chat.conversation(), tools=[] if rules is None else rules.declared)

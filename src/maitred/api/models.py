@@ -70,6 +70,7 @@ class ModelRoutes:
     async def tokenize(self, exchange: HttpExchange) -> None:
         """Tokenizes a text as the model would read it."""
         request = decode_tokenize(exchange.body, strict=self._strict)
+        exchange.context.ignored_fields = request.ignored_fields
         model = request.model or self._first(exchange)
         prompt: Prompt = request.prompt or ""
         if request.messages is not None:

@@ -23,6 +23,11 @@ _UNFIT = re.compile(rb"[^ -~]")
 """Characters that a header value cannot hold. The name of a model can contain them."""
 
 
+_MOST_FIELDS = 16
+_LONGEST_FIELD_NAME = 64
+"""Most fields that a header names, and most characters of each: a client chooses them."""
+
+
 def timing_headers(context: RequestContext, *, explain: bool) -> list[Header]:
     """Returns the timing headers; empty for a request that did not reach a queue.
 
@@ -42,6 +47,8 @@ def timing_headers(context: RequestContext, *, explain: bool) -> list[Header]:
         headers.append((b"x-maitred-priority", context.priority.encode("ascii")))
     if context.degraded:
         headers += degraded_headers(context.degraded)
+    if context.ignored_fields:
+        headers.append(_ignored_header(context.ignored_fields))
     if context.fallbacks:
         headers.append(_fallback_header(context.fallbacks))
     if context.rejected_answers:
@@ -62,6 +69,13 @@ def degraded_headers(steps: Sequence[str]) -> list[Header]:
     if not steps:
         return []
     return [(b"x-maitred-degraded", _UNFIT.sub(b"?", ", ".join(steps).encode("utf-8")))]
+
+
+def _ignored_header(fields: Sequence[str]) -> Header:
+    """Returns the header that lists the fields of the request which were left out, the first of them."""
+    named = [field[:_LONGEST_FIELD_NAME] for field in fields[:_MOST_FIELDS]]
+    named += ["..."] if len(fields) > _MOST_FIELDS else []
+    return b"x-maitred-ignored", _UNFIT.sub(b"?", ", ".join(named).encode("utf-8", "replace"))
 
 
 def _fallback_header(fallbacks: Sequence[str]) -> Header:
@@ -129,7 +143,14 @@ def _usual_lines(context: RequestContext) -> bytes | None:
     requests, tokens = rate_limits.requests, rate_limits.tokens
     if requests is None or tokens is None or context.clamped_max_tokens is not None or context.selection is not None:
         return None
-    if context.degraded or context.fallbacks or context.rejected_answers or context.hedged or context.arm is not None:
+    if (
+        context.ignored_fields
+        or context.degraded
+        or context.fallbacks
+        or context.rejected_answers
+        or context.hedged
+        or context.arm is not None
+    ):
         return None
     return _USUAL.fill(
         (

@@ -102,6 +102,8 @@ class RequestContext(msgspec.Struct):
     """Time of the dispatch from the queue."""
     waited_ms: dict[str, float] = {}
     """Waiting time in milliseconds by cause (see `maitred.core.request.WaitCause`)."""
+    ignored_fields: Sequence[str] = ()
+    """Fields of the request that the model which answers was not given, as paths."""
     degraded: list[str] = []
     """Degradations because of the load, such as ``max_tokens=64`` or ``model=small``."""
     prompt_tokens: int = 0

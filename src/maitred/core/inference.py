@@ -84,6 +84,8 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     """...the prompt, for messages about them."""
     needs: tuple[str, ...] = ()
     """Fields such as ``tools`` or ``response_format`` that only some replicas support."""
+    hints: tuple[str, ...] = ()
+    """Fields that our own engines leave out, because the answer is the same without them."""
     tools: Callable[[], ToolRules | None] | None = None
     """Parses the tools, or raises `InvalidRequest` if they are unsupported; None: no tools."""
     to_openai: Callable[[], Mapping[str, Any]] | None = None

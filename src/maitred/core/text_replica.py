@@ -5,7 +5,7 @@ the tokenizer, so it counts the tokens, and its reported usage is billed. Until 
 estimates (`maitred.text.estimate`).
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -53,6 +53,11 @@ class TextBatch(msgspec.Struct, frozen=True, gc=False):
 
 class TextStream(Protocol):
     """Text stream of the answer to one `TextRequest`."""
+
+    @property
+    def ignored_fields(self) -> Sequence[str]:
+        """Fields of the request that the replica was not given, because the answer is the same without them."""
+        ...
 
     def listen(self, pour: Callable[[TextBatch], bool]) -> None:
         """Offers each batch to `pour` while the reader waits; the reader gets the batches it declines."""

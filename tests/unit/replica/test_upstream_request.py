@@ -30,7 +30,7 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
 def sent(dialect="generic", max_tokens=None, parameters=None, chat=True, **fields):
     body = {"model": "ours", "messages": MESSAGES, **fields}
     request = TextRequest("r", request_fields(decode_chat(msgspec.json.encode(body), strict=True)), 1, max_tokens, chat)
-    return msgspec.json.decode(encode_body(request, DIALECTS[dialect], "theirs", parameters or {}))
+    return msgspec.json.decode(encode_body(request, DIALECTS[dialect], "theirs", parameters or {})[0])
 
 
 def test_nothing_is_added_but_what_is_ours_to_say():
@@ -197,7 +197,7 @@ async def test_what_cannot_be_written_for_a_server_leaves_nothing_open_there():
         upstream = UpstreamReplica(UpstreamConfig(url="http://127.0.0.1:9/v1"), "ours", connections)
         upstream.status.mark_up()
         with pytest.raises(Unsupported):
-            async with upstream.generate(TextRequest("r", {"messages": MESSAGES, "sound": True}, 1)):
+            async with upstream.generate(TextRequest("r", {"messages": MESSAGES, "prompt_embeds": "AA"}, 1)):
                 pass
         assert upstream.open_streams == 0
         assert upstream.status.breaker_state is BreakerState.CLOSED, "it is not the server's fault"

@@ -9,7 +9,7 @@ late, never looks complete.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -48,7 +48,12 @@ class UpstreamAttempt(ReplicaAttempt[TextBatch]):
         on_submitted: Called when the server has begun to answer.
         timeline: Timeline of the request.
         clock: Clock of the timeline.
+
+    Attributes:
+        ignored_fields: Fields of the request that the server was not given.
     """
+
+    ignored_fields: Sequence[str] = ()
 
     def __init__(
         self,
@@ -69,6 +74,7 @@ class UpstreamAttempt(ReplicaAttempt[TextBatch]):
             request = replace(request, trace=timeline.context_at(self._span, new_span_id))
         stream = await self._stack.enter_async_context(self._replica.generate(request))
         self._items, self.listen = aiter(stream), stream.listen
+        self.ignored_fields = stream.ignored_fields
         self._on_submitted()
 
 
@@ -170,6 +176,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
                     context.position, context.dispatched_s = None, self._clock.monotonic_s()
                     context.waited_ms = dict(self._entry.waited_ms)
                     attempt = await self._open_attempt(endpoint)
+                    self._context.ignored_fields = attempt.ignored_fields
                 return await anext(attempt, None)
             except (ReplicaLost, ReplicaUnavailable) as failure:
                 await self._requeue(failure)

@@ -20,6 +20,7 @@ from maitred.text.answer_format import AnswerFormat
 from maitred.text.answer_grammar import answer_grammar
 from maitred.text.generation_defaults import GenerationDefaults
 from maitred.text.tokenizer import Tokenizer
+from maitred.wire.openai.fields import refuse
 from maitred.wire.openai.sampling import CONSTRAINT_FIELDS as STRUCTURED_FIELDS
 from maitred.wire.openai.sampling import TOOL_FIELDS
 
@@ -32,7 +33,7 @@ def check_supported(needs: Sequence[str]) -> None:
     """Raises Unsupported if one of these fields is not supported by the engine."""
     for field in needs:
         if field not in STRUCTURED_FIELDS:
-            raise Unsupported(f"{field} is not supported by this server yet. Remove it.", param=field)
+            raise refuse(field, "is not supported by this server yet")
 
 
 def check_sampling(card: ModelCard, request: InferenceRequest, max_choices: int) -> None:

@@ -9,10 +9,13 @@ from maitred.core.errors import InvalidRequest, Unsupported
 from maitred.core.inference import TextDelta
 from maitred.core.request import FinishReason
 from maitred.core.text_replica import TextBatch, TextRequest
+from maitred.replica.upstream.dialects import ANTHROPIC_DIALECT
 from maitred.replica.upstream.errors import ReportedError, make_replica_lost, make_response_error
 from maitred.replica.upstream.openai_stream import MAX_EVENT_BYTES
+from maitred.replica.upstream.request_body import split_fields
 from maitred.wire.anthropic.answer import AnswerBroken, AnswerDelta, AnswerFailed, MessagesStreamParser
 from maitred.wire.anthropic.outbound import to_messages
+from maitred.wire.openai.fields import refuse, unsupported_members
 from maitred.wire.openai.requests import ChatRequest
 from maitred.wire.sse import SSEDecoder
 
@@ -20,16 +23,20 @@ DEFAULT_MAX_TOKENS = 4096
 """Value of `max_tokens` if neither the request nor `parameters` sets it; the API requires one."""
 
 
-def encode_messages_body(request: TextRequest, model: str, parameters: Mapping[str, Any]) -> bytes:
+def encode_messages_body(request: TextRequest, model: str, parameters: Mapping[str, Any]) -> tuple[bytes, list[str]]:
     """Encodes the body of a Messages request; see `maitred.replica.upstream.request_body.encode_body`."""
     if not request.chat:
         raise InvalidRequest("This model answers conversations only. Use /v1/chat/completions.", param="model")
     if request.given:
         raise Unsupported("The server that runs this model cannot go on with an answer that another one has begun.")
-    chat = msgspec.convert(dict(request.fields), ChatRequest)
+    passed, ignored = split_fields(request, ANTHROPIC_DIALECT.allowed_fields, {})
+    members = unsupported_members(passed)
+    if members.refused:
+        raise refuse(members.refused[0], "is not known to the server that runs this model")
+    chat = msgspec.convert({"model": model, **passed}, ChatRequest)
     max_tokens = request.max_tokens or parameters.get("max_tokens", DEFAULT_MAX_TOKENS)
     fields = msgspec.to_builtins(to_messages(chat, model=model, max_tokens=max_tokens))
-    return msgspec.json.encode({**parameters, **fields})
+    return msgspec.json.encode({**parameters, **fields}), [*ignored, *members.ignored]
 
 
 class AnthropicStreamParser:

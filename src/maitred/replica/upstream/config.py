@@ -9,8 +9,9 @@ from msgspec import Meta, Struct
 from maitred.core.errors import ConfigInvalid
 from maitred.core.secret import Secret
 from maitred.replica.http.request_head import encode_header
-from maitred.replica.upstream.dialects import DIALECTS, DialectName
+from maitred.replica.upstream.dialects import DIALECTS, GATEWAY_FIELDS, DialectName
 from maitred.replica.upstream.url import UpstreamUrl
+from maitred.wire.openai.fields import LIMIT_FIELDS
 
 _SECONDS_UNIT = {"unit": "seconds"}
 
@@ -68,6 +69,13 @@ class UpstreamConfig(Struct, frozen=True, kw_only=True):
             "`chat_template_kwargs: {enable_thinking: false}`."
         ),
     ] = {}
+    request_fields: Annotated[
+        list[str],
+        Meta(
+            description="Fields of requests that this server has beyond those of its dialect, such as `provider` of "
+            "OpenRouter; clients may send them. See [request fields](request-fields.md)."
+        ),
+    ] = []
     connect_timeout_s: Annotated[
         float, Meta(gt=0, le=600, description="To connect, with the TLS handshake.", extra=_SECONDS_UNIT)
     ] = 5.0
@@ -132,6 +140,9 @@ def upstream_faults(upstreams: Sequence[UpstreamConfig], location: str) -> Itera
                 f"{setting}.url",
                 "An API key would go over the network in the open. Use https, or an address of this machine.",
             )
+        for field in upstream.request_fields:
+            if field in LIMIT_FIELDS or field in GATEWAY_FIELDS:
+                yield f"{setting}.request_fields", f"{field} is what limits grant, or is set by the gateway. Remove it."
         for header, value in upstream.headers.items():
             if header.lower() in _CREDENTIAL_HEADERS:
                 yield f"{setting}.headers", f"{header} holds a credential. Give it as `api_key`, by reference."

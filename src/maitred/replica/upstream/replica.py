@@ -78,7 +78,7 @@ class UpstreamCall:
         attempt = self._attempt = upstream.status.start_attempt()
         upstream.open_streams += 1
         try:
-            path, body = self._prepare()
+            path, body, ignored_fields = self._prepare()
             now_s = asyncio.get_running_loop().time()
             deadline_s = now_s + config.total_timeout_s
             first_token_deadline_s = min(now_s + config.first_part_timeout_s, deadline_s)
@@ -92,6 +92,7 @@ class UpstreamCall:
                 idle_timeout_s=config.idle_timeout_s,
                 deadline_s=deadline_s,
                 on_first_token=partial(upstream.status.on_first_token, attempt),
+                ignored_fields=ignored_fields,
             )
         except BaseException as error:
             self._record_outcome(error)
@@ -118,17 +119,17 @@ class UpstreamCall:
         self._upstream.open_streams -= 1
         self._upstream.status.on_end(self._attempt, outcome)
 
-    def _prepare(self) -> tuple[str, bytes]:
-        """Returns the path and the encoded body of the request, and creates the parser of its response."""
+    def _prepare(self) -> tuple[str, bytes, list[str]]:
+        """Returns the path, the body, and the fields that it leaves out; creates the parser of the response."""
         upstream, request = self._upstream, self._request
         parameters, model = upstream.config.parameters, request.model or upstream.server_model
         if upstream.config.kind == "anthropic":
             self._parser = AnthropicStreamParser(upstream.name)
-            return "messages", encode_messages_body(request, model, parameters)
+            return "messages", *encode_messages_body(request, model, parameters)
         choices_per_prompt = int(request.fields.get("n") or 1)
         self._parser = OpenAIStreamParser(upstream.name, request.choices, upstream.dialect, choices_per_prompt)
         path = "chat/completions" if request.chat else "completions"
-        return path, encode_body(request, upstream.dialect, model, parameters)
+        return path, *encode_body(request, upstream.dialect, model, parameters, upstream.config.request_fields)
 
     async def _send(self, path: str, body: bytes, first_token_deadline_s: float) -> Response:
         """Sends the request, waits for the response head and returns the response."""

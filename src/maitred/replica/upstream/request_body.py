@@ -1,32 +1,61 @@
 """Encoder of request bodies of OpenAI's API, in the dialect of the server."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from maitred.core.errors import Unsupported
 from maitred.core.text_replica import TextRequest
-from maitred.replica.upstream.dialects import UpstreamDialect
-
-_OVERRIDDEN_FIELDS = frozenset(
-    {"model", "stream", "stream_options", "priority", "service_tier", "max_tokens", "max_completion_tokens"}
+from maitred.replica.upstream.dialects import GATEWAY_FIELDS, UpstreamDialect
+from maitred.wire.openai.fields import (
+    LIMIT_FIELDS,
+    UnsupportedFields,
+    refuse,
+    unsupported_fields,
+    unsupported_stream_options,
 )
-"""Fields that are not copied from the caller's request, because the gateway sets or removes them."""
-_DROPPABLE_FIELDS = frozenset(
-    {
-        *("user", "metadata", "safety_identifier", "prompt_cache_key", "store", "verbosity", "reasoning_effort"),
-        *("prediction", "parallel_tool_calls", "best_of", "include_reasoning"),
-    }
-)
-"""Fields that are dropped if the server does not support them, because the response stays valid. `best_of` is one of
-them: a valid one equals `n`."""
-_DEFAULT_VALUES: Mapping[str, Any] = {"n": 1, "logprobs": False}
-"""Values without an effect, by field; a field with this value is dropped if it is not supported."""
+
+_OWN_CHAT_FIELDS = GATEWAY_FIELDS | {"include_reasoning"}
+"""Fields of a conversation that the gateway itself honours..."""
+_OWN_COMPLETION_FIELDS = (GATEWAY_FIELDS - {"max_completion_tokens"}) | {"best_of"}
+"""...and those of a text completion; a `best_of` that is accepted equals `n`."""
+_NONE_UNSUPPORTED = UnsupportedFields()
 
 
-def encode_body(request: TextRequest, dialect: UpstreamDialect, model: str, parameters: Mapping[str, Any]) -> bytes:
-    """Encodes the body of a request.
+def split_fields(
+    request: TextRequest, allowed: frozenset[str], parameters: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Returns the fields that the server gets of a request, and the names of those that are left out.
+
+    Args:
+        request: The request.
+        allowed: Fields that the server supports.
+        parameters: Further fields that the server supports, because the configuration sets them.
+
+    Raises:
+        Unsupported: The request has a field that the server does not support and that changes the answer. The server
+            would ignore it silently.
+    """
+    fields, own = request.fields, _OWN_CHAT_FIELDS if request.chat else _OWN_COMPLETION_FIELDS
+    honoured = allowed | own | (parameters.keys() - LIMIT_FIELDS)
+    unsupported = (
+        _NONE_UNSUPPORTED if honoured.issuperset(fields) else unsupported_fields(fields, honoured, chat=request.chat)
+    )
+    if unsupported.refused:
+        raise refuse(unsupported.refused[0], "is not known to the server that runs this model")
+    passed = {name: value for name, value in fields.items() if name in honoured and name not in own}
+    return passed, [*unsupported.ignored, *unsupported_stream_options(fields)]
+
+
+def encode_body(
+    request: TextRequest,
+    dialect: UpstreamDialect,
+    model: str,
+    parameters: Mapping[str, Any],
+    further_fields: Sequence[str] = (),
+) -> tuple[bytes, list[str]]:
+    """Encodes the body of a request, and names the fields that were left out.
 
     It always requests a stream, so that a server that dies or stalls is detected early.
 
@@ -35,18 +64,13 @@ def encode_body(request: TextRequest, dialect: UpstreamDialect, model: str, para
         dialect: Dialect of the server.
         model: Name of the model at the server.
         parameters: Default fields of the body; fields of the request override them.
+        further_fields: Fields that the server supports beyond those of its dialect.
 
     Raises:
-        Unsupported: The request has a field that the server does not support. The server would ignore it silently.
+        Unsupported: The request has a field that the server does not support; see `split_fields`.
     """
-    body: dict[str, Any] = {**parameters}
-    for field, value in request.fields.items():
-        if field in _OVERRIDDEN_FIELDS:
-            continue
-        if field in dialect.allowed_fields:
-            body[field] = value
-        elif field not in _DROPPABLE_FIELDS and value != _DEFAULT_VALUES.get(field, _OVERRIDDEN_FIELDS):
-            raise Unsupported(f"{field} is not known to the server that runs this model. Remove it.", param=field)
+    passed, ignored = split_fields(request, dialect.allowed_fields.union(further_fields), parameters)
+    body: dict[str, Any] = {**parameters, **passed}
     if request.given:
         body |= _continuation_fields(request.given, body, dialect, chat=request.chat)
     if request.scored and "logprobs" in dialect.allowed_fields and not body.get("logprobs"):
@@ -55,7 +79,7 @@ def encode_body(request: TextRequest, dialect: UpstreamDialect, model: str, para
     if request.max_tokens is not None:
         body[dialect.max_tokens_field if request.chat else "max_tokens"] = request.max_tokens
     body |= {"model": model, "stream": True, "stream_options": dialect.stream_options}
-    return msgspec.json.encode(body)
+    return msgspec.json.encode(body), ignored
 
 
 def _continuation_fields(

@@ -1,7 +1,7 @@
 """Text stream of one response: parses the body into batches and enforces the time limits."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
 from maitred.core.errors import ReplicaLost, ReplicaTooSlow
@@ -56,6 +56,7 @@ class UpstreamStream:
         idle_timeout_s: Maximum time between two reads of data after the first batch.
         deadline_s: Deadline of the whole response, by the clock of the event loop.
         on_first_token: Called when the first batch was parsed.
+        ignored_fields: Fields of the request that the upstream was not given.
     """
 
     def __init__(
@@ -67,7 +68,9 @@ class UpstreamStream:
         idle_timeout_s: float,
         deadline_s: float,
         on_first_token: Callable[[], None] = lambda: None,
+        ignored_fields: Sequence[str] = (),
     ) -> None:
+        self.ignored_fields = ignored_fields
         self._response = response
         self._parser = parser
         self._first_token_deadline_s = first_token_deadline_s

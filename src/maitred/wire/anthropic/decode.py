@@ -4,15 +4,16 @@ This module checks only the rules of Messages that a chat completion does not ha
 the conversion to a chat completion (`maitred.wire.anthropic.inbound`).
 """
 
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
 from maitred.core.errors import InvalidRequest
+from maitred.wire.anthropic.fields import MESSAGES_FIELDS, unsupported_fields
 from maitred.wire.anthropic.requests import CountTokensRequest, MessagesRequest
 from maitred.wire.openai.decode import MAX_STOP_CHARACTERS, MAX_STOPS, NumberRange, check_known
 from maitred.wire.openai.faults import DECODE_ERRORS, describe_fault, format_value
+from maitred.wire.openai.fields import refuse
 
 R = TypeVar("R", MessagesRequest, CountTokensRequest)
 
@@ -28,15 +29,8 @@ _TOOL_CHOICES = ("auto", "any", "tool", "none")
 _CUSTOM_TOOL_TYPES = (None, "custom")
 _TEMPERATURE = NumberRange(0, 1)
 _TOP_K = NumberRange(0, 2**31 - 1)
-_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "container": (),
-    "mcp_servers": ([],),
-    "context_management": ({}, {"edits": []}),
-}
-"""Map from each field to the values that request nothing, besides null."""
-
-_messages_decoder = msgspec.json.Decoder(MessagesRequest)
-_count_decoder = msgspec.json.Decoder(CountTokensRequest)
+_NO_EDITS: tuple[Any, ...] = (None, {}, {"edits": []})
+"""Values of `context_management` that request nothing."""
 
 
 def check_version(version: str | None) -> None:
@@ -61,13 +55,13 @@ def decode_messages(body: bytes, *, strict: bool) -> MessagesRequest:
 
     Args:
         body: The bytes of the body.
-        strict: Whether unknown fields are rejected, which costs a second decoding.
+        strict: Whether unknown fields are rejected.
 
     Raises:
         InvalidRequest: The body is malformed, mistyped, out of range or asks for an unsupported feature; `param` says
             where.
     """
-    request = _decode(_messages_decoder, body, strict)
+    request = _decode(MessagesRequest, body, strict)
     if request.max_tokens < 1:
         raise InvalidRequest(
             f"max_tokens must be at least 1; got {format_value(request.max_tokens)}.", param="max_tokens"
@@ -81,26 +75,31 @@ def decode_messages(body: bytes, *, strict: bool) -> MessagesRequest:
 
 def decode_count_tokens(body: bytes, *, strict: bool) -> CountTokensRequest:
     """Decodes the body of a request to count tokens, as `decode_messages` does."""
-    request = _decode(_count_decoder, body, strict)
+    request = _decode(CountTokensRequest, body, strict)
     _check_prompt(request)
     return request
 
 
-def _decode(decoder: msgspec.json.Decoder[R], body: bytes, strict: bool) -> R:
+def _decode(kind: type[R], body: bytes, strict: bool) -> R:
     try:
-        request = decoder.decode(body)
-        if strict:
-            check_known(msgspec.json.decode(body), type(request))
+        fields = msgspec.json.decode(body)
+        request = msgspec.convert(fields, kind)
     except DECODE_ERRORS as error:
         raise describe_fault(error) from error
+    if strict:
+        check_known(fields, kind, also=MESSAGES_FIELDS)
+    unsupported = unsupported_fields(fields)
+    if unsupported.refused:
+        raise refuse(unsupported.refused[0], "is not supported by this server", MESSAGES_FIELDS)
+    vars(request)["ignored_fields"] = unsupported.ignored
     return request
 
 
 def _check_prompt(request: CountTokensRequest) -> None:
-    for field, neutral_values in _UNSUPPORTED.items():
-        value = getattr(request, field, None)
-        if value is not None and value not in neutral_values:
-            raise InvalidRequest(f"{field} is not supported by this server. Remove it.", param=field)
+    if request.context_management not in _NO_EDITS:
+        raise InvalidRequest(
+            "context_management is not supported by this server. Remove it.", param="context_management"
+        )
     output_format = request.output_format
     match output_format:
         case None | {"type": "json_schema", "schema": dict()}:

@@ -15,7 +15,8 @@ neighbours of a role   one message, as Anthropic reads them
 =====================  ==============================================================================
 
 ``thinking`` only decides whether the answer shows the reasoning of the model. Hints without an equivalent
-(``cache_control``, ``output_config.effort``, ``service_tier``) are ignored.
+(``cache_control``, ``output_config.effort``, ``service_tier``) are ignored and named; see
+`maitred.wire.anthropic.fields`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -73,6 +74,9 @@ def to_chat(request: CountTokensRequest) -> ChatRequest:
             response_format=_response_format(request),
         )
     check_chat(chat)
+    if request.ignored_fields:
+        # No target knows these names, so each one leaves them out and names them.
+        vars(chat)["sent"] = {**chat.sent, **dict.fromkeys(request.ignored_fields, True)}
     return chat
 
 

@@ -4,13 +4,11 @@ This module reverses `maitred.wire.anthropic.inbound` and also applies the stric
 stand only in ``system``, turns alternate and begin with a user turn, tool results come first in their turn, each text
 has at least one character, and ``max_tokens`` is required.
 
-A field that Messages does not have is rejected where the answer would differ without it (several choices,
-log-probabilities, penalties, a JSON schema), and left out where it is a hint (`seed`, `reasoning_effort`,
-`prompt_cache_key`...). A temperature above 1, the maximum of Messages, is reduced to 1, as in Anthropic's own
-translation (https://platform.claude.com/docs/en/api/openai-sdk).
+`maitred.wire.openai.fields` says what becomes of fields that Messages does not have. A temperature above 1, the maximum
+of Messages, is reduced to 1, as in Anthropic's own translation (https://platform.claude.com/docs/en/api/openai-sdk).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -37,30 +35,6 @@ API_VERSION = "2023-06-01"
 
 This version has the same events as the newer version.
 """
-_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "logprobs": (False,),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "ignore_eos": (False,),
-    "stop_token_ids": ([],),
-    "response_format": ({"type": "text"},),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "audio": (),
-    "web_search_options": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
-}
-"""Map from each field to the values that request nothing, besides null."""
 _HIGHEST_TEMPERATURE = 1.0
 _DATA_URL_PREFIX = "data:"
 
@@ -78,10 +52,6 @@ def to_messages(chat: ChatRequest, *, model: str, max_tokens: int) -> MessagesRe
     Raises:
         InvalidRequest: Messages cannot express the request; `param` says where.
     """
-    for field, neutral_values in _UNSUPPORTED.items():
-        value = getattr(chat, field)
-        if value is not None and value not in neutral_values:
-            raise InvalidRequest(f"{field} is not known to the server that runs this model. Remove it.", param=field)
     tools = [_tool(position, tool) for position, tool in enumerate(chat.tools or ())]
     end_user = chat.safety_identifier or chat.user
     return MessagesRequest(
@@ -185,6 +155,8 @@ def _part(path: str, part: ContentPart) -> TextBlock | ImageBlock:
 
 
 def _tool_use(path: str, call: ToolCall) -> ToolUseBlock:
+    if call.function is None:
+        raise InvalidRequest(f"{path} must be of the type function for this model.", param=f"{path}.type")
     arguments: Any = {}
     if call.function.arguments.strip():
         try:

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from maitred.wire.openai.requests import RequestBody
+
 
 class TextBlock(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="text"):
     """Block with a piece of text."""
@@ -112,7 +114,7 @@ class RequestMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Opaque id that distinguishes the end users of a client."""
 
 
-class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CountTokensRequest(RequestBody, frozen=True, kw_only=True, omit_defaults=True):
     """Body of `POST /v1/messages/count_tokens`: a conversation as in a request for an answer."""
 
     model: str

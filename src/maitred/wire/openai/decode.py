@@ -5,7 +5,7 @@ rule and the value, so that a client can correct the request without a manual. R
 within the vocabulary, the context window, the largest `n`) are checked elsewhere.
 """
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Collection, Mapping, Sequence, Sized
 from difflib import get_close_matches
 from typing import Any, TypeVar, cast
 
@@ -14,6 +14,18 @@ import msgspec
 from maitred.core.errors import InvalidRequest
 from maitred.core.flow import HIGHEST_PRIORITY, LOWEST_PRIORITY
 from maitred.wire.openai.faults import DECODE_ERRORS, describe_fault, format_value
+from maitred.wire.openai.fields import (
+    EMBEDDING_FIELDS,
+    FIELDS,
+    MESSAGE_MEMBERS,
+    TOKENIZE_FIELDS,
+    RequestField,
+    UnsupportedFields,
+    refuse,
+    split_unsupported,
+    unsupported_fields,
+    unsupported_members,
+)
 from maitred.wire.openai.requests import (
     SERVICE_TIERS,
     ChatRequest,
@@ -21,11 +33,12 @@ from maitred.wire.openai.requests import (
     ContentPart,
     DetokenizeRequest,
     EmbeddingRequest,
-    GenerationRequest,
     Message,
+    RequestBody,
     StreamOptions,
     TokenizeRequest,
 )
+from maitred.wire.openai.sampling import CONSTRAINT_FIELDS, TOOL_FIELDS
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_ROLES = frozenset(ROLES) - {"tool"}
@@ -91,28 +104,24 @@ _COMPLETION_LOGPROBS = NumberRange(0, 5)
 _DIMENSIONS = NumberRange(1, MAX_TOKEN_ID)
 _LOGIT_BIAS = NumberRange(-100, 100)
 
-_FEATURE_FIELDS: Mapping[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "audio": (),
-    "web_search_options": (),
-    "store": (False,),
-    "suffix": ("",),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
+_PLAIN_FIELDS = frozenset(
+    {
+        *("model", "max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
+        *("frequency_penalty", "logit_bias", "seed", "n", "stop", "stop_token_ids", "min_tokens", "ignore_eos"),
+        *("stream", "stream_options", "priority", "service_tier", "user", "logprobs", "top_logprobs", "best_of"),
+    }
+)
+_PLAIN_CHAT_FIELDS = (_PLAIN_FIELDS - {"best_of"}) | {
+    *("messages", "max_completion_tokens", "chat_template_kwargs", "enable_thinking", "reasoning_effort"),
+    *("include_reasoning", "parallel_tool_calls", "prompt_cache_key"),
 }
-"""Map from each field to the values that request nothing, besides null.
-
-The model decides whether it supports other values.
-"""
-_FEATURE_FIELD_NAMES = frozenset(_FEATURE_FIELDS)
+"""Fields that every model of our own honours in a chat completion..."""
+_PLAIN_COMPLETION_FIELDS = (_PLAIN_FIELDS - {"top_logprobs"}) | {"prompt", "echo"}
+"""...and in a text completion."""
+CHAT_FIELDS = _PLAIN_CHAT_FIELDS | CONSTRAINT_FIELDS | TOOL_FIELDS
+"""Fields that our own engine honours in a chat completion, where the model knows tools..."""
+COMPLETION_FIELDS = _PLAIN_COMPLETION_FIELDS | CONSTRAINT_FIELDS
+"""...and in a text completion."""
 
 
 def check_chat(request: ChatRequest) -> None:
@@ -173,16 +182,18 @@ def check_embedding(request: EmbeddingRequest) -> None:
     _RANGES["priority"].check("priority", request.priority)
 
 
-def requested_features(request: ChatRequest | CompletionRequest) -> tuple[str, ...]:
-    """Returns the fields that ask for more than text."""
+def unsupported_by_engine(request: ChatRequest | CompletionRequest) -> UnsupportedFields:
+    """Returns the fields that ask for more than text, and the hints that our own engine leaves out."""
     sent = request.sent
-    if _FEATURE_FIELD_NAMES.isdisjoint(sent):
-        return ()
-    return tuple(
-        field
-        for field, neutral_values in _FEATURE_FIELDS.items()
-        if field in sent and sent[field] not in neutral_values
-    )
+    plain = _PLAIN_CHAT_FIELDS if isinstance(request, ChatRequest) else _PLAIN_COMPLETION_FIELDS
+    is_plain = plain.issuperset(sent) and sent.get("stream_options", _WITH_USAGE) == _WITH_USAGE
+    for message in sent.get("messages", ()):
+        is_plain = is_plain and MESSAGE_MEMBERS.issuperset(message) and message.get("content").__class__ is str
+    if is_plain:
+        return _NONE_UNSUPPORTED
+    fields = unsupported_fields(sent, plain, chat=isinstance(request, ChatRequest))
+    members = unsupported_members(sent)
+    return UnsupportedFields(fields.refused + members.refused, fields.ignored + members.ignored)
 
 
 def check_tokenize(request: TokenizeRequest) -> None:
@@ -204,12 +215,12 @@ def check_detokenize(request: DetokenizeRequest) -> None:
     check_token_ids("tokens", request.tokens)
 
 
-def check_known(fields: object, kind: type[msgspec.Struct], path: str = "") -> None:
-    """Raises InvalidRequest for the first field that the struct does not have."""
+def check_known(fields: object, kind: type[msgspec.Struct], path: str = "", also: Collection[str] = ()) -> None:
+    """Raises InvalidRequest for the first field that is neither in the struct nor in `also`."""
     if not isinstance(fields, dict):
         return
     for name in fields:
-        if name not in kind.__struct_fields__:
+        if name not in kind.__struct_fields__ and name not in also:
             close = get_close_matches(name[:64], kind.__struct_fields__, n=1)
             remedy = f"Did you mean {path}{close[0]}?" if close else "Remove it."
             raise InvalidRequest(
@@ -221,9 +232,9 @@ def check_known(fields: object, kind: type[msgspec.Struct], path: str = "") -> N
 def _check_generation(request: ChatRequest | CompletionRequest) -> None:
     if not request.model:
         raise InvalidRequest("model must name a model; got an empty string.", param="model")
-    for field, value in request.sent.items():
+    for field in request.sent:
         if field in _RANGES:
-            _RANGES[field].check(field, value)
+            _RANGES[field].check(field, getattr(request, field, None))
     if request.service_tier is not None and request.service_tier not in SERVICE_TIERS:
         raise InvalidRequest(
             f"service_tier must be one of {', '.join(SERVICE_TIERS)}; got {format_value(request.service_tier)}.",
@@ -274,13 +285,10 @@ def _check_bias(key: str, bias: float) -> None:
     _LOGIT_BIAS.check(f"logit_bias.{key}", bias)
 
 
-R = TypeVar("R", ChatRequest, CompletionRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest)
+_NONE_UNSUPPORTED = UnsupportedFields()
+_WITH_USAGE = {"include_usage": True}
 
-_chat_decoder = msgspec.json.Decoder(ChatRequest)
-_completion_decoder = msgspec.json.Decoder(CompletionRequest)
-_embedding_decoder = msgspec.json.Decoder(EmbeddingRequest)
-_tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
-_detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
+R = TypeVar("R", ChatRequest, CompletionRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest)
 
 
 def decode_chat(body: bytes, *, strict: bool) -> ChatRequest:
@@ -288,60 +296,84 @@ def decode_chat(body: bytes, *, strict: bool) -> ChatRequest:
 
     Args:
         body: The bytes of the body.
-        strict: Whether unknown fields are rejected, which costs a second decoding.
+        strict: Whether unknown fields are rejected.
 
     Raises:
         InvalidRequest: The body is malformed, mistyped, out of range or asks for an unsupported feature; `param` says
             where.
     """
-    request = _decode(_chat_decoder, body, strict)
+    request, fields = _decode_fields(ChatRequest, body, strict, FIELDS)
+    vars(request)["sent"] = fields
     check_chat(request)
     return request
 
 
 def decode_completion(body: bytes, *, strict: bool) -> CompletionRequest:
     """Decodes the body of a text completion, as `decode_chat` does."""
-    request = _decode(_completion_decoder, body, strict)
+    request, fields = _decode_fields(CompletionRequest, body, strict, FIELDS)
+    vars(request)["sent"] = fields
     check_completion(request)
     return request
 
 
 def decode_embedding(body: bytes, *, strict: bool) -> EmbeddingRequest:
     """Decodes the body of a request for embeddings, as `decode_chat` does."""
-    request = _decode(_embedding_decoder, body, strict)
+    request, fields = _decode_fields(EmbeddingRequest, body, strict, EMBEDDING_FIELDS)
     check_embedding(request)
+    _check_fields(fields, request, EMBEDDING_FIELDS)
     return request
 
 
 def decode_tokenize(body: bytes, *, strict: bool) -> TokenizeRequest:
     """Decodes the body of a request to tokenise, as `decode_chat` does."""
-    request = _decode(_tokenize_decoder, body, strict)
+    request, fields = _decode_fields(TokenizeRequest, body, strict, TOKENIZE_FIELDS)
     check_tokenize(request)
+    _check_fields(fields, request, TOKENIZE_FIELDS)
     return request
 
 
 def decode_detokenize(body: bytes, *, strict: bool) -> DetokenizeRequest:
     """Decodes the body of a request to detokenise, as `decode_chat` does."""
-    request = _decode(_detokenize_decoder, body, strict)
+    request, _ = _decode_fields(DetokenizeRequest, body, strict, {})
     check_detokenize(request)
     return request
 
 
-def _decode(decoder: msgspec.json.Decoder[R], body: bytes, strict: bool) -> R:
+def _check_fields(fields: Mapping[str, Any], request: RequestBody, table: Mapping[str, RequestField]) -> None:
+    """Notes the hints that the struct does not have; raises Unsupported for other fields that it does not have."""
+    unsupported = split_unsupported(fields, frozenset(request.__struct_fields__), table)
+    if unsupported.refused:
+        raise refuse(unsupported.refused[0], "is not supported by this server yet", table)
+    vars(request)["ignored_fields"] = unsupported.ignored
+
+
+def _decode_fields(
+    kind: type[R], body: bytes, strict: bool, table: Mapping[str, RequestField]
+) -> tuple[R, dict[str, Any]]:
+    """Decodes a body to its struct and to its fields as they were written, without null."""
     try:
-        request = decoder.decode(body)
-        if isinstance(request, GenerationRequest):
-            # This conversion also rejects a body that is nested too deeply.
-            vars(request)["sent"] = msgspec.to_builtins(request)
-        if strict:
-            _check_known_fields(msgspec.json.decode(body), type(request))
+        fields = msgspec.json.decode(body)
+        request = msgspec.convert(fields, kind)
     except DECODE_ERRORS as error:
-        raise describe_fault(error) from error
-    return request
+        raise describe_fault(_error_with_path(kind, body, error)) from error
+    if strict:
+        check_known(fields, kind, also=table)
+        _check_known_members(fields)
+    if None in fields.values():
+        fields = {name: value for name, value in fields.items() if value is not None}
+    return request, fields
 
 
-def _check_known_fields(fields: dict[str, object], kind: type[msgspec.Struct]) -> None:
-    check_known(fields, kind)
+def _error_with_path(kind: type[msgspec.Struct], body: bytes, error: Exception) -> Exception:
+    """Returns the error that names the field at fault; of a number without a type, msgspec names no field."""
+    try:
+        msgspec.json.decode(body, type=kind)
+    except DECODE_ERRORS as named:
+        return named
+    return error
+
+
+def _check_known_members(fields: Mapping[str, Any]) -> None:
     check_known(fields.get("stream_options"), StreamOptions, "stream_options.")
     messages = fields.get("messages")
     for position, message in enumerate(messages if isinstance(messages, list) else ()):
@@ -353,7 +385,7 @@ def check_messages(messages: Sequence[Message]) -> None:
     if not messages:
         raise InvalidRequest("messages must hold at least one message.", param="messages")
     for position, message in enumerate(messages):
-        if message.content.__class__ is not str or message.role not in _TEXT_ROLES:
+        if message.content.__class__ is not str or message.role not in _TEXT_ROLES or message.tool_calls:
             _check_message(f"messages[{position}]", message)
 
 
@@ -407,6 +439,13 @@ def _check_message(path: str, message: Message) -> None:
         case [*parts]:
             for position, part in enumerate(parts):
                 _check_part(f"{path}.content[{position}]", part)
+    for position, call in enumerate(message.tool_calls or ()):
+        if call.function is None and (call.type != "custom" or call.custom is msgspec.UNSET):
+            missing = "custom" if call.type == "custom" else "function"
+            raise InvalidRequest(
+                f"{path}.tool_calls[{position}].{missing} is required.",
+                param=f"{path}.tool_calls[{position}].{missing}",
+            )
     if message.role == "tool" and message.tool_call_id is None:
         raise InvalidRequest(
             f"{path}.tool_call_id is required for the role tool: it names the call that this answers.",

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, cast
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from maitred.core.flow import PriorityClass
 
@@ -50,12 +51,20 @@ class FunctionCall(msgspec.Struct, frozen=True):
     arguments: str
 
 
+class CustomCall(msgspec.Struct, frozen=True):
+    """The custom tool that an assistant message called, and its input as text."""
+
+    name: str
+    input: str
+
+
 class ToolCall(msgspec.Struct, frozen=True):
-    """A call in an assistant message of the history."""
+    """A call in an assistant message of the history: of a function, or of a tool whose input is a text."""
 
     id: str
-    function: FunctionCall
+    function: FunctionCall | None = None
     type: str = "function"
+    custom: CustomCall | UnsetType = UNSET
 
 
 class ImageUrl(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -130,8 +139,13 @@ def _function_call_id(function: str) -> str:
 
 
 def _call_for_template(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.function.name, "arguments": call.function.arguments}
-    return {"id": call.id, "type": "function", "function": function}
+    if call.function is None:
+        # Templates have no place for a text: it is shown as the only argument.
+        custom = call.custom or CustomCall("", "")
+        name, arguments = custom.name, msgspec.json.encode({"input": custom.input}).decode()
+    else:
+        name, arguments = call.function.name, call.function.arguments
+    return {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 class StreamOptions(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -176,9 +190,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     @cached_property
     def sent(self) -> Mapping[str, Any]:
-        """Sent fields as plain JSON values in the order above, without omitted and null fields.
+        """Sent fields as plain JSON values, without omitted and null fields; also those that the structs do not have.
 
-        Rules and conversions read only these few fields, while the structs have about fifty fields.
+        Rules and conversions read only these few fields, while the structs have about fifty fields. The decoder sets
+        it to what the client wrote; for a request that was made here, it follows from the struct.
         """
         sent: dict[str, Any] = msgspec.to_builtins(self)
         return sent
@@ -290,7 +305,16 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
         return split_prompts(self.prompt)
 
 
-class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
+class RequestBody(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """Body that is the same for all targets, so that the decoder can tell what becomes of each field."""
+
+    @cached_property
+    def ignored_fields(self) -> tuple[str, ...]:
+        """Hints in the body that are left out, as paths; the decoder sets it."""
+        return ()
+
+
+class EmbeddingRequest(RequestBody, frozen=True, kw_only=True):
     """Body of `POST /v1/embeddings`."""
 
     model: str
@@ -311,7 +335,7 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.encoding_format == "base64"
 
 
-class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+class TokenizeRequest(RequestBody, frozen=True, kw_only=True):
     """Body of `POST /tokenize`: a text or a conversation, in the form in which the model gets it."""
 
     model: str | None = None

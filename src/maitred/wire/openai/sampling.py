@@ -4,6 +4,7 @@ Constraints on the form of an answer come in the fields of OpenAI's API and of v
 
 ========================================  ===================================================
 ``response_format``                       ``{"type": "text"}``, ``json_object``, ``json_schema``
+``response_format.schema``                a schema beside ``json_object``, as llama.cpp and Together have it
 ``structured_outputs``                    ``json``, ``regex``, ``choice``, ``grammar``, ``json_object``
 ``guided_json``, ``guided_regex``, ...    the same in the fields of vLLM up to 0.11
 ========================================  ===================================================
@@ -50,7 +51,11 @@ def to_sampling_params(request: ChatRequest | CompletionRequest, *, max_tokens: 
     sent = request.sent
     if _SAMPLING_FIELDS.isdisjoint(sent):
         return _DEFAULT_PARAMS if max_tokens == seed == 0 else SamplingParams(max_tokens, seed)
-    same_fields: dict[str, Any] = {field: sent[field] for field in _SAME_FIELDS.intersection(sent)}
+    same_fields: dict[str, Any] = {
+        # Converted: a client may write a whole number where the parameters have a fraction.
+        field: getattr(request, field)
+        for field in _SAME_FIELDS.intersection(sent)
+    }
     return SamplingParams(
         max_tokens=max_tokens,
         seed=seed,
@@ -126,7 +131,9 @@ def _parse_response_format(value: Any) -> Constraint | None:  # noqa: ANN401
         case "text":
             return None
         case "json_object":
-            return Constraint("json_object", None, "response_format")
+            if value.get("schema") is None:
+                return Constraint("json_object", None, "response_format")
+            return _json_constraint(value["schema"], "response_format.schema", strict=False)
         case "json_schema":
             json_schema = value.get("json_schema")
             _check(

@@ -11,14 +11,32 @@ from maitred.wire.openai.requests import ChatRequest, CompletionRequest
 
 
 def request_fields(request: ChatRequest | CompletionRequest) -> Mapping[str, Any]:
-    """Returns the fields of a decoded request, as plain JSON values."""
+    """Returns the fields of a decoded request, as plain JSON values.
+
+    Members of messages that are null are left out: clients send back the whole message of an answer, and some servers
+    refuse members that they do not know.
+    """
     sent = request.sent
-    if "enable_thinking" not in sent:
+    if "enable_thinking" not in sent and not any(map(_has_nulls, sent.get("messages", ()))):
         return sent
     fields = {**sent}
-    enable_thinking = fields.pop("enable_thinking")
-    fields["chat_template_kwargs"] = {"enable_thinking": enable_thinking, **fields.get("chat_template_kwargs", {})}
+    if "messages" in fields:
+        fields["messages"] = [_without_nulls(message) for message in fields["messages"]]
+    if "enable_thinking" in fields:
+        enable_thinking = fields.pop("enable_thinking")
+        fields["chat_template_kwargs"] = {
+            "enable_thinking": enable_thinking,
+            **fields.get("chat_template_kwargs", {}),
+        }
     return fields
+
+
+def _has_nulls(message: Mapping[str, Any]) -> bool:
+    return None in message.values()
+
+
+def _without_nulls(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: value for name, value in message.items() if value is not None or name == "content"}
 
 
 def merge_deltas(deltas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

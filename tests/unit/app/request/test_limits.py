@@ -16,7 +16,8 @@ def test_more_than_text_is_refused_by_its_name():
     with pytest.raises(InvalidRequest) as caught:
         check_supported(ask("tools", "tool_choice").needs)
     assert (caught.value.message, caught.value.param) == (
-        "tools is not supported by this server yet. Remove it.",
+        "tools is not supported by this server yet. Use /v1/chat/completions and a model that knows tools. "
+        "Otherwise remove it.",
         "tools",
     )
 

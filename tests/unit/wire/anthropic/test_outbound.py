@@ -121,10 +121,6 @@ def test_images(url, source):
 @pytest.mark.parametrize(
     ("messages", "fields", "param"),
     [
-        ([USER], {"n": 2}, "n"),
-        ([USER], {"logprobs": True}, "logprobs"),
-        ([USER], {"presence_penalty": 0.5}, "presence_penalty"),
-        ([USER], {"response_format": {"type": "json_object"}}, "response_format"),
         ([USER], {"stop": ["\n"]}, "stop"),
         ([USER], {"tools": [{"type": "retrieval"}]}, "tools[0]"),
         ([USER], {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "maybe"}, "tool_choice"),

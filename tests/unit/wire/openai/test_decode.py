@@ -11,7 +11,7 @@ from maitred.wire.openai.decode import (
     decode_completion,
     decode_detokenize,
     decode_tokenize,
-    requested_features,
+    unsupported_by_engine,
 )
 from maitred.wire.openai.written import request_fields
 
@@ -127,20 +127,20 @@ MORE_THAN_TEXT = [
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"functions": [{}]}, "functions"),
-    ({"store": True}, "store"),
     ({"guided_json": {}}, "guided_json"),
 ]
 
 
 @pytest.mark.parametrize(("fields", "need"), MORE_THAN_TEXT)
 def test_what_asks_for_more_than_text_is_named(fields, need):
-    assert requested_features(chat(**fields)) == (need,)
+    assert unsupported_by_engine(chat(**fields)) == ((need,), ())
 
 
 def test_what_asks_for_nothing_is_no_need():
-    assert requested_features(chat(tools=[], tool_choice="auto", response_format={"type": "text"}, store=False)) == ()
-    assert requested_features(completion(suffix="")) == ()
-    assert requested_features(completion(suffix="x")) == ("suffix",)
+    nothing = chat(tools=[], tool_choice="auto", response_format={"type": "text"}, store=False, modalities=["text"])
+    assert unsupported_by_engine(nothing) == ((), ())
+    assert unsupported_by_engine(completion(suffix="")) == ((), ())
+    assert unsupported_by_engine(completion(suffix="x")) == (("suffix",), ())
 
 
 @pytest.mark.parametrize(("fields", "param", "text"), COMPLETION_FAULTS)

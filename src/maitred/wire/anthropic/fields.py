@@ -1,0 +1,70 @@
+"""Request fields of Anthropic's Messages API, and what becomes of those that this server does not honour.
+
+The rules are those of `maitred.wire.openai.fields`: a field that changes the answer is refused by its name, a hint is
+left out and named in the response. The models of this gateway get the equivalent chat completion, so what becomes of
+fields such as `top_k` at an upstream is decided there.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from maitred.wire.openai.fields import HINT, RequestField, UnsupportedFields, members_beyond, split_unsupported
+
+HONOURED_FIELDS = frozenset(
+    {
+        *("model", "messages", "system", "max_tokens", "metadata", "stop_sequences", "stream", "temperature"),
+        *("thinking", "tool_choice", "tools", "top_k", "top_p", "output_config"),
+    }
+)
+MESSAGES_FIELDS: Mapping[str, RequestField] = {
+    "container": RequestField(alternative="Run code by a tool of your own."),
+    "mcp_servers": RequestField(neutral_values=([],), alternative="Call the servers by tools of your own."),
+    "compaction": RequestField(alternative="Ask for a summary in a message."),
+    "thread": RequestField(alternative="Send the whole conversation in messages."),
+    "inference_geo": RequestField(neutral_values=("global",), alternative="Send the header x-maitred-region."),
+    "billing_policy": RequestField(alternative="Use a key of the tenant that pays."),
+    "context_management": HINT,
+    "cache_control": HINT,
+    "service_tier": HINT,
+    "speed": HINT,
+    "diagnostics": HINT,
+    "fallbacks": HINT,
+    "fallback_credit_token": HINT,
+    "user_profile_id": HINT,
+    "workspace_id": HINT,
+    "betas": HINT,
+    "anthropic_version": HINT,
+    "anthropic_beta": HINT,
+}
+"""Fields that this server does not honour; `maitred.wire.anthropic.decode` has rules for values of some of them."""
+_BLOCK_MEMBERS = frozenset({"type", "text", "source", "id", "name", "input", "tool_use_id", "content", "is_error"}) | {
+    *("thinking", "signature", "data"),
+}
+_TOOL_MEMBERS = frozenset({"type", "name", "description", "input_schema", "strict"})
+
+
+def unsupported_fields(sent: Mapping[str, Any]) -> UnsupportedFields:
+    """Returns the fields and members of a Messages request that this server does not honour.
+
+    Args:
+        sent: The request as it was written.
+    """
+    fields = split_unsupported(sent, HONOURED_FIELDS, MESSAGES_FIELDS)
+    ignored = dict.fromkeys(fields.ignored)
+    ignored |= members_beyond("output_config", sent.get("output_config"), frozenset({"format"}))
+    for path, blocks in _block_lists(sent):
+        for block in blocks:
+            ignored |= members_beyond(path, block, _BLOCK_MEMBERS)
+    for tool in _list_in(sent, "tools"):
+        ignored |= members_beyond("tools", tool, _TOOL_MEMBERS)
+    return UnsupportedFields(fields.refused, tuple(ignored))
+
+
+def _block_lists(sent: Mapping[str, Any]) -> list[tuple[str, Sequence[object]]]:
+    lists = [("system", _list_in(sent, "system"))]
+    return lists + [("messages.content", _list_in(message, "content")) for message in sent["messages"]]
+
+
+def _list_in(members: Mapping[str, Any], name: str) -> Sequence[object]:
+    value = members.get(name)
+    return value if isinstance(value, list) else ()
