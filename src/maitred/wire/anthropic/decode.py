@@ -31,7 +31,6 @@ _TOP_K = NumberRange(0, 2**31 - 1)
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "container": (),
     "mcp_servers": ([],),
-    "context_management": ({}, {"edits": []}),
 }
 """Map from each field to the values that request nothing, besides null."""
 
@@ -101,6 +100,7 @@ def _check_prompt(request: CountTokensRequest) -> None:
         value = getattr(request, field, None)
         if value is not None and value not in neutral_values:
             raise InvalidRequest(f"{field} is not supported by this server. Remove it.", param=field)
+    _check_context_edits(request.context_management)
     output_format = request.output_format
     match output_format:
         case None | {"type": "json_schema", "schema": dict()}:
@@ -130,6 +130,33 @@ def _check_prompt(request: CountTokensRequest) -> None:
             param="messages",
         )
     _check_tools(request)
+
+
+def _check_context_edits(management: object) -> None:
+    """Raises InvalidRequest for an edit of the context that adds something to the answer.
+
+    The other edits only remove old results and thoughts from the prompt. They are hints: without them the model reads
+    more, and answers the same question.
+    """
+    match management:
+        case None | {"edits": None}:
+            return
+        case dict():
+            edits = management.get("edits", [])
+        case _:
+            edits = None
+    if not isinstance(edits, list):
+        raise InvalidRequest(
+            "context_management must be an object with a list of edits.", param="context_management.edits"
+        )
+    for position, edit in enumerate(edits):
+        kind = edit.get("type") if isinstance(edit, dict) else None
+        if not isinstance(kind, str) or not kind.startswith("clear_"):
+            raise InvalidRequest(
+                f"context_management.edits[{position}] must be an edit that clears something, such as "
+                f"clear_tool_uses_20250919; got {format_value(kind)}. Remove it.",
+                param=f"context_management.edits[{position}]",
+            )
 
 
 def _check_tools(request: CountTokensRequest) -> None:

@@ -25,6 +25,7 @@ import msgspec
 
 from maitred.core.errors import InvalidRequest
 from maitred.core.grammar import Constraint
+from maitred.wire.anthropic.outbound import to_object_schema
 from maitred.wire.anthropic.requests import (
     Base64Source,
     Block,
@@ -180,7 +181,7 @@ def _tool(tool: ToolDefinition) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description
-    function["parameters"] = tool.input_schema
+    function["parameters"] = to_object_schema(tool.input_schema)
     if tool.strict is not None:
         function["strict"] = tool.strict
     return {"type": "function", "function": function}
