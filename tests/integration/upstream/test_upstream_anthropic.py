@@ -8,10 +8,12 @@ import pytest
 
 from maitred.core.secret import Secret
 from maitred.testing.scripted_anthropic import PING, Reply, ScriptedAnthropic, error, start, text, tool_use
+from tests.integration.upstream.test_upstream_passing import Server, chunk, running
 from tests.support.upstream_gateway import MODEL, upstream_gateway
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is the fox?"}]
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+VERSION = {"anthropic-version": "2023-06-01"}
 WORDS = ("In ", "the ", "wood.")
 
 
@@ -89,6 +91,20 @@ async def test_a_client_that_speaks_anthropic_gets_tools_through(streams):
         assert (block.type, block.id, block.name, block.input) == ("tool_use", "toolu_1", "look", {"at": "wood"})
         assert message.stop_reason == "tool_use"
         assert server.asked[0].body["tools"] == tools
+
+
+async def test_a_failed_tool_call_is_no_good_one_to_either_api():
+    call = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "42", "is_error": True}
+    messages = [*ASKED[1:], {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    asked = {"model": MODEL, "max_tokens": 20, "messages": messages}
+    async with ScriptedAnthropic([Reply(text("x"))]) as server, behind(server) as system:
+        assert (await system.client.post("/v1/messages", json=asked, headers=VERSION)).status_code == 200
+        assert server.asked[0].body["messages"][-1]["content"] == [result]
+    chat_server = Server([chunk(content="x"), chunk(finish="stop")])
+    async with running(chat_server.answer) as url, upstream_gateway(f"{url}/v1") as system:
+        assert (await system.client.post("/v1/messages", json=asked, headers=VERSION)).status_code == 200
+        assert chat_server.bodies[0]["messages"][-1] == {"role": "tool", "tool_call_id": "t1", "content": "Error: 42"}
 
 
 CUT = text(*WORDS)

@@ -53,6 +53,25 @@ def test_a_message_comes_as_it_was_written():
     assert sent(messages=messages)["messages"] == messages
 
 
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("42", "Error: 42"),
+        ("error 42", "error 42"),
+        ("", "Error: the tool call failed."),
+        ([{"type": "text", "text": "4"}, {"type": "text", "text": "2"}],
+         [{"type": "text", "text": "Error: 4"}, {"type": "text", "text": "2"}]),
+    ],
+)  # fmt: skip
+def test_a_failed_tool_call_says_so_in_its_text(content, told):
+    result = {"role": "tool", "tool_call_id": "c", "content": content}
+    assert sent(messages=[*MESSAGES, {**result, "is_error": True}])["messages"] == [
+        *MESSAGES,
+        {**result, "content": told},
+    ]
+    assert sent(messages=[*MESSAGES, {**result, "is_error": False}])["messages"] == [*MESSAGES, result]
+
+
 def test_the_limit_has_the_name_that_the_server_knows():
     assert sent(max_tokens=5)["max_tokens"] == 5
     openai = sent("openai", max_tokens=5)

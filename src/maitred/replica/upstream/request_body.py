@@ -1,6 +1,6 @@
 """Encoder of request bodies of OpenAI's API, in the dialect of the server."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -8,6 +8,7 @@ import msgspec
 from maitred.core.errors import Unsupported
 from maitred.core.text_replica import TextRequest
 from maitred.replica.upstream.dialects import UpstreamDialect
+from maitred.wire.openai.requests import failed_result
 
 _OVERRIDDEN_FIELDS = frozenset(
     {"model", "stream", "stream_options", "priority", "service_tier", "max_tokens", "max_completion_tokens"}
@@ -21,6 +22,8 @@ _DROPPABLE_FIELDS = frozenset(
 )
 """Fields that are dropped if the server does not support them, because the response stays valid. `best_of` is one of
 them: a valid one equals `n`."""
+_ADAPTED_MEMBERS = frozenset({"is_error"})
+"""Members of a message that not every server reads."""
 _DEFAULT_VALUES: Mapping[str, Any] = {"n": 1, "logprobs": False}
 """Values without an effect, by field; a field with this value is dropped if it is not supported."""
 
@@ -47,6 +50,8 @@ def encode_body(request: TextRequest, dialect: UpstreamDialect, model: str, para
             body[field] = value
         elif field not in _DROPPABLE_FIELDS and value != _DEFAULT_VALUES.get(field, _OVERRIDDEN_FIELDS):
             raise Unsupported(f"{field} is not known to the server that runs this model. Remove it.", param=field)
+    if request.chat:
+        body["messages"] = _adapt_messages(body["messages"])
     if request.given:
         body |= _continuation_fields(request.given, body, dialect, chat=request.chat)
     if request.scored and "logprobs" in dialect.allowed_fields and not body.get("logprobs"):
@@ -56,6 +61,27 @@ def encode_body(request: TextRequest, dialect: UpstreamDialect, model: str, para
         body[dialect.max_tokens_field if request.chat else "max_tokens"] = request.max_tokens
     body |= {"model": model, "stream": True, "stream_options": dialect.stream_options}
     return msgspec.json.encode(body)
+
+
+def _adapt_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the messages with the members that the server reads; what the others say becomes text."""
+    return [message if _ADAPTED_MEMBERS.isdisjoint(message) else _adapt_message({**message}) for message in messages]
+
+
+def _adapt_message(message: dict[str, Any]) -> dict[str, Any]:
+    if message.pop("is_error", False):
+        message["content"] = _failed_content(message.get("content"))
+    return message
+
+
+def _failed_content(content: str | list[dict[str, Any]] | None) -> str | list[dict[str, Any]]:
+    """Returns the content of a failed tool call's result, which says that it failed."""
+    if not isinstance(content, list):
+        return failed_result(content or "")
+    match content:
+        case [{"type": "text", "text": str() as text} as first, *rest]:
+            return [{**first, "text": failed_result(text)}, *rest]
+    return [{"type": "text", "text": failed_result("")}, *content]
 
 
 def _continuation_fields(

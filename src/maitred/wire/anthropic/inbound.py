@@ -6,7 +6,7 @@ Messages               chat completion
 ``system``             a first message of the role ``system``; such messages elsewhere stay where they are
 neighbours of a role   one message, as Anthropic reads them
 ``tool_use``           ``tool_calls`` of the assistant's message; ``input`` as JSON text
-``tool_result``        a message of the role ``tool``, before what else its turn says
+``tool_result``        a message of the role ``tool``, before what else its turn says, with its ``is_error``
 ``image``              a part ``image_url``, inline images as ``data:`` URLs
 ``thinking``           left out: what a model thought before an earlier answer is not read again
 ``tool_choice: any``   ``required``; ``tool`` names the function
@@ -129,7 +129,12 @@ def _merge_turns(messages: Iterable[InputMessage]) -> list[tuple[str, list[Block
 def _user_messages(blocks: Sequence[Block]) -> Iterator[Message]:
     for block in blocks:
         if isinstance(block, ToolResultBlock):
-            yield Message(role="tool", tool_call_id=block.tool_use_id, content=_tool_result(block))
+            yield Message(
+                role="tool",
+                tool_call_id=block.tool_use_id,
+                content=_tool_result(block),
+                is_error=True if block.is_error else None,
+            )
     if content := _content(blocks):
         yield Message(role="user", content=content)
 

@@ -187,7 +187,8 @@ def _blocks(path: str, message: Message, call_ids: CallIds) -> Iterator[Block]:
         if len(content) == 1 and isinstance(content[0], TextBlock):
             result = content[0].text
         given = (message.tool_call_id if message.role == "tool" else message.name) or ""
-        yield ToolResultBlock(tool_use_id=call_ids.of_result(given), content=result)
+        is_error = True if message.is_error else None
+        yield ToolResultBlock(tool_use_id=call_ids.of_result(given), content=result, is_error=is_error)
         return
     yield from content
     for position, call in enumerate(message.tool_calls or ()):

@@ -59,6 +59,13 @@ class ToolCall(msgspec.Struct, frozen=True):
     type: str = "function"
 
 
+def failed_result(text: str) -> str:
+    """Returns the result of a failed tool call as text that says so, for models that know results only as text."""
+    if not text.strip():
+        return "Error: the tool call failed."
+    return text if text.lstrip()[:5].lower() == "error" else f"Error: {text}"
+
+
 class ImageUrl(msgspec.Struct, frozen=True, omit_defaults=True):
     """Address of an image, or the image itself as a ``data:`` URL."""
 
@@ -90,6 +97,8 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    is_error: bool | None = None
+    """Whether the tool call failed whose result this is; Messages has this field, and OpenAI's API does not."""
 
     def text(self) -> str:
         """Returns the content as one string, with each part on its own line.
@@ -111,6 +120,8 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
             fields["name"] = self.name
         if self.tool_call_id is not None:
             fields["tool_call_id"] = self.tool_call_id
+            if self.is_error:
+                fields["content"] = failed_result(fields["content"])
         calls = [] if self.tool_calls is None else [*self.tool_calls]
         if self.function_call is not None:
             calls.append(ToolCall(_function_call_id(self.function_call.name), self.function_call))

@@ -70,6 +70,17 @@ def test_a_conversation_with_tools():
     ]
 
 
+@pytest.mark.parametrize("is_error", [True, False, None])
+def test_a_failed_tool_call_stays_one_and_a_template_reads_so(is_error):
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "42", "is_error": is_error}
+    called = {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "f", "input": {}}]}
+    request = chat([USER, called, {"role": "user", "content": [result]}])
+    assert request.conversation()[-1]["content"] == ("Error: 42" if is_error else "42")
+    sent = json.loads(encode_request(to_messages(request, model="m", max_tokens=9)))
+    (told,) = sent["messages"][-1]["content"]
+    assert told == {name: value for name, value in result.items() if value}
+
+
 def test_a_turn_of_thoughts_alone_is_left_out():
     thought = {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}
     assert messages_in(chat([USER, thought, USER])) == [USER, USER]
