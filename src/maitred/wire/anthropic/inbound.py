@@ -8,13 +8,15 @@ neighbours of a role   one message, as Anthropic reads them
 ``tool_use``           ``tool_calls`` of the assistant's message; ``input`` as JSON text
 ``tool_result``        a message of the role ``tool``, before what else its turn says, with its ``is_error``
 ``image``              a part ``image_url``, inline images as ``data:`` URLs
-``thinking``           left out: what a model thought before an earlier answer is not read again
+``thinking``           ``reasoning_content`` and ``reasoning``; what is signed or encrypted also stays as it is, in
+                       ``thinking_blocks``
 ``tool_choice: any``   ``required``; ``tool`` names the function
 ``metadata.user_id``   ``user``
 ``output_config``      its ``format``: ``response_format``, strict
 =====================  ==============================================================================
 
-``thinking`` only decides whether the answer shows the reasoning of the model. Hints without an equivalent
+The field ``thinking`` decides whether the answer shows the reasoning of the model, and is passed on to servers that
+speak Messages. Hints without an equivalent
 (``cache_control``, ``output_config.effort``, ``service_tier``) are ignored.
 """
 
@@ -33,7 +35,9 @@ from maitred.wire.anthropic.requests import (
     ImageBlock,
     InputMessage,
     MessagesRequest,
+    RedactedThinkingBlock,
     TextBlock,
+    ThinkingBlock,
     ToolChoice,
     ToolDefinition,
     ToolResultBlock,
@@ -72,6 +76,7 @@ def to_chat(request: CountTokensRequest) -> ChatRequest:
             stream=request.stream,
             user=request.metadata.user_id if request.metadata else None,
             response_format=_response_format(request),
+            thinking=request.thinking,
         )
     check_chat(chat)
     return chat
@@ -157,7 +162,21 @@ def _assistant_messages(blocks: Sequence[Block]) -> Iterator[Message]:
     ]
     content = _content(blocks)
     if content or calls:
-        yield Message(role="assistant", content=content, tool_calls=calls or None)
+        thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock) and block.thinking]
+        thought = "\n\n".join(thoughts) or None
+        yield Message(
+            role="assistant",
+            content=content,
+            tool_calls=calls or None,
+            reasoning_content=thought,
+            reasoning=thought,
+            thinking_blocks=[
+                msgspec.to_builtins(block)
+                for block in blocks
+                if isinstance(block, RedactedThinkingBlock) or (isinstance(block, ThinkingBlock) and block.signature)
+            ]
+            or None,
+        )
 
 
 def _content(blocks: Iterable[Block]) -> str | list[ContentPart] | None:

@@ -7,8 +7,8 @@ has at least one character, each call has an id of its own, the schema of a tool
 
 A field that Messages does not have is rejected where the answer would differ without it (several choices,
 log-probabilities, penalties, a JSON schema), and left out where it is a hint (`seed`, `reasoning_effort`,
-`prompt_cache_key`...). A temperature above 1, the maximum of Messages, is reduced to 1, as in Anthropic's own
-translation (https://platform.claude.com/docs/en/api/openai-sdk).
+`prompt_cache_key`, reasoning without a signature...). A temperature above 1, the maximum of Messages, is reduced to 1,
+as in Anthropic's own translation (https://platform.claude.com/docs/en/api/openai-sdk).
 """
 
 import hashlib
@@ -25,8 +25,10 @@ from maitred.wire.anthropic.requests import (
     ImageBlock,
     InputMessage,
     MessagesRequest,
+    RedactedThinkingBlock,
     RequestMetadata,
     TextBlock,
+    ThinkingBlock,
     ToolChoice,
     ToolDefinition,
     ToolResultBlock,
@@ -102,6 +104,7 @@ def to_messages(chat: ChatRequest, *, model: str, max_tokens: int) -> MessagesRe
         # Clients write 0 or -1 for "all" ; Messages omits the field instead.
         top_k=chat.top_k if chat.top_k is not None and chat.top_k > 0 else None,
         metadata=RequestMetadata(user_id=end_user) if end_user else None,
+        thinking=chat.thinking,
         stream=True,
     )
 
@@ -139,6 +142,20 @@ def _turns(messages: Sequence[Message]) -> list[InputMessage]:
             param="messages",
         )
     return [InputMessage(role=role, content=_turn_content(blocks)) for role, blocks in turns]
+
+
+def begins_without_thought(messages: Sequence[InputMessage]) -> bool:
+    """Returns whether the turn that waits for the results of its tools began with something else than a thought.
+
+    Anthropic refuses such a turn if `thinking` is enabled. It spans all calls and results since the last question.
+    """
+    first: InputMessage | None = None
+    for message in reversed(messages):
+        if message.role == "assistant":
+            first = message
+        elif not any(isinstance(block, ToolResultBlock) for block in message.blocks()):
+            break
+    return first is not None and not isinstance(first.blocks()[0], ThinkingBlock | RedactedThinkingBlock)
 
 
 def _turn_content(blocks: list[Block]) -> str | list[Block]:
@@ -190,6 +207,13 @@ def _blocks(path: str, message: Message, call_ids: CallIds) -> Iterator[Block]:
         is_error = True if message.is_error else None
         yield ToolResultBlock(tool_use_id=call_ids.of_result(given), content=result, is_error=is_error)
         return
+    # The reasoning comes first in its turn, and unsigned reasoning is that of another model.
+    for block in message.thinking_blocks or ():
+        match block:
+            case {"type": "redacted_thinking", "data": str() as data}:
+                yield RedactedThinkingBlock(data=data)
+            case {"signature": str() as signature} if signature:
+                yield ThinkingBlock(thinking=str(block.get("thinking") or ""), signature=signature)
     yield from content
     for position, call in enumerate(message.tool_calls or ()):
         yield _tool_use(f"{path}.tool_calls[{position}].function", call_ids.of_call(call.id), call.function)

@@ -97,6 +97,9 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    thinking_blocks: list[dict[str, Any]] | None = None
+    """Signed blocks of the reasoning, as they stood in the answer; other models than the one that wrote them skip them.
+    """
     is_error: bool | None = None
     """Whether the tool call failed whose result this is; Messages has this field, and OpenAI's API does not."""
 
@@ -246,6 +249,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    thinking: Any = None
+    """Anthropic's setting for the model's thinking, a hint to servers of other APIs."""
     functions: Any = None
     function_call: Any = None
     modalities: Any = None

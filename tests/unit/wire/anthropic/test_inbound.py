@@ -64,6 +64,9 @@ def test_a_conversation_with_tools():
             "role": "assistant",
             "content": "See.",
             "tool_calls": [{"id": "t1", "type": "function", "function": function}],
+            "reasoning_content": "Hm.",
+            "reasoning": "Hm.",
+            "thinking_blocks": [{"type": "thinking", "thinking": "Hm.", "signature": "x"}],
         },
         {"role": "tool", "tool_call_id": "t1", "content": "waves"},
         {"role": "user", "content": "And?"},
@@ -79,6 +82,20 @@ def test_a_failed_tool_call_stays_one_and_a_template_reads_so(is_error):
     sent = json.loads(encode_request(to_messages(request, model="m", max_tokens=9)))
     (told,) = sent["messages"][-1]["content"]
     assert told == {name: value for name, value in result.items() if value}
+
+
+def test_thoughts_come_to_the_server_that_wrote_them_and_as_text_to_others():
+    thoughts = [
+        {"type": "thinking", "thinking": "Hm.", "signature": "x"},
+        {"type": "redacted_thinking", "data": "XX"},
+        {"type": "thinking", "thinking": "Another model's.", "signature": ""},
+    ]
+    used = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
+    request = chat([USER, {"role": "assistant", "content": [*thoughts, used]}, USER], thinking={"type": "adaptive"})
+    assert request.messages[1].reasoning_content == "Hm.\n\nAnother model's."
+    sent = json.loads(encode_request(to_messages(request, model="m", max_tokens=9)))
+    assert sent["messages"][1]["content"] == [*thoughts[:2], used]
+    assert sent["thinking"] == {"type": "adaptive"}
 
 
 def test_a_turn_of_thoughts_alone_is_left_out():

@@ -183,6 +183,22 @@ def test_ids_of_other_servers_become_ids_that_messages_accepts(rounds):
     assert ids_of([*messages, *round_of("more")])[0][: len(calls)] == calls
 
 
+def test_signed_thoughts_come_first_and_those_of_others_are_left_out():
+    blocks = [
+        {"index": 0, "type": "thinking", "thinking": "Hm.", "signature": "SIG"},
+        {"index": 1, "type": "redacted_thinking", "data": "XX"},
+        {"type": "thinking", "thinking": "unsigned"},
+        {"type": "weather"},
+    ]
+    answer = {"role": "assistant", "content": "See.", "reasoning_content": "Hm.", "thinking_blocks": blocks}
+    assert written([USER, {**answer, "tool_calls": [CALL]}])["messages"][1]["content"] == [
+        {"type": "thinking", "thinking": "Hm.", "signature": "SIG"},
+        {"type": "redacted_thinking", "data": "XX"},
+        {"type": "text", "text": "See."},
+        {"type": "tool_use", "id": "c1", "name": "look", "input": {"at": "sea"}},
+    ]
+
+
 def test_an_id_that_messages_accepts_stays():
     assert ids_of([USER, *round_of("toolu_01", "call-2")]) == (["toolu_01", "call-2"], ["toolu_01", "call-2"])
 
