@@ -24,7 +24,7 @@ from maitred.wire.openai.decode import decode_chat, unsupported_by_engine
 from maitred.wire.openai.requests import ChatRequest
 from maitred.wire.openai.responses import (
     CONTINUED,
-    REASONING_FIELDS,
+    THOUGHT_FIELDS,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -70,7 +70,7 @@ class ChatFormatter:
         self._choices = request.choices
         self._include_usage = request.include_usage
         self._of_functions = not request.tools and bool(request.functions)
-        self._hidden = REASONING_FIELDS if request.include_reasoning is False else ()
+        self._hidden = THOUGHT_FIELDS if request.include_reasoning is False else ()
         self._templates = EventTemplates()
 
     def start(self) -> bytes:
@@ -155,6 +155,10 @@ class ChatFormatter:
     def _message(self, choice: CollectedChoice) -> ChatMessage:
         text = "".join(choice.text)
         extra = self._visible_extra(merge_deltas(choice.extras))
+        if blocks := extra.get("thinking_blocks"):
+            # Only chunks need the index, and the client sends the message back within the next conversation.
+            without_index = [{name: block[name] for name in block if name != "index"} for block in blocks]
+            extra = {**extra, "thinking_blocks": without_index}
         return ChatMessage(content=text if text or not _CALLS.intersection(extra) else None, **extra)
 
     def _visible_extra(self, extra: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from maitred.api.headers import apply_priority_headers
 from maitred.api.routes import Route
 from maitred.api.streaming import CollectedChoice, send_response
 from maitred.core.context import RequestContext
-from maitred.core.errors import InvalidRequest, ReplicaLost
+from maitred.core.errors import InvalidRequest
 from maitred.core.inference import Conversation, TextDelta
 from maitred.core.request import FinishReason, Usage
 from maitred.core.service import InferenceService
@@ -50,11 +50,12 @@ from maitred.wire.openai.sampling import TOOL_FIELDS, to_tool_rules
 from maitred.wire.openai.written import merge_deltas
 from maitred.wire.sse import EventTemplate
 
-_TEXT, _THOUGHT = -1, -2
+_TEXT, _THOUGHT, _REDACTED = -1, -2, -3
 _STOP_REASONS: Mapping[FinishReason, str] = {
     FinishReason.STOP: "end_turn",
     FinishReason.TOOL_CALLS: "tool_use",
     FinishReason.CONTENT_FILTER: "refusal",
+    FinishReason.PAUSE: "pause_turn",
 }
 
 
@@ -148,7 +149,9 @@ class MessagesFormatter:
         self._block = -1
         """Index of the block that was started last."""
         self._of: int | None = None
-        """Kind of the open block: the number of a tool call, or `_TEXT` or `_THOUGHT`; None: no block is open."""
+        """Kind of the open block: the number of a tool call, `_TEXT`, `_THOUGHT` or `_REDACTED`; None: none is open."""
+        self._has_thought = False
+        """Whether the open block has text of the reasoning."""
         self._template: EventTemplate | None = None
         """Template for the text of this block; None: the block has had no text yet."""
 
@@ -172,12 +175,15 @@ class MessagesFormatter:
         extra = merge_deltas(choice.extras)
         text = "".join(choice.text) + extra.get("refusal", "")
         # Clients send an answer back within the next conversation, and an empty block would be an error there.
-        content = [_thinking(thought)] if (thought := self._thought_in(extra)) else []
+        content = self._signed_blocks(extra)
+        if not content and (thought := self._thought_in(extra)):
+            content = [_thinking(thought)]
         content += [ContentBlock(type="text", text=text)] if text else []
-        content += [
-            _tool_use(call, cut_off=choice.finish is FinishReason.LENGTH) for call in extra.get("tool_calls", ())
-        ]
-        return encode(self._answer(content, _stop_of(choice.finish, choice.stop), usage))
+        content += map(_tool_use, extra.get("tool_calls", ()))
+        finish = choice.finish
+        if finish is FinishReason.TOOL_CALLS and all(block.type != "tool_use" for block in content):
+            finish = FinishReason.STOP
+        return encode(self._answer(content, _stop_of(finish, choice.stop), usage))
 
     def _plain(self, text: str) -> bytes:
         """Returns the events for a delta that has only text."""
@@ -203,7 +209,9 @@ class MessagesFormatter:
         if thought := self._thought_in(extra):
             if self._of != _THOUGHT:
                 yield from self._open(_THOUGHT, _thinking(""))
-            yield ContentBlockDelta(index=self._block, delta=BlockDelta(type="thinking_delta", thinking=thought))
+            yield self._thought(thought)
+        for block in extra.get("thinking_blocks", ()) if self._thoughts else ():
+            yield from self._signed_block(block)
         if text := part.text + extra.get("refusal", ""):
             if self._of != _TEXT:
                 yield from self._open(_TEXT, ContentBlock(type="text", text=""))
@@ -218,6 +226,40 @@ class MessagesFormatter:
         """Returns the reasoning text in a delta, under any of its names, if the client wants to see it."""
         return next((extra[name] for name in REASONING_FIELDS if name in extra), "") if self._thoughts else ""
 
+    def _thought(self, thought: str) -> ContentBlockDelta:
+        self._has_thought = True
+        return ContentBlockDelta(index=self._block, delta=BlockDelta(type="thinking_delta", thinking=thought))
+
+    def _signed_block(self, block: Mapping[str, Any]) -> Iterator[StreamEvent]:
+        """Yields the events for an entry of ``thinking_blocks``, whose text has mostly come before its signature."""
+        match block:
+            case {"type": "redacted_thinking", "data": str() as data}:
+                yield from self._open(_REDACTED, ContentBlock(type="redacted_thinking", data=data))
+                yield from self._close()
+            case {"signature": str() as signature} if signature:
+                if self._of != _THOUGHT:
+                    yield from self._open(_THOUGHT, _thinking(""))
+                if not self._has_thought and (thought := block.get("thinking")):
+                    yield self._thought(thought)
+                delta = BlockDelta(type="signature_delta", signature=signature)
+                yield ContentBlockDelta(index=self._block, delta=delta)
+                yield from self._close()
+
+    def _signed_blocks(self, extra: Mapping[str, Any]) -> list[ContentBlock]:
+        """Returns the signed blocks of a whole answer; the text of one may come in several entries."""
+        blocks: list[ContentBlock] = []
+        text = ""
+        for entry in extra.get("thinking_blocks", ()) if self._thoughts else ():
+            match entry:
+                case {"type": "redacted_thinking", "data": str() as data}:
+                    blocks.append(ContentBlock(type="redacted_thinking", data=data))
+                case {"thinking": str() as thought}:
+                    text += thought
+                    if signature := entry.get("signature"):
+                        blocks.append(ContentBlock(type="thinking", thinking=text, signature=signature))
+                        text = ""
+        return blocks
+
     def _call(self, piece: Mapping[str, Any]) -> Iterator[StreamEvent]:
         number, function = piece.get("index") or 0, piece.get("function") or {}
         if self._of != number:
@@ -229,7 +271,7 @@ class MessagesFormatter:
 
     def _open(self, of: int, block: ContentBlock) -> Iterator[StreamEvent]:
         yield from self._close()
-        self._block, self._of, self._template = self._block + 1, of, None
+        self._block, self._of, self._template, self._has_thought = self._block + 1, of, None, False
         yield ContentBlockStart(index=self._block, content_block=block)
 
     def _close(self) -> Iterator[StreamEvent]:
@@ -260,8 +302,8 @@ def _thinking(thought: str) -> ContentBlock:
     return ContentBlock(type="thinking", thinking=thought, signature="")
 
 
-def _tool_use(call: Mapping[str, Any], *, cut_off: bool) -> ContentBlock:
-    """Returns the block of a tool call; an incomplete call becomes text, since no client can run it."""
+def _tool_use(call: Mapping[str, Any]) -> ContentBlock:
+    """Returns the block of a tool call; one that is cut off, or no JSON object, becomes text: no client can run it."""
     name, written = call["function"]["name"], call["function"]["arguments"]
     try:
         arguments = msgspec.json.decode(written or "{}")
@@ -269,6 +311,4 @@ def _tool_use(call: Mapping[str, Any], *, cut_off: bool) -> ContentBlock:
         arguments = None
     if isinstance(arguments, dict):
         return ContentBlock(type="tool_use", id=call["id"], name=name, input=arguments)
-    if cut_off:
-        return ContentBlock(type="text", text=f"{name}({written}")
-    raise ReplicaLost("The model called a tool with arguments that are no JSON object. Send the request again.")
+    return ContentBlock(type="text", text=f"{name}({written}")

@@ -25,6 +25,8 @@ class FinishReason(StrEnum):
     """The model asks the caller to run tools and then to continue."""
     CONTENT_FILTER = "content_filter"
     """The provider of the model blocked the rest of the answer."""
+    PAUSE = "pause_turn"
+    """The provider interrupted a long turn; it goes on when the conversation is sent back."""
     DEADLINE = "deadline"
     """The caller's deadline has passed. The output so far is a partial answer."""
 

@@ -7,11 +7,13 @@ import openai
 import pytest
 
 from maitred.core.secret import Secret
-from maitred.testing.scripted_anthropic import PING, Reply, ScriptedAnthropic, error, start, text, tool_use
+from maitred.testing.scripted_anthropic import PING, Reply, ScriptedAnthropic, block, end, error, start, text, tool_use
+from tests.integration.upstream.test_upstream_passing import Server, chunk, running
 from tests.support.upstream_gateway import MODEL, upstream_gateway
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is the fox?"}]
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+VERSION = {"anthropic-version": "2023-06-01"}
 WORDS = ("In ", "the ", "wood.")
 
 
@@ -91,10 +93,168 @@ async def test_a_client_that_speaks_anthropic_gets_tools_through(streams):
         assert server.asked[0].body["tools"] == tools
 
 
+async def test_a_failed_tool_call_is_no_good_one_to_either_api():
+    call = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "42", "is_error": True}
+    messages = [*ASKED[1:], {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    asked = {"model": MODEL, "max_tokens": 20, "messages": messages}
+    async with ScriptedAnthropic([Reply(text("x"))]) as server, behind(server) as system:
+        assert (await system.client.post("/v1/messages", json=asked, headers=VERSION)).status_code == 200
+        assert server.asked[0].body["messages"][-1]["content"] == [result]
+    chat_server = Server([chunk(content="x"), chunk(finish="stop")])
+    async with running(chat_server.answer) as url, upstream_gateway(f"{url}/v1") as system:
+        assert (await system.client.post("/v1/messages", json=asked, headers=VERSION)).status_code == 200
+        assert chat_server.bodies[0]["messages"][-1] == {"role": "tool", "tool_call_id": "t1", "content": "Error: 42"}
+
+
+class KeepsThoughts(ScriptedAnthropic):
+    """A server that thinks before it calls a tool, and refuses a turn whose thoughts were not sent back."""
+
+    async def _answer(self, asked, reader, writer):
+        if asked.method == "POST" and (asked.body.get("thinking") or {}).get("type") == "enabled":
+            for message in asked.body["messages"]:
+                kinds = [block["type"] for block in message["content"]] if isinstance(message["content"], list) else []
+                if "tool_use" in kinds and kinds[0] not in ("thinking", "redacted_thinking"):
+                    self._replies = [Reply(status=400, error=("invalid_request_error", "Expected `thinking`."))]
+        return await super()._answer(asked, reader, writer)
+
+
+THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": "SIG"}
+HIDDEN = {"type": "redacted_thinking", "data": "XX"}
+THOUGHT_AND_CALL = [
+    start(10, 0),
+    *block(
+        *(0, {"type": "thinking", "thinking": "", "signature": ""}, {"type": "thinking_delta", "thinking": "H"}),
+        *({"type": "thinking_delta", "thinking": "m."}, {"type": "signature_delta", "signature": "SIG"}),
+    ),
+    *block(1, HIDDEN),
+    *block(2, {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}),
+    *end("tool_use", 7),
+]
+ENABLED = {"type": "enabled", "budget_tokens": 1024}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_thoughts_with_their_signatures_pass_both_ways_for_clients_of_messages(streams):
+    tools = [{"name": "look", "input_schema": {"type": "object"}}]
+    asked = {"model": MODEL, "max_tokens": 4096, "tools": tools, "thinking": ENABLED}
+    async with KeepsThoughts([Reply(THOUGHT_AND_CALL)]) as server, behind(server) as system:
+        async with anthropic.AsyncAnthropic(base_url=system.url, api_key="none", max_retries=0) as client:
+            if streams:
+                async with client.messages.stream(**asked, messages=ASKED[1:]) as stream:
+                    message = await stream.get_final_message()
+            else:
+                message = await client.messages.create(**asked, messages=ASKED[1:])
+            content = [block.model_dump(exclude_none=True) for block in message.content]
+            assert content[:2] == [THOUGHT, HIDDEN]
+            result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "7"}
+            turns = [*ASKED[1:], {"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
+            await client.messages.create(**asked, messages=turns)
+        assert server.asked[1].body["messages"][1]["content"][:2] == [THOUGHT, HIDDEN]
+        assert [request.body["thinking"] for request in server.asked] == [ENABLED, ENABLED]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("keeps", [True, False])
+async def test_thoughts_in_a_conversation_with_tools_for_clients_of_chat_completions(streams, keeps):
+    asked = {"model": MODEL, "tools": [TOOL]}
+    parameters = {"thinking": ENABLED, "max_tokens": 4096}
+    async with KeepsThoughts([Reply(THOUGHT_AND_CALL)]) as server, behind(server, parameters=parameters) as system:
+        async with client_of(system) as client:
+            if streams:
+                async with client.chat.completions.stream(**asked, messages=ASKED) as stream:
+                    message = (await stream.get_final_completion()).choices[0].message
+            else:
+                message = (await client.chat.completions.create(**asked, messages=ASKED)).choices[0].message
+            turn = message.model_dump(exclude_none=True, exclude={"parsed"})
+            assert turn["reasoning_content"] == "Hm."
+            assert [{name: block[name] for name in block if name != "index"} for block in turn["thinking_blocks"]] == [
+                THOUGHT,
+                HIDDEN,
+            ]
+            if not keeps:
+                turn = {name: turn[name] for name in ("role", "tool_calls")}
+            result = {"role": "tool", "tool_call_id": "toolu_1", "content": "7"}
+            await client.chat.completions.create(**asked, messages=[*ASKED, turn, result])
+        # Whose client does not send the thoughts back is answered without new ones.
+        assert server.asked[1].body.get("thinking") == (ENABLED if keeps else None)
+        if keeps:
+            assert server.asked[1].body["messages"][1]["content"][:2] == [THOUGHT, HIDDEN]
+
+
+@pytest.mark.parametrize(
+    ("fields", "thinks"),
+    [
+        ({}, True),
+        ({"max_tokens": 1024}, False),
+        ({"tools": [TOOL], "tool_choice": "auto"}, True),
+        ({"tools": [TOOL], "tool_choice": "required"}, False),
+    ],
+)
+async def test_configured_thinking_gives_way_to_what_the_caller_asks_for(fields, thinks):
+    parameters = {"thinking": ENABLED, "max_tokens": 4096}
+    async with ScriptedAnthropic([Reply(text("x"))]) as server, behind(server, parameters=parameters) as system:
+        assert (await system.chat(**{"max_tokens": 2048, **fields})).status_code == 200
+        assert ("thinking" in server.asked[0].body) is thinks
+
+
+async def test_a_caller_who_does_not_want_thoughts_gets_none():
+    async with ScriptedAnthropic([Reply(THOUGHT_AND_CALL)]) as server, behind(server) as system:
+        answer = await system.chat(tools=[TOOL], include_reasoning=False)
+        assert "Hm." not in answer.text
+        asked = {"model": MODEL, "max_tokens": 20, "messages": ASKED[1:]}
+        answer = await system.client.post("/v1/messages", json=asked, headers=VERSION)
+        assert [block["type"] for block in answer.json()["content"]] == ["tool_use"]
+
+
+CUT_CALL = [
+    start(10, 0),
+    *block(
+        *(0, {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}),
+        {"type": "input_json_delta", "partial_json": '{"city": "Par'},
+    ),
+    *end("max_tokens", 7),
+]
+
+
+async def test_a_call_that_max_tokens_cuts_is_an_end():
+    async with ScriptedAnthropic([Reply(CUT_CALL)]) as server, behind(server) as system:
+        choice = (await system.chat(tools=[TOOL])).json()["choices"][0]
+        assert (choice["finish_reason"], choice["message"]["tool_calls"][0]["function"]["arguments"]) == (
+            *("length", '{"city": "Par'),
+        )
+        asked = {"model": MODEL, "max_tokens": 20, "messages": ASKED[1:]}
+        whole = (await system.client.post("/v1/messages", json=asked, headers=VERSION)).json()
+        assert (whole["stop_reason"], whole["content"]) == (
+            *("max_tokens", [{"type": "text", "text": 'look({"city": "Par'}]),
+        )
+        streamed = await system.client.post("/v1/messages", json={**asked, "stream": True}, headers=VERSION)
+        assert '"partial_json":"{\\"city\\": \\"Par"' in streamed.text
+        assert '"stop_reason":"max_tokens"' in streamed.text
+        assert len(server.asked) == 3
+        assert all(event.output_tokens == 7 for event in system.ledger.events)
+
+
+@pytest.mark.parametrize(
+    ("reason", "told", "finish"), [("pause_turn", "pause_turn", "length"), ("refusal", "refusal", "content_filter")]
+)
+async def test_an_end_that_only_messages_has_a_word_for(reason, told, finish):
+    async with ScriptedAnthropic([Reply(text("x", stop_reason=reason))]) as server, behind(server) as system:
+        assert (await system.chat()).json()["choices"][0]["finish_reason"] == finish
+        asked = {"model": MODEL, "max_tokens": 20, "messages": ASKED[1:]}
+        assert (await system.client.post("/v1/messages", json=asked, headers=VERSION)).json()["stop_reason"] == told
+
+
+async def test_a_body_that_ends_after_the_reason_for_its_end_is_whole():
+    async with ScriptedAnthropic([Reply(CUT[:-1])]) as server, behind(server) as system:
+        answer = (await system.chat()).json()
+        assert (answer["choices"][0]["message"]["content"], answer["usage"]["completion_tokens"]) == ("".join(WORDS), 3)
+        assert len(server.asked) == 1
+
+
 CUT = text(*WORDS)
 BROKEN = {
     "cut before its end": Reply(CUT[:4], cut=True),
-    "no message_stop": Reply(CUT[:-1]),
     "no reason for the end": Reply([*CUT[:-2], CUT[-1]]),
     "a block lost": Reply([CUT[0], *CUT[2:]]),
     "an error in its middle": Reply([*CUT[:4], error("overloaded_error", "secret words")]),

@@ -53,6 +53,68 @@ def test_a_message_comes_as_it_was_written():
     assert sent(messages=messages)["messages"] == messages
 
 
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("42", "Error: 42"),
+        ("error 42", "error 42"),
+        ("", "Error: the tool call failed."),
+        ([{"type": "text", "text": "4"}, {"type": "text", "text": "2"}],
+         [{"type": "text", "text": "Error: 4"}, {"type": "text", "text": "2"}]),
+    ],
+)  # fmt: skip
+def test_a_failed_tool_call_says_so_in_its_text(content, told):
+    result = {"role": "tool", "tool_call_id": "c", "content": content}
+    assert sent(messages=[*MESSAGES, {**result, "is_error": True}])["messages"] == [
+        *MESSAGES,
+        {**result, "content": told},
+    ]
+    assert sent(messages=[*MESSAGES, {**result, "is_error": False}])["messages"] == [*MESSAGES, result]
+
+
+THOUGHTS = {
+    "reasoning_content": "Hm.",
+    "reasoning": "Hm.",
+    "thinking_blocks": [{"type": "thinking", "thinking": "Hm.", "signature": "x"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "read"),
+    [
+        ("generic", {"reasoning_content", "reasoning"}),
+        ("vllm", {"reasoning_content", "reasoning"}),
+        ("groq", {"reasoning"}),
+        ("openai", set()),
+        ("azure", set()),
+        ("litellm", set(THOUGHTS)),
+    ],
+)
+def test_a_server_gets_the_thoughts_that_it_reads(dialect, read):
+    answer = {"role": "assistant", "content": "Yes."}
+    body = sent(dialect, messages=[*MESSAGES, {**answer, **THOUGHTS}, *MESSAGES], thinking={"type": "adaptive"})
+    assert body["messages"][1] == {**answer, **{name: THOUGHTS[name] for name in read}}
+    assert ("thinking" in body) == (dialect in ("generic", "litellm"))
+
+
+def test_an_id_is_no_longer_than_the_server_takes():
+    def ids(dialect, call_id):
+        call = {"id": call_id, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        result = {"role": "tool", "content": "1", "tool_call_id": call_id}
+        _, called, told = sent(dialect, messages=[*MESSAGES, {"role": "assistant", "tool_calls": [call]}, result])[
+            "messages"
+        ]
+        return called["tool_calls"][0]["id"], told["tool_call_id"]
+
+    long_id = "chatcmpl-tool-" + "0123456789abcdef" * 2  # vLLM's
+    assert ids("generic", long_id) == (long_id, long_id)
+    called, told = ids("openai", long_id)
+    assert called == told
+    assert len(called) == 40
+    assert ids("openai", long_id + "x")[0] != called
+    assert ids("openai", "call_1") == ("call_1", "call_1")
+
+
 def test_the_limit_has_the_name_that_the_server_knows():
     assert sent(max_tokens=5)["max_tokens"] == 5
     openai = sent("openai", max_tokens=5)

@@ -38,7 +38,7 @@ _CONTINUABLE_FIELDS: Mapping[str, Callable[[Any], bool]] = {
     # A repetition penalty also counts the prompt. The other two penalties count only the answer, so the new server
     # would miss its first part.
     **dict.fromkeys(("min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias"), _is_any),
-    **dict.fromkeys(("repetition_penalty", "verbosity"), _is_any),
+    **dict.fromkeys(("repetition_penalty", "verbosity", "thinking"), _is_any),
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "logprobs", "echo", "tools"), _is_unset),
     **dict.fromkeys(("n", "best_of"), _is_one),
 }

@@ -7,14 +7,14 @@ import msgspec
 
 from maitred.core.errors import InvalidRequest, Unsupported
 from maitred.core.inference import TextDelta
-from maitred.core.request import FinishReason
 from maitred.core.text_replica import TextBatch, TextRequest
 from maitred.replica.upstream.dialects import ANTHROPIC_DIALECT
 from maitred.replica.upstream.errors import ReportedError, make_replica_lost, make_response_error
 from maitred.replica.upstream.openai_stream import MAX_EVENT_BYTES
 from maitred.replica.upstream.request_body import split_fields
-from maitred.wire.anthropic.answer import AnswerBroken, AnswerDelta, AnswerFailed, MessagesStreamParser
-from maitred.wire.anthropic.outbound import to_messages
+from maitred.wire.anthropic.answer import AnswerBroken, AnswerFailed, MessagesStreamParser
+from maitred.wire.anthropic.outbound import begins_without_thought, to_messages
+from maitred.wire.anthropic.requests import MessagesRequest
 from maitred.wire.openai.fields import refuse, unsupported_members
 from maitred.wire.openai.requests import ChatRequest
 from maitred.wire.sse import SSEDecoder
@@ -35,8 +35,36 @@ def encode_messages_body(request: TextRequest, model: str, parameters: Mapping[s
         raise refuse(members.refused[0], "is not known to the server that runs this model")
     chat = msgspec.convert({"model": model, **passed}, ChatRequest)
     max_tokens = request.max_tokens or parameters.get("max_tokens", DEFAULT_MAX_TOKENS)
-    fields = msgspec.to_builtins(to_messages(chat, model=model, max_tokens=max_tokens))
-    return msgspec.json.encode({**parameters, **fields}), [*ignored, *members.ignored]
+    messages_request = to_messages(chat, model=model, max_tokens=max_tokens)
+    body = {**parameters, **msgspec.to_builtins(messages_request)}
+    asked_tokens = request.fields.get("max_completion_tokens") or request.fields.get("max_tokens")
+    if "thinking" in body and not _may_think(messages_request, body["thinking"], asked_tokens):
+        del body["thinking"]
+    return msgspec.json.encode(body), [*ignored, *members.ignored]
+
+
+def _may_think(request: MessagesRequest, thinking: Any, asked_tokens: int | None) -> bool:  # noqa: ANN401 - any JSON
+    """Returns whether the server would accept a request with this `thinking`.
+
+    Where the client did not keep the thoughts of its conversation, the model answers without: the server refuses a turn
+    that has begun without a thought. Nor does it think where the granted tokens do not suffice. The operator's own
+    `thinking` also gives way to a forced tool call.
+
+    Args:
+        request: The request.
+        thinking: Its `thinking`, or that of the configuration.
+        asked_tokens: Output tokens that the caller asked for; None: not stated.
+    """
+    if not isinstance(thinking, dict) or thinking.get("type") not in ("enabled", "adaptive"):
+        return True
+    if thinking["type"] == "enabled" and begins_without_thought(request.messages):
+        return False
+    is_own = request.thinking is not None
+    budget_tokens = thinking.get("budget_tokens")
+    if isinstance(budget_tokens, int) and budget_tokens >= request.max_tokens:
+        # The server tells a caller who asked for too little; nobody else did so.
+        return is_own and asked_tokens is not None and budget_tokens >= asked_tokens
+    return is_own or request.tool_choice is None or request.tool_choice.type in ("auto", "none")
 
 
 class AnthropicStreamParser:
@@ -61,7 +89,7 @@ class AnthropicStreamParser:
     def feed(self, data: bytes) -> TextBatch | None:
         """Parses data and returns a batch of new deltas; None if there are none.
 
-        Only the last batch has the usage, because the server reports its output tokens at the end.
+        Only the batch with the end has the usage, because the server reports its output tokens there.
         """
         deltas: list[TextDelta] = []
         events = self._decoder.feed(data)
@@ -70,7 +98,7 @@ class AnthropicStreamParser:
             raise make_replica_lost("it sent an event without an end")
         try:
             for event in events:
-                deltas += map(_make_delta, self._parser.feed(event))
+                deltas += self._parser.feed(event)
         except AnswerBroken as failure:
             raise make_replica_lost(str(failure)) from None
         except AnswerFailed as failure:
@@ -81,11 +109,10 @@ class AnthropicStreamParser:
             ) from None
         self.has_begun = self.has_begun or bool(deltas)
         self.is_complete = self._parser.is_complete
-        return (
-            TextBatch(deltas, self._parser.usage if self.is_complete else None, len(deltas), self.is_complete)
-            if deltas
-            else None
-        )
+        usage, self._parser.usage = self._parser.usage, None
+        if not deltas and (usage is None or not self.has_begun):
+            return None
+        return TextBatch(deltas, usage, len(deltas), self.is_complete)
 
     def on_end(self) -> None:
         """Handles the end of the body; raises ReplicaLost if the response is incomplete."""
@@ -93,9 +120,4 @@ class AnthropicStreamParser:
             self._parser.on_end()
         except AnswerBroken as failure:
             raise make_replica_lost(str(failure)) from None
-
-
-def _make_delta(delta: AnswerDelta) -> TextDelta:
-    finish = None if delta.finish is None else FinishReason(delta.finish)
-    extra: dict[str, Any] | None = None if delta.tool_calls is None else {"tool_calls": delta.tool_calls}
-    return TextDelta(0, delta.text, finish, extra=extra)
+        self.is_complete = True

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from maitred.wire.anthropic.outbound import API_VERSION
+from maitred.wire.openai.responses import REASONING_FIELDS, THOUGHT_FIELDS
 
 GATEWAY_FIELDS = frozenset(
     {"model", "stream", "stream_options", "priority", "service_tier", "max_tokens", "max_completion_tokens"}
@@ -104,6 +105,9 @@ class UpstreamDialect:
         sends_done: Whether a stream ends with ``[DONE]``. If not, it ends with the usage, followed by the end of the
             body.
         has_usage_per_choice: Whether the server reports one usage per choice, each with the prompt tokens.
+        thought_fields: Members of an earlier message that the server reads for the reasoning in it. Others refuse a
+            message that has them.
+        max_call_id_characters: Largest length of the id of a tool call; None: any.
         continuation_fields: Fields that make the server continue the last assistant message; None: it cannot.
     """
 
@@ -117,6 +121,8 @@ class UpstreamDialect:
     headers: Mapping[str, str] = field(default_factory=dict)
     sends_done: bool = True
     has_usage_per_choice: bool = False
+    thought_fields: frozenset[str] = frozenset(REASONING_FIELDS)
+    max_call_id_characters: int | None = None
     continuation_fields: Mapping[str, object] | None = None
 
 
@@ -127,7 +133,7 @@ ANTHROPIC_DIALECT = UpstreamDialect(
     allowed_fields=frozenset(
         {
             *("messages", "temperature", "top_p", "top_k", "stop", "tools", "tool_choice", "parallel_tool_calls"),
-            *("user", "safety_identifier"),
+            *("user", "safety_identifier", "thinking"),
         }
     ),
     api_key_header="x-api-key",
@@ -208,13 +214,18 @@ DIALECTS: Mapping[DialectName, UpstreamDialect] = {
     # github.com/ollama/ollama, docs/openai.md: it does not support n and logit_bias; top_k and min_p are set in
     # Modelfiles.
     "ollama": UpstreamDialect("/api/version", allowed_fields=_OPENAI_FIELDS - {"logit_bias", "n", "user", "metadata"}),
-    # docs.litellm.ai: "Health Checks". It forwards unknown fields.
-    "litellm": UpstreamDialect("/health/liveliness", allowed_fields=_ALL_FIELDS),
+    # docs.litellm.ai: "Health Checks", "Reasoning Content" (the signed blocks of Anthropic's models). It forwards
+    # unknown fields.
+    "litellm": UpstreamDialect(
+        "/health/liveliness", allowed_fields=_ALL_FIELDS, thought_fields=frozenset(THOUGHT_FIELDS)
+    ),
     # platform.openai.com/docs/api-reference/chat: max_tokens is deprecated, and reasoning models reject it.
     "openai": UpstreamDialect(
         _MODELS_PATH,
         allowed_fields=_OPENAI_FIELDS | _PLATFORM_FIELDS,
         max_tokens_field="max_completion_tokens",
+        thought_fields=frozenset(),
+        max_call_id_characters=40,
     ),
     # learn.microsoft.com/azure/ai-foundry/openai: the API is at /openai/v1, and the key has its own header.
     "azure": UpstreamDialect(
@@ -222,6 +233,8 @@ DIALECTS: Mapping[DialectName, UpstreamDialect] = {
         allowed_fields=_OPENAI_FIELDS | _PLATFORM_FIELDS,
         max_tokens_field="max_completion_tokens",
         api_key_header="api-key",
+        thought_fields=frozenset(),
+        max_call_id_characters=40,
     ),
     # console.groq.com/docs/openai: it rejects logprobs, logit_bias, top_logprobs and n > 1.
     "groq": UpstreamDialect(
@@ -232,6 +245,7 @@ DIALECTS: Mapping[DialectName, UpstreamDialect] = {
             "disable_tool_validation",
         },
         max_tokens_field="max_completion_tokens",
+        thought_fields=frozenset({"reasoning"}),
     ),
     # docs.together.ai/reference/chat-completions.
     "together": UpstreamDialect(

@@ -1,5 +1,6 @@
 """Encoder of request bodies of OpenAI's API, in the dialect of the server."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,12 +16,17 @@ from maitred.wire.openai.fields import (
     unsupported_fields,
     unsupported_stream_options,
 )
+from maitred.wire.openai.requests import failed_result
+from maitred.wire.openai.responses import THOUGHT_FIELDS
 
 _OWN_CHAT_FIELDS = GATEWAY_FIELDS | {"include_reasoning"}
 """Fields of a conversation that the gateway itself honours..."""
 _OWN_COMPLETION_FIELDS = (GATEWAY_FIELDS - {"max_completion_tokens"}) | {"best_of"}
 """...and those of a text completion; a `best_of` that is accepted equals `n`."""
 _NONE_UNSUPPORTED = UnsupportedFields()
+_ADAPTED_MEMBERS = frozenset({"is_error", *THOUGHT_FIELDS})
+"""Members of a message that not every server reads."""
+_CALL_MEMBERS = frozenset({"tool_calls", "tool_call_id"})
 
 
 def split_fields(
@@ -71,6 +77,8 @@ def encode_body(
     """
     passed, ignored = split_fields(request, dialect.allowed_fields.union(further_fields), parameters)
     body: dict[str, Any] = {**parameters, **passed}
+    if request.chat:
+        body["messages"] = _adapt_messages(body["messages"], dialect)
     if request.given:
         body |= _continuation_fields(request.given, body, dialect, chat=request.chat)
     if request.scored and "logprobs" in dialect.allowed_fields and not body.get("logprobs"):
@@ -80,6 +88,47 @@ def encode_body(
         body[dialect.max_tokens_field if request.chat else "max_tokens"] = request.max_tokens
     body |= {"model": model, "stream": True, "stream_options": dialect.stream_options}
     return msgspec.json.encode(body), ignored
+
+
+def _adapt_messages(messages: Sequence[dict[str, Any]], dialect: UpstreamDialect) -> list[dict[str, Any]]:
+    """Returns the messages with the members that the server reads.
+
+    A result that is an error becomes text, a thought that the server does not read is left out, and an id that it would
+    refuse is shortened.
+    """
+    adapted = _ADAPTED_MEMBERS if dialect.max_call_id_characters is None else _ADAPTED_MEMBERS | _CALL_MEMBERS
+    return [message if adapted.isdisjoint(message) else _adapt_message({**message}, dialect) for message in messages]
+
+
+def _adapt_message(message: dict[str, Any], dialect: UpstreamDialect) -> dict[str, Any]:
+    if message.pop("is_error", False):
+        message["content"] = _failed_content(message.get("content"))
+    for field in THOUGHT_FIELDS:
+        if field not in dialect.thought_fields:
+            message.pop(field, None)
+    if (most := dialect.max_call_id_characters) is not None:
+        if "tool_call_id" in message:
+            message["tool_call_id"] = _shorten_id(message["tool_call_id"], most)
+        if "tool_calls" in message:
+            message["tool_calls"] = [{**call, "id": _shorten_id(call["id"], most)} for call in message["tool_calls"]]
+    return message
+
+
+def _shorten_id(call_id: str, most: int) -> str:
+    """Returns an id of at most so many characters, the same for the same id, because a result names its call by it."""
+    if len(call_id) <= most:
+        return call_id
+    return "call_" + hashlib.sha256(call_id.encode()).hexdigest()[: most - 5]
+
+
+def _failed_content(content: str | list[dict[str, Any]] | None) -> str | list[dict[str, Any]]:
+    """Returns the content of a failed tool call's result, which says that it failed."""
+    if not isinstance(content, list):
+        return failed_result(content or "")
+    match content:
+        case [{"type": "text", "text": str() as text} as first, *rest]:
+            return [{**first, "text": failed_result(text)}, *rest]
+    return [{"type": "text", "text": failed_result("")}, *content]
 
 
 def _continuation_fields(

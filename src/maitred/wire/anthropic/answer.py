@@ -1,48 +1,37 @@
-"""Parser of Messages answers, streamed or whole; it checks that they are complete.
+"""Parser of streamed Messages answers; it checks that they are complete.
 
 The parser performs no I/O: it turns events into deltas.
 
-The deltas have the form of OpenAI's chat completions. A stream is complete when ``message_stop`` has come in the right
-order: after ``message_start``, content blocks that were opened, filled and closed one by one in the order of their
-numbers, and a ``message_delta`` with the stop reason and the usage. Any other order is a failure. Events, blocks and
-deltas of unknown types are skipped, as Anthropic asks of clients, and so is the model's thinking.
+The deltas have the form of OpenAI's chat completions. A stream is complete when a ``message_delta`` has given the
+reason for its end and ``message_stop`` has come, or its body has ended as it said it would. Content that belongs to no
+block, or comes after the reason, is a failure. Everything else is read leniently, because many servers speak this API,
+each in its own way: events, blocks and deltas of unknown types are skipped, as Anthropic asks of clients; counts,
+endings of blocks and numbers may be missing; tool calls may be cut, or have arguments that are no JSON.
+
+The model's thinking becomes `REASONING_FIELDS` as it comes. A signed block of it also becomes an entry of
+``thinking_blocks`` when it has ended: without the signature, Anthropic refuses the next turn of a conversation with
+tools. LiteLLM has the same member in its chat completions.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
-from msgspec import UnsetType
 
-from maitred.core.request import MOST_TOKENS, Usage
-from maitred.wire.anthropic.responses import (
-    BlockDelta,
-    ContentBlock,
-    ContentBlockDelta,
-    ContentBlockStart,
-    ContentBlockStop,
-    MessageDelta,
-    MessagesAnswer,
-    MessagesErrorBody,
-    MessageStart,
-    MessageStop,
-    MessageUsage,
-    PingEvent,
-    StreamEvent,
-)
+from maitred.core.ids import new_object_id
+from maitred.core.inference import TextDelta
+from maitred.core.request import MOST_TOKENS, FinishReason, Usage
+from maitred.wire.openai.responses import REASONING_FIELDS
 from maitred.wire.sse import SSEEvent
 
-Finish = Literal["stop", "length", "tool_calls", "content_filter"]
-
-_FINISH_REASONS: Mapping[str, Finish] = {
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "max_tokens": "length",
-    "model_context_window_exceeded": "length",
-    "tool_use": "tool_calls",
-    "refusal": "content_filter",
+_FINISH_REASONS: Mapping[str, FinishReason] = {
+    **dict.fromkeys(("max_tokens", "model_context_window_exceeded", "length"), FinishReason.LENGTH),
+    **dict.fromkeys(("refusal", "content_filter"), FinishReason.CONTENT_FILTER),
+    "pause_turn": FinishReason.PAUSE,
 }
-"""Stop reasons that end an answer; others, such as ``pause_turn``, mean that more follows."""
+"""Finish reason by stop reason; every other end is `STOP` or `TOOL_CALLS`, whatever the word for it."""
+_FAILURES = frozenset({"abort", "aborted", "cancelled", "canceled", "error", "failed", "timeout"})
+"""Stop reasons of an answer that is incomplete."""
 ERROR_STATUSES: Mapping[str, int] = {
     "invalid_request_error": 400,
     "authentication_error": 401,
@@ -56,6 +45,8 @@ ERROR_STATUSES: Mapping[str, int] = {
     "overloaded_error": 529,
 }
 """Map from each error type to the HTTP status of the error before a stream."""
+_END_MARKERS = ("", "[DONE]")
+"""Data of events that have no content."""
 
 
 class AnswerBroken(Exception):
@@ -80,255 +71,263 @@ class AnswerFailed(Exception):
         self.status = ERROR_STATUSES.get(kind, 500)
 
 
-class AnswerDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Addition to the answer, in the form of a chat completion."""
+class OpenBlock:
+    """Content block that has begun and not ended.
 
-    text: str = ""
-    tool_calls: list[dict[str, Any]] | None = None
-    """Pieces of tool calls as in the delta of a chunk.
+    Args:
+        start: The block in its first event.
+        number: The number of the tool call or of the signed thought, for their types.
 
-    The first piece has the id and the name, and the others have pieces of the arguments.
+    Attributes:
+        pieces: The arguments or the thought so far.
+        signature: Signature of the thought.
     """
-    finish: Finish | None = None
-    """Finish reason, which only the last delta of a complete answer has."""
 
-
-_event_decoder = msgspec.json.Decoder(StreamEvent)
-_answer_decoder = msgspec.json.Decoder(MessagesAnswer)
-_EVENT_TYPES = frozenset(
-    str(kind.__struct_config__.tag)
-    for kind in (
-        *(MessageStart, ContentBlockStart, ContentBlockDelta, ContentBlockStop, MessageDelta, MessageStop, PingEvent),
-        MessagesErrorBody,
-    )
-)
+    def __init__(self, start: Mapping[str, Any], number: int) -> None:
+        self.start = start
+        self.type = start.get("type")
+        self.number = number
+        self.pieces: list[str] = []
+        self.signature = ""
 
 
 class MessagesStreamParser:
     """Parser of one stream of Messages events.
 
     Attributes:
-        has_output: Whether the parser has received any part of the answer.
         is_complete: Whether the parser has received the whole answer.
-        usage: Usage so far, or None before the server has reported any.
+        usage: Usage of the whole answer; None: the server has not reported it yet.
     """
 
     def __init__(self) -> None:
-        self.has_output = False
         self.is_complete = False
         self.usage: Usage | None = None
-        self._counts: MessageUsage | None = None
-        self._started = False
-        self._block: ContentBlock | None = None
-        self._next_index = 0
-        self._tool_call_count = 0
-        self._arguments: list[str] = []
-        self._finish: Finish | None = None
+        self._counts: dict[str, Any] = {}
+        self._blocks: dict[int, OpenBlock] = {}
+        self._latest_index = -1
+        self._has_content = False
+        self._call_count = 0
+        self._thought_count = 0
+        self._finish: FinishReason | None = None
 
-    def feed(self, event: SSEEvent) -> list[AnswerDelta]:
-        """Parses an event and returns its additions to the answer.
+    def feed(self, event: SSEEvent) -> list[TextDelta]:
+        """Parses an event and returns its additions to the answer, the last of them with the finish reason.
 
         Raises:
             AnswerBroken: The event is out of order, or cannot be read.
             AnswerFailed: The event is an error.
         """
-        decoded = _decode_event(event)
-        if decoded is None or isinstance(decoded, PingEvent):
-            return []
-        if isinstance(decoded, MessagesErrorBody):
-            raise AnswerFailed(decoded.error.type, decoded.error.message)
-        if self.is_complete:
-            raise AnswerBroken(f"it went on with {event.type} after message_stop")
-        if self._started is isinstance(decoded, MessageStart):
-            raise AnswerBroken("message_start came twice" if self._started else "it does not begin with message_start")
-        added = list(self._apply(decoded))
-        self.has_output = self.has_output or bool(added)
-        return added
+        fields = _decode_event(event)
+        match fields.get("type"):
+            case "message_start":
+                self._start(fields.get("message"))
+            case "content_block_start" | "content_block_delta" | "content_block_stop" as kind:
+                added = list(self._apply(kind, fields))
+                if added and self._finish is not None:
+                    raise AnswerBroken("it went on after its end")
+                return added
+            case "message_delta":
+                return list(self._end(fields))
+            case "message_stop":
+                if self._finish is None:
+                    raise AnswerBroken("it does not say why it ended")
+                self.is_complete = True
+        return []
 
     def on_end(self) -> None:
-        """Handles the end of the stream.
+        """Handles the end of the body, which has ended as it said it would; an answer with a reason is complete.
 
         Raises:
             AnswerBroken: The answer is not complete.
         """
+        self.is_complete = self._finish is not None
         if not self.is_complete:
-            raise AnswerBroken("it ended before message_stop" if self._started else "it was empty")
+            raise AnswerBroken("it ended before message_stop" if self._counts or self._has_content else "it was empty")
 
-    def _apply(self, event: StreamEvent) -> Iterator[AnswerDelta]:
-        match event:
-            case MessageStart(message=message):
-                self._started = True
-                self._counts = message.usage
-                self.usage = _to_usage(self._counts)
-            case ContentBlockStart(index=index, content_block=block):
-                self._check(
-                    index == self._next_index and self._block is None and self._finish is None, "content_block_start"
-                )
-                yield from self._open(block)
-            case ContentBlockDelta(index=index, delta=delta):
-                self._check(index == self._next_index and self._block is not None, "content_block_delta")
-                yield from self._fill(delta)
-            case ContentBlockStop(index=index):
-                self._check(index == self._next_index and self._block is not None, "content_block_stop")
-                yield from self._close()
-            case MessageDelta(delta=delta, usage=usage):
-                self._check(self._block is None, "message_delta")
-                self._counts = usage if self._counts is None else _merge_usage(usage, self._counts)
-                self.usage = _to_usage(self._counts)
-                if delta.stop_reason is not None:
-                    self._finish = _stop_reason(delta.stop_reason, self._tool_call_count)
-            case MessageStop():
-                self._check(self._block is None and self._finish is not None, "message_stop")
-                self.is_complete = True
-                yield AnswerDelta(finish=self._finish)
+    def _start(self, message: object) -> None:
+        if self._has_content:
+            raise AnswerBroken("message_start came twice")
+        if isinstance(message, dict):
+            # The output tokens are final in message_delta only.
+            self._merge_counts(message.get("usage"), without="output_tokens")
 
-    def _check(self, in_order: bool, kind: str) -> None:
-        if not in_order:
-            raise AnswerBroken(f"{kind} came out of its order")
-
-    def _open(self, block: ContentBlock) -> Iterator[AnswerDelta]:
-        self._block = block
-        if block.type == "tool_use":
-            self._arguments.clear()
-            yield AnswerDelta(tool_calls=[{**_tool_call(block, self._tool_call_count), "index": self._tool_call_count}])
-        elif block.type == "text" and block.text:
-            yield AnswerDelta(text=block.text)
-
-    def _fill(self, delta: BlockDelta) -> Iterator[AnswerDelta]:
-        kind = self._block.type if self._block else ""
-        match delta:
-            case BlockDelta(type="text_delta", text=str() as text) if kind == "text":
-                if text:
-                    yield AnswerDelta(text=text)
-            case BlockDelta(type="input_json_delta", partial_json=str() as piece) if kind == "tool_use":
-                if piece:
-                    self._arguments.append(piece)
-                    yield self._argument_delta(piece)
-            case BlockDelta(type="text_delta" | "input_json_delta") if kind in ("text", "tool_use"):
-                raise AnswerBroken(f"a block of {kind} got a {delta.type}")
-
-    def _close(self) -> Iterator[AnswerDelta]:
-        if self._block is not None and self._block.type == "tool_use":
-            yield from self._close_call(self._block)
-            self._tool_call_count += 1
-        self._block = None
-        self._next_index += 1
-
-    def _close_call(self, block: ContentBlock) -> Iterator[AnswerDelta]:
-        """Checks that the arguments of a tool call are complete.
-
-        If no piece of the arguments has come, the arguments are those in the start of the block.
-        """
-        if not self._arguments:
-            yield self._argument_delta(_encode_arguments(block.input))
+    def _apply(self, kind: str, fields: Mapping[str, Any]) -> Iterator[TextDelta]:
+        index = fields.get("index")
+        if kind == "content_block_start":
+            yield from self._open(index if isinstance(index, int) else self._latest_index + 1, fields)
             return
-        try:
-            arguments = msgspec.json.decode("".join(self._arguments))
-        except (msgspec.DecodeError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
-            raise AnswerBroken("the arguments of a tool are no JSON object")
+        place = index if isinstance(index, int) else self._latest_index
+        block = self._blocks.get(place)
+        if kind == "content_block_stop":
+            if block is not None:
+                del self._blocks[place]
+                yield from self._close(block)
+            return
+        delta = fields.get("delta")
+        if not isinstance(delta, dict):
+            raise AnswerBroken("it sent a content_block_delta without a delta")
+        if block is not None:
+            yield from self._fill(block, delta)
+        elif any(delta.get(name) for name in ("text", "thinking", "partial_json")):
+            raise AnswerBroken("a delta came for no open block")
 
-    def _argument_delta(self, piece: str) -> AnswerDelta:
-        return AnswerDelta(tool_calls=[{"index": self._tool_call_count, "function": {"arguments": piece}}])
+    def _open(self, index: int, fields: Mapping[str, Any]) -> Iterator[TextDelta]:
+        start = fields.get("content_block")
+        if not isinstance(start, dict):
+            raise AnswerBroken("it sent a content_block_start without a block")
+        self._has_content = True
+        earlier = self._blocks.get(index)
+        if earlier is not None:
+            if earlier.start == start and not earlier.pieces:
+                return  # the event came twice
+            yield from self._close(earlier)
+        is_call = start.get("type") == "tool_use"
+        block = self._blocks[index] = OpenBlock(start, self._call_count if is_call else 0)
+        self._latest_index = index
+        match start:
+            case {"type": "tool_use"}:
+                self._call_count += 1
+                yield TextDelta(0, "", extra={"tool_calls": [_tool_call(start, block.number)]})
+            case {"type": "thinking"}:
+                yield from self._add_thought(block, start.get("thinking"))
+                block.signature = _text(start.get("signature"))
+            case {"type": "text", "text": str() as text} if text:
+                yield TextDelta(0, text)
+
+    def _fill(self, block: OpenBlock, delta: Mapping[str, Any]) -> Iterator[TextDelta]:
+        match delta:
+            case {"type": "text_delta", "text": str() as text} if block.type == "text":
+                if text:
+                    yield TextDelta(0, text)
+            case {"type": "input_json_delta", "partial_json": piece} if block.type == "tool_use":
+                written = piece if isinstance(piece, str) else _encode_json(piece)
+                if written:
+                    block.pieces.append(written)
+                    yield _arguments(block.number, written)
+            case {"type": "thinking_delta", "thinking": thought} if block.type == "thinking":
+                yield from self._add_thought(block, thought)
+            case {"type": "signature_delta", "signature": str() as signature} if block.type == "thinking":
+                block.signature += signature
+            case {"type": "text_delta" | "input_json_delta" as kind} if block.type in ("text", "tool_use"):
+                raise AnswerBroken(f"a block of {block.type} got a {kind}")
+
+    def _add_thought(self, block: OpenBlock, thought: object) -> Iterator[TextDelta]:
+        if text := _text(thought):
+            block.pieces.append(text)
+            yield TextDelta(0, "", extra=dict.fromkeys(REASONING_FIELDS, text))
+
+    def _close(self, block: OpenBlock) -> Iterator[TextDelta]:
+        match block.type:
+            case "tool_use" if not block.pieces:
+                # If no piece of the arguments has come, they are those in the start of the block.
+                given = block.start.get("input")
+                yield _arguments(block.number, given if isinstance(given, str) and given else _encode_json(given or {}))
+            case "thinking" if block.signature:
+                thought = {"type": "thinking", "thinking": "".join(block.pieces), "signature": block.signature}
+                yield self._thinking_block(thought)
+            case "redacted_thinking" if isinstance(block.start.get("data"), str):
+                yield self._thinking_block({"type": "redacted_thinking", "data": block.start["data"]})
+
+    def _thinking_block(self, block: dict[str, Any]) -> TextDelta:
+        self._thought_count += 1
+        # Entries of lists in chunks have an index, by which clients put them together.
+        return TextDelta(0, "", extra={"thinking_blocks": [{"index": self._thought_count - 1, **block}]})
+
+    def _end(self, fields: Mapping[str, Any]) -> Iterator[TextDelta]:
+        """Reads a ``message_delta``, of which several may come; the last reason and the last counts hold."""
+        self._merge_counts(fields.get("usage"))
+        self.usage = _to_usage(self._counts)
+        delta = fields.get("delta")
+        reason = delta.get("stop_reason") if isinstance(delta, dict) else None
+        if not isinstance(reason, str) or not isinstance(delta, dict):
+            return
+        if reason in _FAILURES:
+            raise AnswerBroken(f"it stopped for the reason {reason[:40]!r}, which is no end")
+        for block in self._blocks.values():
+            yield from self._close(block)
+        self._blocks.clear()
+        stop = _text(delta.get("stop_sequence")) or None
+        ended = FinishReason.TOOL_CALLS if self._call_count and stop is None else FinishReason.STOP
+        self._finish = _FINISH_REASONS.get(reason, ended)
+        yield TextDelta(0, "", self._finish, stop=stop if self._finish is FinishReason.STOP else None)
+
+    def _merge_counts(self, counts: object, without: str = "") -> None:
+        """Merges counts, which are running totals; an omitted count keeps its previous value."""
+        if not isinstance(counts, dict):
+            return
+        for name, count in counts.items():
+            if count is not None and name != without:
+                earlier = self._counts.get(name)
+                # Some servers count the prompt in the first event and send a zero in the last one.
+                if not (count == 0 and isinstance(earlier, int)):
+                    self._counts[name] = count
 
 
-class WholeAnswer(msgspec.Struct, frozen=True):
-    """Answer that came in one body, in the form of a chat completion."""
-
-    text: str
-    tool_calls: list[dict[str, Any]]
-    finish: Finish
-    usage: Usage
-
-
-def parse_answer(body: bytes) -> WholeAnswer:
-    """Parses the body of an answer that is not a stream.
+def _decode_event(event: SSEEvent) -> dict[str, Any]:
+    """Decodes an event; an event without content is an empty object.
 
     Raises:
-        AnswerBroken: The body is not a complete answer.
+        AnswerBroken: The event is no JSON object with a type.
+        AnswerFailed: The event is an error.
     """
+    if event.data.strip() in _END_MARKERS:
+        return {}
     try:
-        answer = _answer_decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise AnswerBroken(f"the body is no message ({error})") from None
-    if answer.stop_reason is None:
-        raise AnswerBroken("it does not say why it ended")
-    tool_blocks = [block for block in answer.content if block.type == "tool_use"]
-    calls = [_tool_call(block, number) for number, block in enumerate(tool_blocks)]
-    for call, block in zip(calls, tool_blocks, strict=True):
-        call["function"]["arguments"] = _encode_arguments(block.input)
-    return WholeAnswer(
-        "".join(block.text for block in answer.content if block.type == "text" and isinstance(block.text, str)),
-        calls,
-        _stop_reason(answer.stop_reason, len(calls)),
-        _to_usage(answer.usage),
+        fields = msgspec.json.decode(event.data)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        raise AnswerBroken("it sent an event that is no JSON object")
+    kind, error = fields.get("type"), fields.get("error")
+    if kind == "error" or isinstance(error, dict):
+        reported = error if isinstance(error, dict) else fields
+        error_type = "" if reported is fields else _text(reported.get("type"))
+        raise AnswerFailed(error_type or "api_error", _text(reported.get("message")))
+    if not isinstance(kind, str):
+        if event.type == "message":
+            raise AnswerBroken("it sent an event without a type")
+        fields["type"] = event.type  # the name of the event says it, too
+    return fields
+
+
+def _tool_call(block: Mapping[str, Any], number: int) -> dict[str, Any]:
+    name = block.get("name")
+    if not isinstance(name, str) or not name:
+        raise AnswerBroken(f"the call of a tool ({number}) has no name")
+    call_id = _text(block.get("id")) or new_object_id("call")
+    return {"index": number, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+
+
+def _arguments(number: int, piece: str) -> TextDelta:
+    return TextDelta(0, "", extra={"tool_calls": [{"index": number, "function": {"arguments": piece}}]})
+
+
+def _encode_json(value: object) -> str:
+    return msgspec.json.encode(value).decode("utf-8")
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _to_usage(counts: Mapping[str, Any]) -> Usage | None:
+    """Converts usage counts to the form of OpenAI, whose prompt tokens include the cached ones.
+
+    Returns None if the counts are missing, or cannot be.
+    """
+    rest, written, read, output = (
+        _count(counts.get(name))
+        for name in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
     )
-
-
-def _decode_event(event: SSEEvent) -> StreamEvent | None:
-    """Decodes an event; returns None for an event of an unknown type."""
-    try:
-        decoded: StreamEvent = _event_decoder.decode(event.data)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        kind = _event_type(event.data)
-    else:
-        return decoded
-    if kind is None:
-        raise AnswerBroken("it sent an event that is no JSON object with a type")
-    if kind in _EVENT_TYPES:
-        raise AnswerBroken(f"it sent a {kind} that lacks what it must have")
-    return None
-
-
-def _event_type(data: str) -> str | None:
-    try:
-        fields = msgspec.json.decode(data)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+    if output is None or rest is written is read is None:
         return None
-    kind = fields.get("type") if isinstance(fields, dict) else None
-    return kind if isinstance(kind, str) else None
+    return Usage((rest or 0) + (written or 0) + (read or 0), output, read or 0)
 
 
-def _stop_reason(reason: str, calls: int) -> Finish:
-    finish = _FINISH_REASONS.get(reason)
-    if finish is None:
-        raise AnswerBroken(f"it stopped for the reason {reason[:40]!r}, which is no end")
-    if finish == "tool_calls" and not calls:
-        raise AnswerBroken("it stopped for a tool and called none")
-    return finish
-
-
-def _tool_call(block: ContentBlock, number: int) -> dict[str, Any]:
-    if not isinstance(block.id, str) or not isinstance(block.name, str):
-        raise AnswerBroken(f"the call of a tool ({number}) has no id or no name")
-    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": ""}}
-
-
-def _encode_arguments(arguments: object) -> str:
-    match arguments:
-        case dict():
-            return msgspec.json.encode(arguments).decode("utf-8")
-        case None | UnsetType():
-            return "{}"
-        case _:
-            raise AnswerBroken("the arguments of a tool are no JSON object")
-
-
-def _merge_usage(usage: MessageUsage, previous: MessageUsage) -> MessageUsage:
-    """Merges usage counts, which are running totals; an omitted count keeps its previous value."""
-    counts = {name: count for name, count in msgspec.structs.asdict(usage).items() if isinstance(count, int)}
-    return msgspec.structs.replace(previous, **counts)
-
-
-def _to_usage(counts: MessageUsage) -> Usage:
-    """Converts usage counts to the form of OpenAI, whose prompt tokens include the cached ones."""
-    rest, written, read = (
-        count if isinstance(count, int) else 0
-        for count in (counts.input_tokens, counts.cache_creation_input_tokens, counts.cache_read_input_tokens)
-    )
-    if not isinstance(counts.input_tokens, int):
-        raise AnswerBroken("it does not say how many tokens the prompt has")
-    if not all(0 <= count <= MOST_TOKENS for count in (rest, written, read, counts.output_tokens)):
-        raise AnswerBroken("its usage cannot be")
-    return Usage(rest + written + read, counts.output_tokens, read)
+def _count(value: object) -> int | None:
+    """Returns a count that may have come as a float or as text; None if it is none."""
+    try:
+        number = float(value) if isinstance(value, int | float | str) else -1.0
+    except (ValueError, OverflowError):
+        return None
+    return int(number) if 0 <= number <= MOST_TOKENS else None

@@ -4,7 +4,7 @@ This module checks only the rules of Messages that a chat completion does not ha
 the conversion to a chat completion (`maitred.wire.anthropic.inbound`).
 """
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -29,8 +29,6 @@ _TOOL_CHOICES = ("auto", "any", "tool", "none")
 _CUSTOM_TOOL_TYPES = (None, "custom")
 _TEMPERATURE = NumberRange(0, 1)
 _TOP_K = NumberRange(0, 2**31 - 1)
-_NO_EDITS: tuple[Any, ...] = (None, {}, {"edits": []})
-"""Values of `context_management` that request nothing."""
 
 
 def check_version(version: str | None) -> None:
@@ -96,10 +94,7 @@ def _decode(kind: type[R], body: bytes, strict: bool) -> R:
 
 
 def _check_prompt(request: CountTokensRequest) -> None:
-    if request.context_management not in _NO_EDITS:
-        raise InvalidRequest(
-            "context_management is not supported by this server. Remove it.", param="context_management"
-        )
+    _check_context_edits(request.context_management)
     output_format = request.output_format
     match output_format:
         case None | {"type": "json_schema", "schema": dict()}:
@@ -129,6 +124,33 @@ def _check_prompt(request: CountTokensRequest) -> None:
             param="messages",
         )
     _check_tools(request)
+
+
+def _check_context_edits(management: object) -> None:
+    """Raises InvalidRequest for an edit of the context that adds something to the answer.
+
+    The other edits only remove old results and thoughts from the prompt. They are hints: without them the model reads
+    more, and answers the same question.
+    """
+    match management:
+        case None | {"edits": None}:
+            return
+        case dict():
+            edits = management.get("edits", [])
+        case _:
+            edits = None
+    if not isinstance(edits, list):
+        raise InvalidRequest(
+            "context_management must be an object with a list of edits.", param="context_management.edits"
+        )
+    for position, edit in enumerate(edits):
+        kind = edit.get("type") if isinstance(edit, dict) else None
+        if not isinstance(kind, str) or not kind.startswith("clear_"):
+            raise InvalidRequest(
+                f"context_management.edits[{position}] must be an edit that clears something, such as "
+                f"clear_tool_uses_20250919; got {format_value(kind)}. Remove it.",
+                param=f"context_management.edits[{position}]",
+            )
 
 
 def _check_tools(request: CountTokensRequest) -> None:

@@ -6,17 +6,18 @@ Messages               chat completion
 ``system``             a first message of the role ``system``; such messages elsewhere stay where they are
 neighbours of a role   one message, as Anthropic reads them
 ``tool_use``           ``tool_calls`` of the assistant's message; ``input`` as JSON text
-``tool_result``        a message of the role ``tool``, before what else its turn says
+``tool_result``        a message of the role ``tool``, before what else its turn says, with its ``is_error``
 ``image``              a part ``image_url``, inline images as ``data:`` URLs
-``thinking``           left out: what a model thought before an earlier answer is not read again
+``thinking``           ``reasoning_content`` and ``reasoning``; what is signed or encrypted also stays as it is, in
+                       ``thinking_blocks``
 ``tool_choice: any``   ``required``; ``tool`` names the function
 ``metadata.user_id``   ``user``
 ``output_config``      its ``format``: ``response_format``, strict
 =====================  ==============================================================================
 
-``thinking`` only decides whether the answer shows the reasoning of the model. Hints without an equivalent
-(``cache_control``, ``output_config.effort``, ``service_tier``) are ignored and named; see
-`maitred.wire.anthropic.fields`.
+``thinking`` decides whether the answer shows the reasoning of the model, and is passed on to servers that speak
+Messages. Hints without an equivalent (``cache_control``, ``output_config.effort``, ``service_tier``) are ignored and
+named; see `maitred.wire.anthropic.fields`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,6 +27,7 @@ import msgspec
 
 from maitred.core.errors import InvalidRequest
 from maitred.core.grammar import Constraint
+from maitred.wire.anthropic.outbound import to_object_schema
 from maitred.wire.anthropic.requests import (
     Base64Source,
     Block,
@@ -33,7 +35,9 @@ from maitred.wire.anthropic.requests import (
     ImageBlock,
     InputMessage,
     MessagesRequest,
+    RedactedThinkingBlock,
     TextBlock,
+    ThinkingBlock,
     ToolChoice,
     ToolDefinition,
     ToolResultBlock,
@@ -72,6 +76,7 @@ def to_chat(request: CountTokensRequest) -> ChatRequest:
             stream=request.stream,
             user=request.metadata.user_id if request.metadata else None,
             response_format=_response_format(request),
+            thinking=request.thinking,
         )
     check_chat(chat)
     if request.ignored_fields:
@@ -132,7 +137,12 @@ def _merge_turns(messages: Iterable[InputMessage]) -> list[tuple[str, list[Block
 def _user_messages(blocks: Sequence[Block]) -> Iterator[Message]:
     for block in blocks:
         if isinstance(block, ToolResultBlock):
-            yield Message(role="tool", tool_call_id=block.tool_use_id, content=_tool_result(block))
+            yield Message(
+                role="tool",
+                tool_call_id=block.tool_use_id,
+                content=_tool_result(block),
+                is_error=True if block.is_error else None,
+            )
     if content := _content(blocks):
         yield Message(role="user", content=content)
 
@@ -155,7 +165,21 @@ def _assistant_messages(blocks: Sequence[Block]) -> Iterator[Message]:
     ]
     content = _content(blocks)
     if content or calls:
-        yield Message(role="assistant", content=content, tool_calls=calls or None)
+        thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock) and block.thinking]
+        thought = "\n\n".join(thoughts) or None
+        yield Message(
+            role="assistant",
+            content=content,
+            tool_calls=calls or None,
+            reasoning_content=thought,
+            reasoning=thought,
+            thinking_blocks=[
+                msgspec.to_builtins(block)
+                for block in blocks
+                if isinstance(block, RedactedThinkingBlock) or (isinstance(block, ThinkingBlock) and block.signature)
+            ]
+            or None,
+        )
 
 
 def _content(blocks: Iterable[Block]) -> str | list[ContentPart] | None:
@@ -184,7 +208,7 @@ def _tool(tool: ToolDefinition) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description
-    function["parameters"] = tool.input_schema
+    function["parameters"] = to_object_schema(tool.input_schema)
     if tool.strict is not None:
         function["strict"] = tool.strict
     return {"type": "function", "function": function}

@@ -2,12 +2,15 @@
 
 This module reverses `maitred.wire.anthropic.inbound` and also applies the stricter rules of Messages: instructions
 stand only in ``system``, turns alternate and begin with a user turn, tool results come first in their turn, each text
-has at least one character, and ``max_tokens`` is required.
+has at least one character, each call has an id of its own, the schema of a tool is that of an object, and
+``max_tokens`` is required.
 
 `maitred.wire.openai.fields` says what becomes of fields that Messages does not have. A temperature above 1, the maximum
 of Messages, is reduced to 1, as in Anthropic's own translation (https://platform.claude.com/docs/en/api/openai-sdk).
 """
 
+import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,15 +23,17 @@ from maitred.wire.anthropic.requests import (
     ImageBlock,
     InputMessage,
     MessagesRequest,
+    RedactedThinkingBlock,
     RequestMetadata,
     TextBlock,
+    ThinkingBlock,
     ToolChoice,
     ToolDefinition,
     ToolResultBlock,
     ToolUseBlock,
     UrlSource,
 )
-from maitred.wire.openai.requests import ChatRequest, ContentPart, Message, ToolCall
+from maitred.wire.openai.requests import ChatRequest, ContentPart, FunctionCall, Message
 
 API_VERSION = "2023-06-01"
 """Sent value of ``anthropic-version``: the last version with `temperature`, `top_p` and `top_k`.
@@ -37,6 +42,8 @@ This version has the same events as the newer version.
 """
 _HIGHEST_TEMPERATURE = 1.0
 _DATA_URL_PREFIX = "data:"
+_CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+"""Pattern of the call ids that Messages accepts."""
 
 
 def to_messages(chat: ChatRequest, *, model: str, max_tokens: int) -> MessagesRequest:
@@ -52,7 +59,7 @@ def to_messages(chat: ChatRequest, *, model: str, max_tokens: int) -> MessagesRe
     Raises:
         InvalidRequest: Messages cannot express the request; `param` says where.
     """
-    tools = [_tool(position, tool) for position, tool in enumerate(chat.tools or ())]
+    tools = _tools(chat)
     end_user = chat.safety_identifier or chat.user
     return MessagesRequest(
         model=model,
@@ -67,6 +74,7 @@ def to_messages(chat: ChatRequest, *, model: str, max_tokens: int) -> MessagesRe
         # Clients write 0 or -1 for "all" ; Messages omits the field instead.
         top_k=chat.top_k if chat.top_k is not None and chat.top_k > 0 else None,
         metadata=RequestMetadata(user_id=end_user) if end_user else None,
+        thinking=chat.thinking,
         stream=True,
     )
 
@@ -86,11 +94,12 @@ def _system(messages: Sequence[Message]) -> str | list[TextBlock] | None:
 def _turns(messages: Sequence[Message]) -> list[InputMessage]:
     """Converts messages to alternating turns, each with at least one block."""
     turns: list[tuple[str, list[Block]]] = []
+    call_ids = CallIds()
     for position, message in enumerate(messages):
         if message.role in ("system", "developer"):
             continue
         role = "assistant" if message.role == "assistant" else "user"
-        blocks = list(_blocks(f"messages[{position}]", message))
+        blocks = list(_blocks(f"messages[{position}]", message, call_ids))
         if not blocks:
             continue
         if turns and turns[-1][0] == role:
@@ -105,6 +114,20 @@ def _turns(messages: Sequence[Message]) -> list[InputMessage]:
     return [InputMessage(role=role, content=_turn_content(blocks)) for role, blocks in turns]
 
 
+def begins_without_thought(messages: Sequence[InputMessage]) -> bool:
+    """Returns whether the turn that waits for the results of its tools began with something else than a thought.
+
+    Anthropic refuses such a turn if `thinking` is enabled. It spans all calls and results since the last question.
+    """
+    first: InputMessage | None = None
+    for message in reversed(messages):
+        if message.role == "assistant":
+            first = message
+        elif not any(isinstance(block, ToolResultBlock) for block in message.blocks()):
+            break
+    return first is not None and not isinstance(first.blocks()[0], ThinkingBlock | RedactedThinkingBlock)
+
+
 def _turn_content(blocks: list[Block]) -> str | list[Block]:
     match blocks:
         case [TextBlock(text=text)]:
@@ -114,17 +137,63 @@ def _turn_content(blocks: list[Block]) -> str | list[Block]:
             return sorted(blocks, key=lambda block: not isinstance(block, ToolResultBlock))
 
 
-def _blocks(path: str, message: Message) -> Iterator[Block]:
+class CallIds:
+    """Ids of the tool calls of one conversation, as Messages accepts them.
+
+    Other servers give ids that Messages refuses: with other characters, empty, or the same id in every turn. Such an id
+    gets a substitute, which depends only on the conversation, so that a server's prefix cache finds it again.
+    """
+
+    def __init__(self) -> None:
+        self._used: set[str] = set()
+        self._waiting: dict[str, list[str]] = {}
+        """Given id -> ids of the calls that have it, whose results have not come yet."""
+        self._latest: dict[str, str] = {}
+
+    def of_call(self, given: str) -> str:
+        """Returns the id of the next call in the conversation, whose given id may be that of an earlier call."""
+        call_id = given
+        if given in self._used or not _CALL_ID.fullmatch(given):
+            digest = hashlib.sha256(f"{len(self._used)} {given}".encode("utf-8", "surrogatepass")).hexdigest()
+            call_id = f"toolu_{digest[:24]}"
+        self._used.add(call_id)
+        self._waiting.setdefault(given, []).append(call_id)
+        self._latest[given] = call_id
+        return call_id
+
+    def of_result(self, given: str) -> str:
+        """Returns the id of the call that a result answers: of several calls with one id, they come in order."""
+        waiting = self._waiting.get(given)
+        return waiting.pop(0) if waiting else self._latest.get(given, given)
+
+
+def _blocks(path: str, message: Message, call_ids: CallIds) -> Iterator[Block]:
     content = list(_content(path, message))
-    if message.role == "tool":
+    if message.role in ("tool", "function"):
         result: str | list[TextBlock | ImageBlock] | None = content or None
         if len(content) == 1 and isinstance(content[0], TextBlock):
             result = content[0].text
-        yield ToolResultBlock(tool_use_id=message.tool_call_id or "", content=result)
+        given = (message.tool_call_id if message.role == "tool" else message.name) or ""
+        is_error = True if message.is_error else None
+        yield ToolResultBlock(tool_use_id=call_ids.of_result(given), content=result, is_error=is_error)
         return
+    # The reasoning comes first in its turn, and unsigned reasoning is that of another model.
+    for block in message.thinking_blocks or ():
+        match block:
+            case {"type": "redacted_thinking", "data": str() as data}:
+                yield RedactedThinkingBlock(data=data)
+            case {"signature": str() as signature} if signature:
+                yield ThinkingBlock(thinking=str(block.get("thinking") or ""), signature=signature)
     yield from content
     for position, call in enumerate(message.tool_calls or ()):
-        yield _tool_use(f"{path}.tool_calls[{position}]", call)
+        call_path = f"{path}.tool_calls[{position}]"
+        if call.function is None:
+            raise InvalidRequest(f"{call_path} must be of the type function for this model.", param=f"{call_path}.type")
+        yield _tool_use(f"{call_path}.function", call_ids.of_call(call.id), call.function)
+    if message.function_call is not None:
+        # The older form has no id: the result names the function.
+        call_id = call_ids.of_call(message.function_call.name)
+        yield _tool_use(f"{path}.function_call", call_id, message.function_call)
 
 
 def _content(path: str, message: Message) -> Iterator[TextBlock | ImageBlock]:
@@ -154,20 +223,25 @@ def _part(path: str, part: ContentPart) -> TextBlock | ImageBlock:
     return ImageBlock(source=Base64Source(media_type=media_type, data=data))
 
 
-def _tool_use(path: str, call: ToolCall) -> ToolUseBlock:
-    if call.function is None:
-        raise InvalidRequest(f"{path} must be of the type function for this model.", param=f"{path}.type")
+def _tool_use(path: str, call_id: str, function: FunctionCall) -> ToolUseBlock:
     arguments: Any = {}
-    if call.function.arguments.strip():
+    if function.arguments.strip():
         try:
-            arguments = msgspec.json.decode(call.function.arguments)
+            arguments = msgspec.json.decode(function.arguments)
         except (msgspec.DecodeError, RecursionError):
             arguments = None
     if not isinstance(arguments, dict):
-        raise InvalidRequest(
-            f"{path}.function.arguments must be a JSON object for this model.", param=f"{path}.function.arguments"
-        )
-    return ToolUseBlock(id=call.id, name=call.function.name, input=arguments)
+        raise InvalidRequest(f"{path}.arguments must be a JSON object for this model.", param=f"{path}.arguments")
+    return ToolUseBlock(id=call_id, name=function.name, input=arguments)
+
+
+def _tools(chat: ChatRequest) -> list[ToolDefinition]:
+    tools = [_tool(position, tool) for position, tool in enumerate(chat.tools or ())]
+    match chat.tool_choice:
+        case {"type": "allowed_tools", "allowed_tools": {"tools": [*allowed]}}:
+            names = {_tool(position, tool).name for position, tool in enumerate(allowed)}
+            return [tool for tool in tools if tool.name in names]
+    return tools
 
 
 def _tool(position: int, tool: object) -> ToolDefinition:
@@ -179,14 +253,23 @@ def _tool(position: int, tool: object) -> ToolDefinition:
                 f"tools[{position}] must be of the type function, with a name, for this model.",
                 param=f"tools[{position}]",
             )
-    description, schema, strict = rest.get("description"), rest.get("parameters"), rest.get("strict")
+    description, strict = rest.get("description"), rest.get("strict")
     return ToolDefinition(
         name=name,
         description=description if isinstance(description, str) else None,
-        # A function without a parameter schema has no parameters.
-        input_schema=schema if isinstance(schema, dict) else {"type": "object", "properties": {}},
+        input_schema=to_object_schema(rest.get("parameters")),
         strict=True if strict is True else None,
     )
+
+
+def to_object_schema(schema: object) -> dict[str, Any]:
+    """Returns the schema of a function's parameters with the type that Messages requires.
+
+    OpenAI's API also accepts a schema without a type, and a function without a schema, which has no parameters.
+    """
+    if not isinstance(schema, dict) or not schema:
+        return {"type": "object", "properties": {}}
+    return schema if schema.get("type") is not None else {**schema, "type": "object"}
 
 
 def _tool_choice(chat: ChatRequest) -> ToolChoice | None:
@@ -194,17 +277,17 @@ def _tool_choice(chat: ChatRequest) -> ToolChoice | None:
     match chat.tool_choice:
         case None:
             return ToolChoice(type="auto", disable_parallel_tool_use=True) if disable_parallel else None
-        case "auto":
+        case "auto" | {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}:
             return ToolChoice(type="auto", disable_parallel_tool_use=disable_parallel)
         case "none":
             return ToolChoice(type="none")
-        case "required":
+        case "required" | {"type": "allowed_tools", "allowed_tools": {"mode": "required"}}:
             return ToolChoice(type="any", disable_parallel_tool_use=disable_parallel)
         case {"type": "function", "function": {"name": str() as name}}:
             return ToolChoice(type="tool", name=name, disable_parallel_tool_use=disable_parallel)
         case _:
             raise InvalidRequest(
-                "tool_choice must be none, auto, required or name a function for this model.", param="tool_choice"
+                "tool_choice must be none, auto, required or name functions for this model.", param="tool_choice"
             )
 
 

@@ -1,7 +1,6 @@
 """Responses of a Messages server, field by field: whole answers, stream events and errors.
 
-The structs are used in both directions. When they are decoded, they accept additions (blocks, deltas and stop reasons
-of unknown types), but they require every field that an answer needs.
+They are what this gateway writes; what other servers write is parsed in `maitred.wire.anthropic.answer`.
 
 Events: https://platform.claude.com/docs/en/build-with-claude/streaming; errors: .../docs/en/api/errors.
 """
@@ -45,6 +44,8 @@ class ContentBlock(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     text: str | UnsetType = UNSET
     thinking: str | UnsetType = UNSET
     signature: str | UnsetType = UNSET
+    data: str | UnsetType = UNSET
+    """Encrypted thinking, of blocks of the type ``redacted_thinking``."""
     id: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
     input: Any = UNSET
@@ -79,11 +80,16 @@ class ContentBlockStart(
 
 
 class BlockDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An addition to a block: ``text_delta``, ``thinking_delta``, or ``input_json_delta`` (of a tool's arguments)."""
+    """An addition to a block.
+
+    It is a ``text_delta``, ``thinking_delta``, ``signature_delta`` (of thinking) or ``input_json_delta`` (of a tool's
+    arguments).
+    """
 
     type: str
     text: str | UnsetType = UNSET
     thinking: str | UnsetType = UNSET
+    signature: str | UnsetType = UNSET
     partial_json: str | UnsetType = UNSET
 
 

@@ -216,7 +216,7 @@ FIELDS: Mapping[str, RequestField] = {
     "tool_stream": HINT,
     # Thinking.
     "include_reasoning": HINT,
-    "thinking": _instead(_TEMPLATE),
+    "thinking": HINT,
     "reasoning": _instead("Send reasoning_effort, or chat_template_kwargs."),
     "thinking_budget": _instead("Send reasoning_effort, or lower max_tokens."),
     "thinking_token_budget": _instead("Send reasoning_effort, or lower max_tokens.", -1),
@@ -294,7 +294,7 @@ _CONTINUING_MEMBERS = frozenset({"prefix", "partial"})
 MESSAGE_MEMBERS = frozenset(
     {
         *("role", "content", "name", "tool_call_id", "tool_calls", "function_call", "refusal"),
-        *("reasoning_content", "reasoning"),
+        *("reasoning_content", "reasoning", "thinking_blocks", "is_error"),
     }
 )
 """Members of a message that the structs have."""

@@ -67,6 +67,13 @@ class ToolCall(msgspec.Struct, frozen=True):
     custom: CustomCall | UnsetType = UNSET
 
 
+def failed_result(text: str) -> str:
+    """Returns the result of a failed tool call as text that says so, for models that know results only as text."""
+    if not text.strip():
+        return "Error: the tool call failed."
+    return text if text.lstrip()[:5].lower() == "error" else f"Error: {text}"
+
+
 class ImageUrl(msgspec.Struct, frozen=True, omit_defaults=True):
     """Address of an image, or the image itself as a ``data:`` URL."""
 
@@ -98,6 +105,11 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    thinking_blocks: list[dict[str, Any]] | None = None
+    """Signed blocks of the reasoning, as they stood in the answer; other models than the one that wrote them skip them.
+    """
+    is_error: bool | None = None
+    """Whether the tool call failed whose result this is; Messages has this field, and OpenAI's API does not."""
 
     def text(self) -> str:
         """Returns the content as one string, with each part on its own line.
@@ -121,6 +133,8 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
             fields["name"] = self.name
         if self.tool_call_id is not None:
             fields["tool_call_id"] = self.tool_call_id
+            if self.is_error:
+                fields["content"] = failed_result(fields["content"])
         calls = [] if self.tool_calls is None else [*self.tool_calls]
         if self.function_call is not None:
             calls.append(ToolCall(_function_call_id(self.function_call.name), self.function_call))
@@ -248,6 +262,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    thinking: Any = None
+    """Anthropic's setting for the model's thinking, a hint to servers of other APIs."""
     functions: Any = None
     function_call: Any = None
     modalities: Any = None

@@ -23,6 +23,8 @@ REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 The first is DeepSeek's, which most clients read; the other is that of newer versions of vLLM.
 """
+THOUGHT_FIELDS = (*REASONING_FIELDS, "thinking_blocks")
+"""All fields of a message that hold the model's reasoning."""
 
 
 _FINISH_REASONS: Mapping[FinishReason, Finish] = {
@@ -121,6 +123,11 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     Neither name is OpenAI's.
     """
     reasoning: str | UnsetType = UNSET
+    thinking_blocks: list[dict[str, Any]] | UnsetType = UNSET
+    """Signed blocks of the reasoning, as Anthropic's API has them; LiteLLM's field name.
+
+    The next turn of a conversation with tools needs them in the message.
+    """
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -156,6 +163,7 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     function_call: dict[str, Any] | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
+    thinking_blocks: list[dict[str, Any]] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):

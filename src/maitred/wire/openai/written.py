@@ -51,6 +51,8 @@ def merge_deltas(deltas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             if name == "tool_calls":
                 for piece in value:
                     _merge_tool_call(calls, piece)
+            elif isinstance(value, list):
+                message[name] = [*message.get(name, ()), *value]
             else:
                 message[name] = message.get(name, "") + value
     if calls:

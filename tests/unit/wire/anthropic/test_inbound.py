@@ -64,10 +64,38 @@ def test_a_conversation_with_tools():
             "role": "assistant",
             "content": "See.",
             "tool_calls": [{"id": "t1", "type": "function", "function": function}],
+            "reasoning_content": "Hm.",
+            "reasoning": "Hm.",
+            "thinking_blocks": [{"type": "thinking", "thinking": "Hm.", "signature": "x"}],
         },
         {"role": "tool", "tool_call_id": "t1", "content": "waves"},
         {"role": "user", "content": "And?"},
     ]
+
+
+@pytest.mark.parametrize("is_error", [True, False, None])
+def test_a_failed_tool_call_stays_one_and_a_template_reads_so(is_error):
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "42", "is_error": is_error}
+    called = {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "f", "input": {}}]}
+    request = chat([USER, called, {"role": "user", "content": [result]}])
+    assert request.conversation()[-1]["content"] == ("Error: 42" if is_error else "42")
+    sent = json.loads(encode_request(to_messages(request, model="m", max_tokens=9)))
+    (told,) = sent["messages"][-1]["content"]
+    assert told == {name: value for name, value in result.items() if value}
+
+
+def test_thoughts_come_to_the_server_that_wrote_them_and_as_text_to_others():
+    thoughts = [
+        {"type": "thinking", "thinking": "Hm.", "signature": "x"},
+        {"type": "redacted_thinking", "data": "XX"},
+        {"type": "thinking", "thinking": "Another model's.", "signature": ""},
+    ]
+    used = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
+    request = chat([USER, {"role": "assistant", "content": [*thoughts, used]}, USER], thinking={"type": "adaptive"})
+    assert request.messages[1].reasoning_content == "Hm.\n\nAnother model's."
+    sent = json.loads(encode_request(to_messages(request, model="m", max_tokens=9)))
+    assert sent["messages"][1]["content"] == [*thoughts[:2], used]
+    assert sent["thinking"] == {"type": "adaptive"}
 
 
 def test_a_turn_of_thoughts_alone_is_left_out():
@@ -83,6 +111,9 @@ def test_a_turn_of_thoughts_alone_is_left_out():
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
+        ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management.edits[0]"),
+        ({"context_management": {"edits": "all"}}, "context_management.edits"),
+        ({"context_management": "all"}, "context_management.edits"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
         ({"stop_sequences": ["x" * 2000]}, "stop_sequences"),
         ({"stop_sequences": ["x"] * 40}, "stop_sequences"),
@@ -94,6 +125,20 @@ def test_what_breaks_a_rule_is_named(fields, param):
     with pytest.raises(InvalidRequest) as caught:
         chat(**fields)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "management",
+    [
+        None,
+        {},
+        {"edits": []},
+        {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        {"edits": [{"type": "clear_tool_uses_20250919"}, {"type": "clear_thinking_20251015", "keep": {"value": 1}}]},
+    ],
+)
+def test_edits_that_only_shorten_the_prompt_are_hints(management):
+    assert chat(context_management=management) == chat()
 
 
 def test_counting_needs_no_limit():
@@ -111,7 +156,7 @@ words = st.text(min_size=1, max_size=6)
 inputs = st.dictionaries(words, st.integers(-9, 9) | words | st.lists(st.booleans(), max_size=2), max_size=2)
 calls = st.builds(
     lambda name, arguments: {
-        "id": f"c-{name}",
+        "id": "",
         "type": "function",
         "function": {"name": name, "arguments": msgspec.json.encode(arguments).decode()},
     },
@@ -140,6 +185,8 @@ def test_there_and_back_again(turns, system, fields):
     messages = [] if system is None else [{"role": "system", "content": system}]
     for asked, answered, called, result in turns:
         messages.append({"role": "user", "content": asked})
+        # Ids that Messages does not accept, or that come twice, would get substitutes.
+        called = [{**call, "id": f"c-{len(messages)}-{number}"} for number, call in enumerate(called)]
         if answered is None and not called:
             continue
         reply = {"role": "assistant", "content": answered, "tool_calls": called or None}

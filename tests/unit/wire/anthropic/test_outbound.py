@@ -1,6 +1,7 @@
 """Chat completions as Messages requests."""
 
 import json
+import re
 
 import msgspec
 import pytest
@@ -98,12 +99,135 @@ def test_tools_their_calls_and_their_results():
         ({"tool_choice": "required"}, {"type": "any"}),
         ({"tool_choice": {"type": "function", "function": {"name": "look"}}}, {"type": "tool", "name": "look"}),
         ({"parallel_tool_calls": False}, {"type": "auto", "disable_parallel_tool_use": True}),
+        (
+            {"tool_choice": "required", "parallel_tool_calls": False},
+            {"type": "any", "disable_parallel_tool_use": True},
+        ),
+        (
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": []}}},
+            {"type": "any"},
+        ),
     ],
 )
 def test_which_tool_is_to_be_called(asked, sent):
     tools = [{"type": "function", "function": {"name": "look"}}]
+    if isinstance(chosen := asked.get("tool_choice"), dict) and "allowed_tools" in chosen:
+        chosen["allowed_tools"]["tools"] = tools
     assert written([USER], tools=tools, **asked)["tool_choice"] == sent
     assert "tool_choice" not in written([USER], **asked)
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_only_the_allowed_tools_are_declared(mode):
+    tools = [{"type": "function", "function": {"name": name}} for name in ("look", "wait", "run")]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [tools[2], tools[0]]}}
+    body = written([USER], tools=tools, tool_choice=choice)
+    assert [tool["name"] for tool in body["tools"]] == ["look", "run"]
+    assert body["tool_choice"] == {"type": {"auto": "auto", "required": "any"}[mode]}
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ({}, {"type": "object", "properties": {}}),
+        (None, {"type": "object", "properties": {}}),
+        ({"properties": {"x": {}}}, {"type": "object", "properties": {"x": {}}}),
+        ({"type": None, "required": []}, {"type": "object", "required": []}),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {}}}, {"type": "object", "$ref": "#/$defs/a", "$defs": {"a": {}}}),
+        ({"type": "object", "additionalProperties": False}, {"type": "object", "additionalProperties": False}),
+    ],
+)
+def test_the_schema_of_a_tool_is_that_of_an_object(given, sent):
+    body = written([USER], tools=[{"type": "function", "function": {"name": "f", "parameters": given}}])
+    assert body["tools"][0]["input_schema"] == sent
+
+
+def ids_of(messages):
+    """The ids of calls and of results in what is sent, in their order."""
+    blocks = [
+        block
+        for turn in written(messages)["messages"]
+        if isinstance(turn["content"], list)
+        for block in turn["content"]
+    ]
+    return (
+        [block["id"] for block in blocks if block["type"] == "tool_use"],
+        [block["tool_use_id"] for block in blocks if block["type"] == "tool_result"],
+    )
+
+
+def round_of(*call_ids):
+    calls = [{**CALL, "id": call_id} for call_id in call_ids]
+    results = [{"role": "tool", "tool_call_id": call_id, "content": "waves"} for call_id in call_ids]
+    return [{"role": "assistant", "tool_calls": calls}, *results]
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        [["functions.look:0"], ["functions.look:1"]],
+        [["call_0"], ["call_0"], ["call_0"]],
+        [["", ""], [""]],
+        [["a|b", "a_b"]],
+        [["x" * 200]],
+        [["ü"], ["ü"]],
+    ],
+)
+def test_ids_of_other_servers_become_ids_that_messages_accepts(rounds):
+    messages = [USER, *(message for ids in rounds for message in round_of(*ids))]
+    calls, results = ids_of(messages)
+    assert calls == results
+    assert len(set(calls)) == len(calls) == sum(map(len, rounds))
+    assert all(re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", call_id) for call_id in calls)
+    # A longer conversation begins with the same ids: the server's prefix cache knows them.
+    assert ids_of([*messages, *round_of("more")])[0][: len(calls)] == calls
+
+
+def test_signed_thoughts_come_first_and_those_of_others_are_left_out():
+    blocks = [
+        {"index": 0, "type": "thinking", "thinking": "Hm.", "signature": "SIG"},
+        {"index": 1, "type": "redacted_thinking", "data": "XX"},
+        {"type": "thinking", "thinking": "unsigned"},
+        {"type": "weather"},
+    ]
+    answer = {"role": "assistant", "content": "See.", "reasoning_content": "Hm.", "thinking_blocks": blocks}
+    assert written([USER, {**answer, "tool_calls": [CALL]}])["messages"][1]["content"] == [
+        {"type": "thinking", "thinking": "Hm.", "signature": "SIG"},
+        {"type": "redacted_thinking", "data": "XX"},
+        {"type": "text", "text": "See."},
+        {"type": "tool_use", "id": "c1", "name": "look", "input": {"at": "sea"}},
+    ]
+
+
+def test_an_id_that_messages_accepts_stays():
+    assert ids_of([USER, *round_of("toolu_01", "call-2")]) == (["toolu_01", "call-2"], ["toolu_01", "call-2"])
+
+
+def test_a_result_may_come_out_of_order():
+    called, first, second = round_of("b.1", "b.2")
+    calls, results = ids_of([USER, called, second, first])
+    assert results == calls[::-1]
+
+
+def test_a_function_call_of_the_older_form_and_its_result():
+    function = CALL["function"]
+    body = written(
+        [
+            USER,
+            {"role": "assistant", "content": None, "function_call": function},
+            {"role": "function", "name": "look", "content": "waves"},
+            {"role": "assistant", "content": None, "function_call": function},
+            {"role": "function", "name": "look", "content": "more waves"},
+        ]
+    )
+    used = [turn["content"][0] for turn in body["messages"][1::2]]
+    told = [turn["content"][0] for turn in body["messages"][2::2]]
+    assert [(block["name"], block["input"]) for block in used] == [("look", {"at": "sea"})] * 2
+    assert [(block["tool_use_id"], block["content"]) for block in told] == [
+        (used[0]["id"], "waves"),
+        (used[1]["id"], "more waves"),
+    ]
+    assert used[0]["id"] != used[1]["id"]
 
 
 @pytest.mark.parametrize(
