@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
-from maitred.core.request import MOST_TOKENS, Usage
+from maitred.core.request import Usage
 from maitred.wire.anthropic.responses import (
     BlockDelta,
     ContentBlock,
@@ -30,6 +30,7 @@ from maitred.wire.anthropic.responses import (
     PingEvent,
     StreamEvent,
 )
+from maitred.wire.reported_usage import parse_usage
 from maitred.wire.sse import SSEEvent
 
 Finish = Literal["stop", "length", "tool_calls", "content_filter"]
@@ -117,7 +118,7 @@ class MessagesStreamParser:
         self.has_output = False
         self.is_complete = False
         self.usage: Usage | None = None
-        self._counts: MessageUsage | None = None
+        self._counts = MessageUsage()
         self._started = False
         self._block: ContentBlock | None = None
         self._next_index = 0
@@ -158,7 +159,7 @@ class MessagesStreamParser:
         match event:
             case MessageStart(message=message):
                 self._started = True
-                self._counts = message.usage
+                self._counts = message.usage or MessageUsage()
                 self.usage = _to_usage(self._counts)
             case ContentBlockStart(index=index, content_block=block):
                 self._check(
@@ -173,7 +174,7 @@ class MessagesStreamParser:
                 yield from self._close()
             case MessageDelta(delta=delta, usage=usage):
                 self._check(self._block is None, "message_delta")
-                self._counts = usage if self._counts is None else _merge_usage(usage, self._counts)
+                self._counts = _merge_usage(usage or MessageUsage(), self._counts)
                 self.usage = _to_usage(self._counts)
                 if delta.stop_reason is not None:
                     self._finish = _stop_reason(delta.stop_reason, self._tool_call_count)
@@ -239,7 +240,8 @@ class WholeAnswer(msgspec.Struct, frozen=True):
     text: str
     tool_calls: list[dict[str, Any]]
     finish: Finish
-    usage: Usage
+    usage: Usage | None
+    """None: the server counted nothing."""
 
 
 def parse_answer(body: bytes) -> WholeAnswer:
@@ -262,7 +264,7 @@ def parse_answer(body: bytes) -> WholeAnswer:
         "".join(block.text for block in answer.content if block.type == "text" and isinstance(block.text, str)),
         calls,
         _stop_reason(answer.stop_reason, len(calls)),
-        _to_usage(answer.usage),
+        _to_usage(answer.usage or MessageUsage()),
     )
 
 
@@ -317,18 +319,12 @@ def _encode_arguments(arguments: object) -> str:
 
 def _merge_usage(usage: MessageUsage, previous: MessageUsage) -> MessageUsage:
     """Merges usage counts, which are running totals; an omitted count keeps its previous value."""
-    counts = {name: count for name, count in msgspec.structs.asdict(usage).items() if isinstance(count, int)}
+    counts = {
+        name: count for name, count in msgspec.structs.asdict(usage).items() if count is not None and count is not UNSET
+    }
     return msgspec.structs.replace(previous, **counts)
 
 
-def _to_usage(counts: MessageUsage) -> Usage:
-    """Converts usage counts to the form of OpenAI, whose prompt tokens include the cached ones."""
-    rest, written, read = (
-        count if isinstance(count, int) else 0
-        for count in (counts.input_tokens, counts.cache_creation_input_tokens, counts.cache_read_input_tokens)
-    )
-    if not isinstance(counts.input_tokens, int):
-        raise AnswerBroken("it does not say how many tokens the prompt has")
-    if not all(0 <= count <= MOST_TOKENS for count in (rest, written, read, counts.output_tokens)):
-        raise AnswerBroken("its usage cannot be")
-    return Usage(rest + written + read, counts.output_tokens, read)
+def _to_usage(counts: MessageUsage) -> Usage | None:
+    """Converts usage counts to the form of OpenAI, whose prompt tokens include the cached and the written ones."""
+    return parse_usage(msgspec.structs.asdict(counts))

@@ -85,7 +85,7 @@ def test_text():
     assert [delta.finish for delta in deltas] == [None, None, "stop"]
     assert reader.is_complete
     reader.on_end()
-    assert reader.usage == Usage(prompt_tokens=18, completion_tokens=7, cached_tokens=5)
+    assert reader.usage == Usage(18, 7, 5, cache_write_tokens=3)
 
 
 def test_calls_of_tools():
@@ -119,7 +119,31 @@ def test_why_it_ended(reason, finish):
 
 def test_the_last_usage_counts_and_what_it_leaves_out_stays():
     reader, _ = read([START, ending(input_tokens=20, cache_read_input_tokens=None), STOP])
-    assert reader.usage == Usage(prompt_tokens=28, completion_tokens=7, cached_tokens=5)
+    assert reader.usage == Usage(28, 7, 5, cache_write_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("begun", "ended", "usage"),
+    [
+        ({"output_tokens": 1}, {"output_tokens": 7}, Usage(0, 7)),
+        ({"input_tokens": 10}, None, Usage(10, 0)),
+        (None, {"input_tokens": "10", "output_tokens": 7.0}, Usage(10, 7)),
+        ({"input_tokens": 10, "output_tokens": 1}, {"input_tokens": -1, "output_tokens": 7}, Usage(0, 7)),
+        (None, None, None),
+    ],
+)
+def test_counts_that_are_odd_or_missing_break_nothing(begun, ended, usage):
+    start = {**START, "message": {**START["message"], "usage": begun}}
+    end = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}
+    reader, _ = read([start, *text(0, "x"), end if ended is None else {**end, "usage": ended}, STOP])
+    assert (reader.usage, reader.is_complete) == (usage, True)
+
+
+def test_writes_into_the_cache_are_counted_by_their_lifetime():
+    written = {"ephemeral_5m_input_tokens": 100, "ephemeral_1h_input_tokens": 900}
+    usage = {"input_tokens": 10, "cache_creation_input_tokens": 1000, "output_tokens": 1, "cache_creation": written}
+    reader, _ = read([{**START, "message": {**START["message"], "usage": usage}}, ending(), STOP])
+    assert reader.usage == Usage(1010, 7, cache_write_tokens=1000, cache_write_1h_tokens=900)
 
 
 def test_what_nobody_knows_and_what_the_model_thinks_is_passed_over():
@@ -167,17 +191,14 @@ def broken(events):
     "events",
     [
         [{"no": "type"}],
-        [{**START, "message": {**START["message"], "usage": {"output_tokens": 1}}}],
         [{**START, "message": {"id": "x"}}],
         [START, opened(0, type="tool_use", name="look", input={})],
         [START, opened(0, type="text", text=""), filled(0, type="input_json_delta", partial_json="{")],
         [START, *call(0, "{")],
         [START, *call(0, "[1]")],
-        [START, {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}],
         [START, ending("pause_turn")],
         [START, ending("tool_use")],
         [START, ending(None), STOP],
-        [START, ending(input_tokens=-1)],
     ],
 )
 def test_what_breaks_the_rules_is_broken(events):
@@ -235,7 +256,7 @@ def test_a_whole_answer():
         {"id": "t1", "type": "function", "function": {"name": "look", "arguments": '{"at":"sea"}'}}
     ]
     assert answer.finish == "tool_calls"
-    assert answer.usage == Usage(18, 1, 5)
+    assert answer.usage == Usage(18, 1, 5, cache_write_tokens=3)
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"{}", whole(stop_reason=None), whole(content=None), whole()[:-9]])
