@@ -11,6 +11,7 @@ from benchmarks.support.installation import Gateway, Installation
 from benchmarks.support.report import Report
 from benchmarks.support.single_request import Reply
 from maitred.core.context import Outcome
+from maitred.core.request import Usage
 from maitred.core.usage import Price, UsageEvent, to_nano_usd
 from maitred.store.database import open_database
 from maitred.store.usage import MAX_ROWS, UsageQueries
@@ -103,7 +104,7 @@ def cost_of(line: UsageEvent, price: Price) -> int:
     """What a line must cost."""
     if line.outcome not in BILLED:
         return 0
-    return price.cost_nusd(line.prompt_tokens, line.cached_tokens, line.output_tokens)
+    return price.cost_nusd(Usage(line.prompt_tokens, line.output_tokens, line.cached_tokens))
 
 
 def require_spent_within(

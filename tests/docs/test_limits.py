@@ -130,7 +130,9 @@ async def test_the_example_adds_up():
     async def spent(counters):
         return {counter: int(0.95 * NANO) for counter in counters}
 
-    setup = AdmissionSetup(limit("tenant:acme", "usd_per_day", NANO), price=(10.0, None, 30.0), spent=spent)
+    setup = AdmissionSetup(
+        limit("tenant:acme", "usd_per_day", NANO), price={"prompt": 10.0, "output": 30.0}, spent=spent
+    )
 
     async def stands_as_written():
         (state,) = await setup.admission.budgets("tenant:acme")

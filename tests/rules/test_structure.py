@@ -6,8 +6,8 @@ from collections import Counter
 from tests.support.source import ROOT, SOURCE, Function, classes, imports, trees
 
 MOST_FILES_IN_A_FOLDER = 30
-TINY_FILES = 11
-"""Files under `TINY_LINES` lines, less packages and settings. It only falls, as all counts here."""
+TINY_FILES = 10
+"""Files under `TINY_LINES` lines, less packages, settings and migrations. It only falls, as all counts here."""
 TINY_LINES = 40
 PROTOCOLS_WITH_ONE_IMPLEMENTATION = 14
 MOST_ARGUMENTS = 12
@@ -40,6 +40,7 @@ def test_tiny_files_only_become_fewer():
         str(path)
         for path in trees()
         if path.name not in ("__init__.py", "__main__.py", "config.py")
+        and path.parent.name != "versions"
         and len((SOURCE / path).read_text(encoding="utf-8").splitlines()) < TINY_LINES
     ]
     assert len(tiny) <= TINY_FILES, tiny

@@ -92,17 +92,18 @@ def limit(subject, kind, value, **others):
 class AdmissionSetup:
     """An `Admission` with all that it needs."""
 
-    def __init__(self, *limits, price=(1.0, 0.1, 2.0), spent=None, **config):
+    def __init__(self, *limits, price=None, spent=None, **config):
         self.clock = StillClock()
         self.counters = FlakyCounters(self.clock, spent)
         self.ledger = PaperLedger()
         self.alarms = []
-        prompt, cached, output = price
         self.admission = Admission(
             Limits(*limits),
             self.counters,
             self.ledger,
-            AdmissionConfig(prices={"*": PriceConfig(prompt=prompt, cached=cached, output=output)}, **config),
+            AdmissionConfig(
+                prices={"*": PriceConfig(**(price or {"prompt": 1.0, "cached": 0.1, "output": 2.0}))}, **config
+            ),
             self.clock,
             jitter=lambda: 0.5,
             on_soft_budget=lambda passed, reading: self.alarms.append((passed.id, reading)),

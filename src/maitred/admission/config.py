@@ -19,6 +19,20 @@ class PriceConfig(Struct, frozen=True, kw_only=True):
             description="A million tokens of prompts that were found in the prefix cache; null: as much as others.",
         ),
     ] = None
+    cache_write: Annotated[
+        _Usd | None,
+        Meta(
+            description="A million tokens of prompts that a server wrote into its prefix cache, where it counts them; "
+            "null: as much as others. Anthropic charges 1.25 times `prompt`.",
+        ),
+    ] = None
+    cache_write_1h: Annotated[
+        _Usd | None,
+        Meta(
+            description="Of these, a million that it keeps for an hour; null: as much as `cache_write`. Anthropic "
+            "charges twice `prompt`.",
+        ),
+    ] = None
     output: Annotated[_Usd, Meta(description="A million tokens of answers.")] = 0.0
 
 

@@ -87,6 +87,7 @@ class Grant:
         self.rate_limits = rate_limits
         self._work = admission_request
         self._plan = plan
+        self._size = size
         self._books = books
         self._readings = readings
         self._used: Usage | None = None
@@ -128,7 +129,8 @@ class Grant:
 
         Complete answers and answers that the caller cancelled are billed. Failed requests are free: no budget is
         charged, but token rates keep the processed tokens. Requests that were refused before any work began do not
-        count in the rates.
+        count in the rates. A budget is never charged more than was reserved in it: what a server counts beyond that is
+        an error of its count, or of the estimate of its prompt.
 
         Args:
             usage: Usage that the replica counted.
@@ -142,8 +144,11 @@ class Grant:
             return
         cost_nusd = 0
         if outcome in _BILLED:
-            price = self._plan.tag.price
-            cost_nusd = price.cost_nusd(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+            price, size = self._plan.tag.price, self._size
+            cost_nusd = price.cost_nusd(usage)
+            if self._plan.demand.budgets:
+                output_tokens = size.choices * self.max_tokens
+                cost_nusd = min(cost_nusd, price.max_cost_nusd(size.prompt_tokens, output_tokens))
         spent, taken = spend_amounts(self._plan.demand, cost_nusd), rate_amounts(self._plan.demand, usage, outcome)
         self._books.ledger.record(self._event(usage, outcome, cost_nusd, spent, taken))
         self._recorded = True
@@ -210,6 +215,7 @@ class Grant:
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             output_tokens=usage.completion_tokens,
+            cache_write_tokens=usage.cache_write_tokens,
             price=self._plan.tag.text,
             cost_nusd=cost_nusd,
             ttft_s=None if first_s is None else first_s - self._started_s,

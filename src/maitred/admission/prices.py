@@ -15,7 +15,8 @@ class PriceTag(msgspec.Struct, frozen=True):
 
     price: Price
     text: str
-    """Price as text in the ledger: ``0.5/0.05/1.5 USD per million``; empty if tokens are free."""
+    """Price as text in the ledger: ``0.5/0.05/1.5 USD per million``, with ``, cache writes 0.625/1`` behind it if
+    these cost more or less than other tokens; empty if tokens are free."""
 
 
 FREE = PriceTag(Price(), "")
@@ -38,8 +39,15 @@ class PriceList:
 
 
 def _price_tag(config: PriceConfig) -> PriceTag:
-    price = Price.per_million_usd(config.prompt, config.cached, config.output)
+    price = Price.per_million_usd(
+        config.prompt, config.cached, config.output, config.cache_write, config.cache_write_1h
+    )
     if price == FREE.price:
         return FREE
     cached = config.prompt if config.cached is None else config.cached
-    return PriceTag(price, f"{config.prompt:g}/{cached:g}/{config.output:g} USD per million")
+    text = f"{config.prompt:g}/{cached:g}/{config.output:g} USD per million"
+    if price.cache_write_surcharge or price.cache_write_1h_surcharge:
+        write = config.prompt if config.cache_write is None else config.cache_write
+        write_1h = write if config.cache_write_1h is None else config.cache_write_1h
+        text += f", cache writes {write:g}/{write_1h:g}"
+    return PriceTag(price, text)

@@ -1,6 +1,7 @@
 """Request in the form that admission needs."""
 
 import msgspec
+from msgspec.structs import replace
 
 from maitred.core.context import RequestContext
 from maitred.core.request import Usage
@@ -51,4 +52,4 @@ class AdmissionRequest(msgspec.Struct, frozen=True, kw_only=True):
         context = self.context
         if context is None:
             return Usage(self.prompt_tokens, 0)
-        return Usage(self.prompt_tokens, context.completion_tokens, context.cached_tokens)
+        return replace(context.usage, prompt_tokens=self.prompt_tokens)

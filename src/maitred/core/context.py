@@ -111,8 +111,12 @@ class RequestContext(msgspec.Struct):
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     """Reasoning tokens, a part of the completion tokens."""
+    cache_write_tokens: int = 0
+    """Prompt tokens that the server wrote into its prefix cache, a part of the prompt tokens."""
+    cache_write_1h_tokens: int = 0
+    """Those of them that the server keeps for an hour."""
     estimated: bool = False
-    """Whether the token counts are estimates, because the server did not count them."""
+    """Whether the token counts are estimates, because the server did not count them, or not credibly."""
     first_token_s: float | None = None
     gaps_s: list[float] = []
     """Seconds between two successive deliveries of tokens of one choice."""
@@ -159,6 +163,8 @@ class RequestContext(msgspec.Struct):
             self.cached_tokens,
             self.estimated,
             reasoning_tokens=self.reasoning_tokens,
+            cache_write_tokens=self.cache_write_tokens,
+            cache_write_1h_tokens=self.cache_write_1h_tokens,
         )
 
     def reset_for_fallback(self, fallback: str) -> None:
@@ -180,6 +186,7 @@ class RequestContext(msgspec.Struct):
 
     def _reset(self) -> None:
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = self.reasoning_tokens = 0
+        self.cache_write_tokens = self.cache_write_1h_tokens = 0
         self.predicted_position = self.position = self.dispatched_s = self.clamped_max_tokens = None
         self.estimated, self.degraded, self.refused_by, self.finish_reasons = False, [], "", []
 

@@ -213,6 +213,10 @@ class Usage(msgspec.Struct, frozen=True):
     """Whether the token counts are estimates."""
     reasoning_tokens: int = 0
     """Reasoning tokens before the answer, a part of the completion tokens."""
+    cache_write_tokens: int = 0
+    """Prompt tokens that the server wrote into its prefix cache, a part of the prompt tokens."""
+    cache_write_1h_tokens: int = 0
+    """Those of them that the server keeps for an hour, which some providers price higher."""
 
     @property
     def total_tokens(self) -> int:

@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 
 from maitred.core.context import Outcome
+from maitred.core.request import Usage
 
 
 class UsageEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -52,6 +53,8 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     from these values after a restart."""
     rollout: str = ""
     """Rollout arm of the request, such as ``chat=canary``; empty: no rollout."""
+    cache_write_tokens: int = 0
+    """Prompt tokens that the server wrote into its prefix cache, a part of the prompt tokens."""
 
 
 class Ledger(Protocol):
@@ -93,18 +96,52 @@ class Price(msgspec.Struct, frozen=True):
     cached: int = 0
     """Prompt tokens that were found in the prefix cache."""
     output: int = 0
+    cache_write_surcharge: int = 0
+    """Difference between the price of a prompt token that is written into the prefix cache and that of any other."""
+    cache_write_1h_surcharge: int = 0
+    """The same for a prompt token that is kept for an hour."""
 
     @classmethod
-    def per_million_usd(cls, prompt: float, cached: float | None, output: float) -> "Price":
-        """Makes a price from dollars per million tokens; cached tokens default to the prompt price."""
-        prompt_nusd, output_nusd = _per_thousand(prompt), _per_thousand(output)
-        return cls(prompt_nusd, prompt_nusd if cached is None else _per_thousand(cached), output_nusd)
+    def per_million_usd(
+        cls,
+        prompt: float,
+        cached: float | None,
+        output: float,
+        cache_write: float | None = None,
+        cache_write_1h: float | None = None,
+    ) -> "Price":
+        """Makes a price from dollars per million tokens.
 
-    def cost_nusd(self, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> int:
-        """Returns the cost of a request. `cached_tokens` are part of `prompt_tokens`."""
-        exact = (prompt_tokens - cached_tokens) * self.prompt + cached_tokens * self.cached
-        exact += output_tokens * self.output
+        Cached and written tokens default to the prompt price, and those that are kept for an hour to the written ones.
+        """
+        prompt_nusd, output_nusd = _per_thousand(prompt), _per_thousand(output)
+        write_nusd = prompt_nusd if cache_write is None else _per_thousand(cache_write)
+        write_1h_nusd = write_nusd if cache_write_1h is None else _per_thousand(cache_write_1h)
+        return cls(
+            prompt_nusd,
+            prompt_nusd if cached is None else _per_thousand(cached),
+            output_nusd,
+            write_nusd - prompt_nusd,
+            write_1h_nusd - prompt_nusd,
+        )
+
+    def cost_nusd(self, usage: Usage) -> int:
+        """Returns the cost of a request."""
+        exact = (usage.prompt_tokens - usage.cached_tokens) * self.prompt + usage.cached_tokens * self.cached
+        exact += usage.completion_tokens * self.output
+        if usage.cache_write_tokens:
+            exact += (usage.cache_write_tokens - usage.cache_write_1h_tokens) * self.cache_write_surcharge
+            exact += usage.cache_write_1h_tokens * self.cache_write_1h_surcharge
         return -(-exact // PRICED_TOKENS)
+
+    @property
+    def max_per_prompt_token(self) -> int:
+        """The highest price of a prompt token, whether it is read from the cache, written into it, or neither."""
+        return max(self.cached, self.prompt + max(0, self.cache_write_surcharge, self.cache_write_1h_surcharge))
+
+    def max_cost_nusd(self, prompt_tokens: int, output_tokens: int) -> int:
+        """Returns the highest cost of a request of this size."""
+        return -(-(prompt_tokens * self.max_per_prompt_token + output_tokens * self.output) // PRICED_TOKENS)
 
 
 def _per_thousand(usd_per_million: float) -> int:

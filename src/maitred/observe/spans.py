@@ -214,6 +214,7 @@ def _usage_attributes(context: RequestContext) -> dict[str, Attribute | None]:
     return attributes | {
         f"{prefix}.output_tokens": context.completion_tokens,
         f"{prefix}.cache_read.input_tokens": context.cached_tokens,
+        f"{prefix}.cache_creation.input_tokens": context.cache_write_tokens or None,
         f"{prefix}.reasoning.output_tokens": context.reasoning_tokens or None,
     }
 

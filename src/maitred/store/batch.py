@@ -123,8 +123,9 @@ def _row(event: UsageEvent) -> tuple[Any, ...]:
         event = msgspec.structs.replace(
             event, **{name: _storable_text(text) for name, text in zip(_TEXT_NAMES, texts, strict=True)}
         )
-    *values, outcome, charges, taken, rollout = _get_values(event)
-    return (*values, outcome.value, _encode(charges).decode(), _encode(taken).decode(), rollout)
+    *values, outcome, charges, taken, rollout, cache_write_tokens = _get_values(event)
+    maps = _encode(charges).decode(), _encode(taken).decode()
+    return (*values, outcome.value, *maps, rollout, cache_write_tokens)
 
 
 def _storable_text(text: str) -> str:

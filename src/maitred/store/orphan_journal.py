@@ -162,6 +162,7 @@ def _interrupted_event(begin_record: BeginRecord, last_event_s: float) -> UsageE
         prompt_tokens=0,
         cached_tokens=0,
         output_tokens=0,
+        cache_write_tokens=0,
         cost_nusd=0,
         ttft_s=None,
         outcome=Outcome.FAILED,

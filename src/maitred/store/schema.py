@@ -198,6 +198,7 @@ usage = Table(
     Column("charges", JSON, nullable=False),
     Column("taken", JSON, nullable=False),
     Column("rollout", StoredText, nullable=False, server_default=""),
+    Column("cache_write_tokens", BigInteger, nullable=False, server_default="0"),
     Index(None, "tenant", "time_s"),
     Index(None, "key", "time_s"),
 )

@@ -55,6 +55,7 @@ _SUM_FIELDS = ("prompt_tokens", "cached_tokens", "output_tokens", "cost_nusd")
 _LINE_FIELDS = (
     "id", "request_id", "key", "tenant", "organisation", "model", "replica", "route", "outcome",
     "prompt_tokens", "cached_tokens", "output_tokens", "price", "cost_nusd", "ttft_s", "duration_s", "rollout",
+    "cache_write_tokens",
 )  # fmt: skip
 
 

@@ -66,6 +66,29 @@ def estimate_conversation(messages: Iterable[Mapping[str, Any]], tools: object =
     return tokens + (_estimate_json(tools) if tools else 0.0)
 
 
+def estimate_members(members: Mapping[str, Any]) -> float:
+    """Estimates the tokens that a model has written for the members of a message's delta besides its text.
+
+    These are thoughts, refusals, and the names and arguments of tool calls. Others, such as pictures, signatures and
+    citations, are no text of the model.
+    """
+    # Some servers send a thought under both names.
+    tokens = max(_estimate_value(members.get("reasoning_content")), _estimate_value(members.get("reasoning")))
+    tokens += _estimate_value(members.get("refusal"))
+    calls = members.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        if isinstance(call, dict):
+            for name in ("function", "custom"):
+                function = call.get(name)
+                if isinstance(function, dict):
+                    tokens += sum(_estimate_value(function.get(field)) for field in ("name", "arguments", "input"))
+    return tokens
+
+
+def _estimate_value(value: object) -> float:
+    return estimate(value) if isinstance(value, str) else 0.0
+
+
 def _estimate_json(value: object) -> float:
     return estimate(msgspec.json.encode(value).decode())
 

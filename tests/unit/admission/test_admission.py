@@ -98,7 +98,7 @@ async def test_the_default_length():
 
 
 async def test_prices_are_by_model():
-    setup = AdmissionSetup(price=(0, None, 0))
+    setup = AdmissionSetup(price={"prompt": 0})
     async with setup.admit() as grant:
         await grant.settle(Usage(10, 5), Outcome.FINISHED)
     assert (setup.ledger.events[0].price, setup.ledger.events[0].cost_nusd) == ("", 0)
@@ -127,7 +127,7 @@ async def test_rates_take_what_may_be_used_and_keep_what_was(rate, kind, running
 
 async def test_a_budget_without_prices_counts_nothing_and_says_so_once(caplog):
     setup = AdmissionSetup(
-        limit("tenant:acme", "usd_total", 1), limit("key:alice", "requests_per_minute", 60), price=(0, None, 0)
+        limit("tenant:acme", "usd_total", 1), limit("key:alice", "requests_per_minute", 60), price={"prompt": 0}
     )
     for _ in range(3):
         async with setup.admit() as grant:

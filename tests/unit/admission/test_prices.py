@@ -4,6 +4,7 @@ import pytest
 
 from maitred.admission.config import PriceConfig
 from maitred.admission.prices import FREE, PriceList, PriceTag
+from maitred.core.request import Usage
 from maitred.core.usage import Price
 
 PRICES = PriceList({"tiny": PriceConfig(prompt=0.5, cached=0.05, output=1.5), "*": PriceConfig(prompt=3, output=15)})
@@ -23,3 +24,23 @@ def test_prices(model, tag):
 def test_what_has_no_price_is_free():
     assert PriceList({}).price_for("tiny") is FREE
     assert PriceList({"tiny": PriceConfig(cached=0.0)}).price_for("tiny") is FREE
+
+
+def test_written_tokens_have_prices_of_their_own():
+    prices = PriceList(
+        {
+            "claude": PriceConfig(prompt=3, cached=0.3, output=15, cache_write=3.75, cache_write_1h=6),
+            "short": PriceConfig(prompt=3, output=15, cache_write=3.75),
+            "plain": PriceConfig(prompt=3, output=15),
+        }
+    )
+    usage = Usage(1_000, 0, 100, cache_write_tokens=500, cache_write_1h_tokens=200)
+    costs = {model: prices.price_for(model).price.cost_nusd(usage) for model in ("claude", "short", "plain")}
+    assert costs == {
+        "claude": 400 * 3_000 + 100 * 300 + 300 * 3_750 + 200 * 6_000,
+        "short": 500 * 3_000 + 500 * 3_750,
+        "plain": 1_000 * 3_000,
+    }
+    assert prices.price_for("claude").text == "3/0.3/15 USD per million, cache writes 3.75/6"
+    assert prices.price_for("short").text == "3/3/15 USD per million, cache writes 3.75/3.75"
+    assert prices.price_for("plain").text == "3/3/15 USD per million"

@@ -125,10 +125,17 @@ def test_an_error_before_anything_may_be_the_requests_fault():
 
 
 def test_usage_can_be_missing_or_unsound():
-    counts = [(-1, 2), (7, -2), (10**30, 2), (7, 10**17)]
-    unsound = [{"prompt_tokens": prompt, "completion_tokens": completion} for prompt, completion in counts]
-    for usage in (b"", *(event({"choices": [], "usage": count}) for count in unsound)):
-        assert read(chunk("He") + chunk(finish="length") + usage + DONE)[1] is None
+    unsound = [({}, None), ([7], None), ({"prompt_tokens": -1}, None), ({"prompt_tokens": 7.0}, Usage(7, 0))]
+    unsound += [({"prompt_tokens": 7, "completion_tokens": count}, Usage(7, 0)) for count in (-2, 10**30, "x", None)]
+    for usage, counted in unsound:
+        data = chunk("He") + chunk(finish="length") + event({"choices": [], "usage": usage}) + DONE
+        assert read(data)[1] == counted
+    assert read(chunk("He") + chunk(finish="length") + DONE)[1] is None
+
+
+def test_usage_may_stand_in_the_choice():
+    last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop", "usage": USAGE}]}
+    assert read(chunk("He") + event(last) + DONE)[1] == Usage(7, 3, 2)
 
 
 def test_choices_end_one_by_one():

@@ -76,6 +76,7 @@ def _date_of(day: int) -> tuple[int, int, int]:
     return year_of_era + era * 400 + (month <= 2), month, date
 
 
+_FREE = Price()
 _BUCKET, _BUDGET = CounterKind.BUCKET, CounterKind.BUDGET
 _REFUSED = Outcome.REFUSED
 
@@ -117,7 +118,7 @@ def make_demand(watches: Sequence[WatchedCounter], price: Price, day: int) -> Li
         price: Price of the model. If tokens are free, no budget counts.
         day: Day that determines the budget windows; see the module docstring.
     """
-    free = not (price.prompt or price.cached or price.output)
+    free = price == _FREE
     counted = [watch for watch in watches if not (free and watch.claim.kind is _BUDGET)]
     claims = tuple(spend_claim(watch, price, day) if watch.claim.kind is _BUDGET else watch.claim for watch in counted)
     return LimitDemand(
@@ -144,8 +145,8 @@ def spend_claim(watch: WatchedCounter, price: Price, day: int) -> LimitClaim:
         ends_s=window.ends_s,
         hard=claim.hard,
         clamps=True,
-        # The claim assumes the more expensive case: no prompt token or every prompt token is cached.
-        per_prompt=max(price.prompt, price.cached),
+        # The claim assumes the most expensive case: every prompt token is read from the cache, or written, or neither.
+        per_prompt=price.max_per_prompt_token,
     )
 
 

@@ -344,10 +344,7 @@ class EscalatingStream:
         ) as answer:
             whole = [part async for parts in answer for part in parts]
         context = self._context
-        cost_nusd = self._price_of(context.model).cost_nusd(
-            context.prompt_tokens, context.cached_tokens, context.completion_tokens
-        )
-        self._spent_usd += to_usd(cost_nusd)
+        self._spent_usd += to_usd(self._price_of(context.model).cost_nusd(context.usage))
         return whole
 
     @property

@@ -31,7 +31,7 @@ from maitred.app.request.rollout_observer import RolloutObserver
 from maitred.app.request.tokenized import NamedTokenizer, TokenizedRequest, tokenize_prompts
 from maitred.app.request.upstream_request import UpstreamRequest
 from maitred.app.request.upstream_response import UpstreamResponse
-from maitred.app.request.usage_counter import UpstreamUsageCounter
+from maitred.app.request.usage_counter import OutputGrant, UpstreamUsageCounter
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.cohort import COHORT, CohortStage
 from maitred.core.context import DeltaListener, RateLimitStatus, RequestContext
@@ -264,7 +264,9 @@ class Pipeline:
             stack,
             upstream_request=upstream_request,
             request=request,
-            usage_counter=UpstreamUsageCounter(upstream_request.model, context, upstream_request.estimated),
+            usage_counter=UpstreamUsageCounter(
+                upstream_request.model, context, upstream_request.estimated, _output_grant(upstream_request, grant)
+            ),
             context=context,
             clock=self._clock,
             grant=grant,
@@ -379,6 +381,15 @@ def _plan_attributes(plan: RequestPlan, context: RequestContext) -> dict[str, An
         facts["predicted_ttft_s"] = round(plan.position.ttft_s, 6)
     facts["degraded"] = [*context.degraded]
     return facts
+
+
+def _output_grant(upstream_request: UpstreamRequest, grant: GrantHandle) -> OutputGrant:
+    """Returns the output tokens that the servers may produce for the request."""
+    return OutputGrant(
+        choice_tokens=min(max(upstream_request.available_tokens), grant.max_tokens),
+        choices=upstream_request.choice_count,
+        max_prompt_tokens=upstream_request.card.context_tokens * len(upstream_request.prompts),
+    )
 
 
 def _text_request(

@@ -187,7 +187,8 @@ class RequestPlanner:
     def _check_cost(self, tokenized: PreparedRequest, target: RouteTarget, max_usd: float) -> None:
         """Raises TooExpensive if the request may cost more than `max_usd`."""
         output_tokens = self._max_output_tokens(tokenized) * tokenized.choice_count
-        usd = to_usd(self._flow_controller.price_of(target.name).cost_nusd(tokenized.prompt_tokens, 0, output_tokens))
+        price = self._flow_controller.price_of(target.name)
+        usd = to_usd(price.max_cost_nusd(tokenized.prompt_tokens, output_tokens))
         if usd > max_usd:
             raise TooExpensive(
                 f"With {output_tokens:,} tokens of output it may cost ${usd:.4g}, and ${max_usd:.4g} are allowed. "

@@ -9,6 +9,7 @@ late, never looks complete.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
@@ -37,6 +38,8 @@ from maitred.core.resource_stack import ResourceStack
 from maitred.core.text_replica import TextBatch, TextReplica, TextRequest
 from maitred.core.timeline import RequestTimeline
 from maitred.dispatch.request import Endpoint
+
+log = logging.getLogger(__name__)
 
 
 class UpstreamAttempt(ReplicaAttempt[TextBatch]):
@@ -121,6 +124,8 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         self._finish_reasons: dict[int, FinishReason] = {}
         self._last_delta_s: dict[int, float] = {}
         self._is_finished = False
+        self._is_over_grant = False
+        """Whether every unfinished choice has more tokens than were granted."""
 
     async def __anext__(self) -> list[TextDelta]:
         if self._is_finished:
@@ -136,9 +141,11 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
                     return await self._end_at_deadline()
             if batch is None:
                 return await self._end(self._finish_reasons)
-            deltas = self._process_batch(batch)
+            deltas = [] if self._is_over_grant else self._process_batch(batch)
             if batch.whole:
                 return [*deltas, *await self._end(self._finish_reasons)]
+            if self._is_over_grant:
+                return [*deltas, *await self._end_at_grant()]
             if self._buffered is None:
                 return deltas
 
@@ -156,7 +163,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
                 return False
         if shown := self._process_batch(batch):
             sink.send(shown)
-        return True
+        return not self._is_over_grant  # the reader ends the answer
 
     async def _next_batch(self) -> TextBatch | None:
         """Returns the next batch of text; None at the end of the answer."""
@@ -250,15 +257,18 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
             context.first_token_s = now_s
             entry.on_first_token()
             entry.charge_tokens(prompt_tokens=context.prompt_tokens)
-        before = context.completion_tokens
+        before, over = context.completion_tokens, self._usage_counter.choices_over_grant
+        parts = [part for part in batch.parts if part.index not in over] if over else batch.parts
         self._usage_counter.count(batch)
         if context.completion_tokens != before:
             entry.charge_tokens(output_tokens=context.completion_tokens - before)
         self._grant.record_usage(context.usage)
         shown: list[TextDelta] = []
-        for part in batch.parts:
+        for part in parts:
             if part.finish is not None:
                 self._finish_reasons[part.index] = part.finish
+            if over and part.index in over:
+                part = replace(part, text=part.text[: int(len(part.text) * over[part.index])])
             if part.text or part.extra or part.scores:
                 if part.finish is not None or self._next_is_continuation:
                     part = TextDelta(
@@ -274,6 +284,9 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
                 if (last_s := self._last_delta_s.get(part.index)) is not None:
                     context.gaps_s.append(now_s - last_s)
                 self._last_delta_s[part.index] = now_s
+        if over:
+            self._finish_reasons |= dict.fromkeys(over, FinishReason.LENGTH)
+            self._is_over_grant = len(self._finish_reasons) == self._request.choices
         if self._continuation is not None:
             self._continuation.on_delta(shown)
         if self._buffered is None:
@@ -286,7 +299,8 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         await COHORT.sync(CohortStage.HEARD)
         self._is_finished = True
         before = self._context.completion_tokens
-        self._usage_counter.close()
+        if reason := self._usage_counter.close():
+            log.warning("An upstream of %s reports a wrong usage, which is estimated: %s.", self._context.model, reason)
         self._entry.charge_tokens(output_tokens=self._context.completion_tokens - before)
         self._context.finish_reasons = [finishes[index] for index in sorted(finishes)]
         await self._grant.settle(self._context.usage, Outcome.FINISHED)
@@ -295,6 +309,11 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
     def _final_delta(self, index: int, finish: FinishReason) -> TextDelta:
         """Makes the final delta of a choice."""
         return TextDelta(index, "", finish, continued=self._next_is_continuation)
+
+    async def _end_at_grant(self) -> list[TextDelta]:
+        """Ends the response because its choices have all tokens that were granted; cancels the request."""
+        await self.__aexit__(None, None, None)
+        return await self._end(self._finish_reasons)
 
     async def _end_at_deadline(self) -> list[TextDelta]:
         """Ends the response at the deadline, if a partial answer is allowed."""

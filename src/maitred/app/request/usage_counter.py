@@ -2,6 +2,11 @@
 
 Tokens are estimated from the text until the server reports its usage, which replaces the estimate. Without a report,
 the usage is marked as estimated.
+
+A report is checked against what is known of the request. A count of the prompt must fit what was sent, and a count of
+the answer what was granted and what was seen: one that does not is replaced by the estimate, which is marked. The
+answer itself is checked, too: a choice with certainly more tokens than were granted is over its grant, because its
+server ignores `max_tokens`, and ends there.
 """
 
 import msgspec
@@ -10,7 +15,39 @@ from maitred.core.context import RequestContext
 from maitred.core.request import Usage
 from maitred.core.text_replica import TextBatch
 from maitred.routing.catalog import TextModel
-from maitred.text.estimate import estimate
+from maitred.text.estimate import estimate, estimate_members
+
+_ADDED_PROMPT_TOKENS = 16_384
+"""Most tokens that a server may add to a prompt: its template, instructions, or documents that it retrieves."""
+_MAX_BYTES_PER_TOKEN = 128
+"""Most bytes of a token in common vocabularies; their longest tokens are runs of spaces."""
+_ASCII_BYTES_PER_ESTIMATED_TOKEN = 4
+_MIN_COUNTED_SHARE = _ASCII_BYTES_PER_ESTIMATED_TOKEN / _MAX_BYTES_PER_TOKEN
+"""Smallest credible quotient of a count and the raw estimate."""
+_CERTAIN_FACTOR = 2.0
+"""An answer certainly has more tokens than were granted if its estimate is this many times as high, and...
+
+The estimate of a text is rarely wrong by this factor once the ratio is learnt."""
+_CERTAIN_TOKENS = 32
+"""...this much higher: a short text says little."""
+_MAX_CHUNKS_PER_TOKEN = 8
+"""Some servers send every character in a chunk of its own; none needs more chunks for a token."""
+
+
+class OutputGrant(msgspec.Struct, frozen=True):
+    """Output tokens that were granted to a request."""
+
+    choice_tokens: int
+    """Of each choice."""
+    choices: int
+    """Choices of all prompts together."""
+    max_prompt_tokens: int
+    """Most tokens of all prompts together that fit the model's context window."""
+
+    @property
+    def tokens(self) -> int:
+        """Returns the output tokens of all choices together."""
+        return self.choice_tokens * self.choices
 
 
 class UpstreamUsageCounter:
@@ -20,14 +57,33 @@ class UpstreamUsageCounter:
         model: Has the estimation ratios to update.
         context: Request context with the reserved prompt tokens; gets the usage.
         estimated_prompt: Raw estimate of the prompt tokens; None: they were counted.
+        grant: The granted output tokens.
+
+    Attributes:
+        choices_over_grant: Choices that certainly have more tokens than were granted, each with the share of its last
+            text that is not over it. Later text is not counted.
     """
 
-    def __init__(self, model: TextModel, context: RequestContext, estimated_prompt: float | None) -> None:
+    def __init__(
+        self, model: TextModel, context: RequestContext, estimated_prompt: float | None, grant: OutputGrant
+    ) -> None:
         self._model = model
         self._context = context
         self._estimated_prompt = estimated_prompt
+        self._grant = grant
         self._reserved_prompt_tokens = context.prompt_tokens
+        raw_prompt = context.prompt_tokens if estimated_prompt is None else estimated_prompt
+        # A token has at least one byte, and an estimated token at most four.
+        self._max_prompt_tokens = min(
+            grant.max_prompt_tokens, int(_ASCII_BYTES_PER_ESTIMATED_TOKEN * raw_prompt) + _ADDED_PROMPT_TOKENS
+        )
+        self._min_prompt_tokens = max(1.0, _MIN_COUNTED_SHARE * raw_prompt)
+        self._certain_tokens = _CERTAIN_FACTOR * grant.choice_tokens + _CERTAIN_TOKENS
+        """Estimated tokens from which on a choice is over its grant."""
+        self._certain_chunks = _MAX_CHUNKS_PER_TOKEN * (grant.tokens + _CERTAIN_TOKENS)
         self._estimated_output_tokens = 0.0
+        self._choice_tokens: dict[int, float] = {}
+        """Raw estimate of each choice, if there are several."""
         self._reported_usage: Usage | None = None
         self._previous_output_tokens = 0
         """Output tokens of earlier servers, whose streams broke."""
@@ -35,34 +91,40 @@ class UpstreamUsageCounter:
         """Whether the output tokens of an earlier server are estimates."""
         self._prompt_reported = False
         self._chunks = 0
+        self.choices_over_grant: dict[int, float] = {}
 
     def count(self, batch: TextBatch) -> None:
         """Counts one batch of the answer."""
-        context = self._context
+        context, over = self._context, self.choices_over_grant
         self._chunks += batch.chunks
         for part in batch.parts:
-            if part.text:
-                self._estimated_output_tokens += estimate(part.text)
+            if part.index in over:
+                continue
+            tokens = estimate(part.text) if part.text else 0.0
             if part.extra:
-                self._estimated_output_tokens += estimate(msgspec.json.encode(part.extra).decode())
+                tokens += estimate_members(part.extra)
+            self._estimated_output_tokens += tokens
+            choice_tokens = self._estimated_output_tokens
+            if self._grant.choices > 1:
+                choice_tokens = self._choice_tokens[part.index] = self._choice_tokens.get(part.index, 0.0) + tokens
+            if (excess := choice_tokens * self._model.output_ratio.value - self._certain_tokens) > 0:
+                over[part.index] = max(0.0, 1.0 - excess / (tokens * self._model.output_ratio.value))
+        if self._chunks > self._certain_chunks:
+            self._end_all_choices()
         if batch.usage is not None:
-            self._reported_usage = usage = batch.usage
-            if not self._prompt_reported:
-                # A continuing server counts the earlier output as prompt.
-                context.prompt_tokens = max(1, usage.prompt_tokens - self._previous_output_tokens)
-                context.cached_tokens = min(usage.cached_tokens, context.prompt_tokens)
-            context.completion_tokens = self._previous_output_tokens + usage.completion_tokens
+            self._reported_usage = batch.usage
+            self._apply(batch.usage)
+            if batch.parts and not batch.whole and batch.usage.completion_tokens > self._remaining_tokens:
+                self._end_all_choices()
         elif batch.parts and self._reported_usage is None:
-            ratio = self._model.output_ratio.value
-            context.completion_tokens = self._previous_output_tokens + max(
-                1, round(self._estimated_output_tokens * ratio)
-            )
+            context.completion_tokens = self._previous_output_tokens + self._estimate_output()
 
     def restart(self) -> None:
         """Resets the counts: a new attempt starts from the beginning."""
-        self._estimated_output_tokens, self._reported_usage, self._chunks = 0.0, None, 0
+        self._forget_attempt()
         context = self._context
         context.prompt_tokens, context.cached_tokens, context.completion_tokens = self._reserved_prompt_tokens, 0, 0
+        context.cache_write_tokens = context.cache_write_1h_tokens = context.reasoning_tokens = 0
 
     def resume(self) -> None:
         """Keeps what was counted while another server continues; its repeated prompt is not billed.
@@ -71,19 +133,83 @@ class UpstreamUsageCounter:
         """
         context = self._context
         if self._reported_usage is None:
-            context.completion_tokens = max(context.completion_tokens, self._previous_output_tokens + self._chunks)
+            tokens = max(context.completion_tokens, self._previous_output_tokens + self._chunks)
+            context.completion_tokens = min(tokens, self._grant.tokens)
         self._previous_output_tokens = context.completion_tokens
         self._has_estimates = self._has_estimates or self._reported_usage is None
         self._prompt_reported = self._prompt_reported or self._reported_usage is not None
-        self._estimated_output_tokens, self._reported_usage, self._chunks = 0.0, None, 0
+        self._forget_attempt()
 
-    def close(self) -> None:
-        """Finishes counting at the end of the answer; updates the estimation ratios."""
-        usage = self._reported_usage
+    def close(self) -> str:
+        """Finishes counting at the end of the answer; updates the estimation ratios.
+
+        Returns:
+            What is not credible about the server's counts, for a log message; empty: nothing.
+        """
+        usage, context = self._reported_usage, self._context
         if usage is None or self._has_estimates:
-            self._context.estimated = True
-        if usage is None or self._previous_output_tokens:
-            return
-        if self._estimated_prompt is not None:
-            self._model.prompt_ratio.learn(self._estimated_prompt, usage.prompt_tokens)
-        self._model.output_ratio.learn(self._estimated_output_tokens, usage.completion_tokens)
+            context.estimated = True
+        if self.choices_over_grant:
+            context.completion_tokens = self._previous_output_tokens + self._estimate_output()
+            context.estimated = True
+            return f"the answer went on after the {self._grant.choice_tokens:,} tokens of each choice that it may have"
+        if usage is None:
+            return ""
+        prompt_is_credible = self._prompt_is_credible(usage)
+        output_is_credible = self._output_is_credible(usage)
+        if not (prompt_is_credible and output_is_credible):
+            context.estimated = True
+            return f"it counted {usage.prompt_tokens:,} tokens of prompt and {usage.completion_tokens:,} of answer"
+        if not self._previous_output_tokens:
+            if self._estimated_prompt is not None:
+                self._model.prompt_ratio.learn(self._estimated_prompt, usage.prompt_tokens)
+            self._model.output_ratio.learn(self._estimated_output_tokens, usage.completion_tokens)
+        return ""
+
+    @property
+    def _remaining_tokens(self) -> int:
+        """Output tokens that are granted to the current server."""
+        return self._grant.tokens - self._previous_output_tokens
+
+    def _apply(self, usage: Usage) -> None:
+        """Writes the credible counts of a report into the context, and estimates in place of the others."""
+        context = self._context
+        if self._prompt_reported:
+            pass
+        elif self._prompt_is_credible(usage):
+            # A continuing server counts the earlier output as prompt.
+            context.prompt_tokens = max(1, usage.prompt_tokens - self._previous_output_tokens)
+            context.cached_tokens = min(usage.cached_tokens, context.prompt_tokens)
+            context.cache_write_tokens = min(usage.cache_write_tokens, context.prompt_tokens - context.cached_tokens)
+            context.cache_write_1h_tokens = min(usage.cache_write_1h_tokens, context.cache_write_tokens)
+        else:
+            context.prompt_tokens, context.cached_tokens = self._reserved_prompt_tokens, 0
+            context.cache_write_tokens = context.cache_write_1h_tokens = 0
+        is_credible = self._output_is_credible(usage)
+        tokens = usage.completion_tokens if is_credible else self._estimate_output()
+        context.completion_tokens = self._previous_output_tokens + tokens
+        context.reasoning_tokens = min(usage.reasoning_tokens, tokens) if is_credible else 0
+
+    def _prompt_is_credible(self, usage: Usage) -> bool:
+        tokens = usage.prompt_tokens - self._previous_output_tokens
+        return usage.prompt_tokens >= self._min_prompt_tokens and tokens <= self._max_prompt_tokens
+
+    def _output_is_credible(self, usage: Usage) -> bool:
+        tokens = usage.completion_tokens
+        return _MIN_COUNTED_SHARE * self._estimated_output_tokens <= tokens <= self._remaining_tokens and (
+            tokens > 0 or not self._estimated_output_tokens
+        )
+
+    def _estimate_output(self) -> int:
+        """Returns the estimated output tokens of the current server, at most as many as were granted."""
+        tokens = max(1, round(self._estimated_output_tokens * self._model.output_ratio.value))
+        return min(tokens, max(1, self._remaining_tokens))
+
+    def _end_all_choices(self) -> None:
+        for index in range(self._grant.choices):
+            self.choices_over_grant.setdefault(index, 1.0)
+
+    def _forget_attempt(self) -> None:
+        self._estimated_output_tokens, self._reported_usage, self._chunks = 0.0, None, 0
+        self._choice_tokens.clear()
+        self.choices_over_grant.clear()

@@ -73,6 +73,8 @@ def decode_context(ended: RequestEnded, spans: Sequence[TimelineSpan]) -> Reques
         cached_tokens=usage.cached_tokens,
         completion_tokens=usage.completion_tokens,
         reasoning_tokens=usage.reasoning_tokens,
+        cache_write_tokens=usage.cache_write_tokens,
+        cache_write_1h_tokens=usage.cache_write_1h_tokens,
         estimated=usage.estimated,
         first_token_s=ended.first_token_s,
         gaps_s=ended.gaps_s,

@@ -296,6 +296,10 @@ class WorkerRequest:
         context, usage = self.context, message.usage
         context.prompt_tokens, context.cached_tokens = usage.prompt_tokens, usage.cached_tokens
         context.completion_tokens, context.first_token_s = usage.completion_tokens, message.first_token_s
+        context.cache_write_tokens, context.cache_write_1h_tokens = (
+            usage.cache_write_tokens,
+            usage.cache_write_1h_tokens,
+        )
 
     def _start_attempt(self, endpoint: AnyEndpoint) -> None:
         if endpoint.reports_capacity:

@@ -6,31 +6,6 @@ from typing import Annotated, Any
 import msgspec
 
 from maitred.core.inference import TokenLogprob, TokenScore
-from maitred.core.request import MOST_TOKENS, Usage
-
-
-class PromptDetails(msgspec.Struct):
-    """Details of the prompt tokens, as in OpenAI's `prompt_tokens_details`."""
-
-    cached_tokens: int | None = None
-
-
-class ReportedUsage(msgspec.Struct):
-    """Usage as the server reports it."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: PromptDetails | None = None
-
-    def to_usage(self) -> Usage | None:
-        """Converts it into a `Usage`; None if the numbers are missing or out of range."""
-        prompt, completion, details = self.prompt_tokens, self.completion_tokens, self.prompt_tokens_details
-        cached = (details.cached_tokens if details else None) or 0
-        if prompt is None or completion is None or cached < 0:
-            return None
-        if not (0 <= prompt <= MOST_TOKENS and 0 <= completion <= MOST_TOKENS):
-            return None
-        return Usage(prompt, completion, min(cached, prompt))
 
 
 class ChunkDelta(msgspec.Struct):
@@ -96,13 +71,16 @@ class ChunkChoice(msgspec.Struct):
     text: str | None = None
     finish_reason: str | None = None
     logprobs: Logprobs | None = None
+    usage: Any = None
+    """Usage where Moonshot reports it: in the choice's last chunk."""
 
 
 class UpstreamChunk(msgspec.Struct):
     """Data of one server-sent event: a chunk of the stream."""
 
     choices: list[ChunkChoice] | None = None
-    usage: ReportedUsage | None = None
+    usage: Any = None
+    """Usage in any form; see `maitred.wire.reported_usage`."""
 
     def plain_text(self) -> str | None:
         """Returns the text if the chunk has only text of one choice, the common case; else None."""

@@ -25,6 +25,7 @@ from maitred.replica.upstream.chunk import (
 )
 from maitred.replica.upstream.dialects import UpstreamDialect
 from maitred.replica.upstream.errors import ReportedError, make_replica_lost, make_response_error, parse_error
+from maitred.wire.reported_usage import parse_usage
 from maitred.wire.sse import SSESplitter
 
 MAX_EVENT_BYTES = 8 << 20
@@ -143,7 +144,7 @@ class OpenAIStreamParser:
         self._chunk_count += 1
         self._text_offsets[0] += len(text)
         self._incomplete_event_bytes = 0
-        reported_usage = None if chunk.usage is None else chunk.usage.to_usage()
+        reported_usage = None if chunk.usage is None else parse_usage(chunk.usage)
         usage = None if reported_usage is None else self._total_usage(reported_usage, running=True)
         return TextBatch([TextDelta(0, text)], usage, 1)
 
@@ -177,7 +178,7 @@ class OpenAIStreamParser:
             texts.append(text)
             self.has_begun = True
             self._chunk_count += 1
-            if chunk.usage is not None and (reported_usage := chunk.usage.to_usage()) is not None:
+            if chunk.usage is not None and (reported_usage := parse_usage(chunk.usage)) is not None:
                 usage = self._total_usage(reported_usage, running=True) or usage
         if texts:
             self._append_text_delta(texts, deltas)
@@ -198,8 +199,10 @@ class OpenAIStreamParser:
             self._raise_reported_error(data)
             if chunk.usage is None:
                 raise make_replica_lost("it sent an event that is no chunk of an answer")
-        usage = chunk.usage.to_usage() if chunk.usage is not None else None
+        usage = None if chunk.usage is None else parse_usage(chunk.usage)
         for choice in chunk.choices or ():
+            if usage is None and choice.usage is not None:
+                usage = parse_usage(choice.usage)
             delta = self._make_delta(choice)
             if delta is not None:
                 deltas.append(delta)
@@ -219,7 +222,7 @@ class OpenAIStreamParser:
             usage = _merge_usages(self._choice_usages, self._choices_per_prompt)
         elif self._choice_count > 1 and running:
             return None
-        if self._dialect.has_token_per_chunk and usage.completion_tokens < self._chunk_count:
+        if self._dialect.has_token_per_chunk and 0 < usage.completion_tokens < self._chunk_count:
             raise make_replica_lost(
                 f"{self._chunk_count} chunks have {usage.completion_tokens} tokens: some came twice"
             )
@@ -281,5 +284,8 @@ def _merge_usages(usages: Sequence[Usage], choices_per_prompt: int) -> Usage:
     prompt_tokens = sum(usage.prompt_tokens for usage in usages) // choices_per_prompt
     computed_tokens = sum(usage.prompt_tokens - usage.cached_tokens for usage in usages)
     return Usage(
-        prompt_tokens, sum(usage.completion_tokens for usage in usages), max(0, prompt_tokens - computed_tokens)
+        prompt_tokens,
+        sum(usage.completion_tokens for usage in usages),
+        max(0, prompt_tokens - computed_tokens),
+        reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
     )

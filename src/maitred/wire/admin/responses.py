@@ -188,6 +188,7 @@ class UsageEventBody(Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
+    cache_write_tokens: Annotated[int, Meta(description="Of the prompt, written into the server's prefix cache.")]
     price: str
     cost_usd: float
     ttft_s: float | None
@@ -212,6 +213,7 @@ class UsageEventBody(Struct, frozen=True, kw_only=True):
             prompt_tokens=event.prompt_tokens,
             cached_tokens=event.cached_tokens,
             output_tokens=event.output_tokens,
+            cache_write_tokens=event.cache_write_tokens,
             price=event.price,
             cost_usd=to_usd(event.cost_nusd),
             ttft_s=event.ttft_s,

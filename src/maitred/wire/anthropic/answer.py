@@ -20,8 +20,9 @@ import msgspec
 
 from maitred.core.ids import new_object_id
 from maitred.core.inference import TextDelta
-from maitred.core.request import MOST_TOKENS, FinishReason, Usage
+from maitred.core.request import FinishReason, Usage
 from maitred.wire.openai.responses import REASONING_FIELDS
+from maitred.wire.reported_usage import parse_usage
 from maitred.wire.sse import SSEEvent
 
 _FINISH_REASONS: Mapping[str, FinishReason] = {
@@ -236,7 +237,7 @@ class MessagesStreamParser:
     def _end(self, fields: Mapping[str, Any]) -> Iterator[TextDelta]:
         """Reads a ``message_delta``, of which several may come; the last reason and the last counts hold."""
         self._merge_counts(fields.get("usage"))
-        self.usage = _to_usage(self._counts)
+        self.usage = parse_usage(self._counts)
         delta = fields.get("delta")
         reason = delta.get("stop_reason") if isinstance(delta, dict) else None
         if not isinstance(reason, str) or not isinstance(delta, dict):
@@ -308,26 +309,3 @@ def _encode_json(value: object) -> str:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
-
-
-def _to_usage(counts: Mapping[str, Any]) -> Usage | None:
-    """Converts usage counts to the form of OpenAI, whose prompt tokens include the cached ones.
-
-    Returns None if the counts are missing, or cannot be.
-    """
-    rest, written, read, output = (
-        _count(counts.get(name))
-        for name in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
-    )
-    if output is None or rest is written is read is None:
-        return None
-    return Usage((rest or 0) + (written or 0) + (read or 0), output, read or 0)
-
-
-def _count(value: object) -> int | None:
-    """Returns a count that may have come as a float or as text; None if it is none."""
-    try:
-        number = float(value) if isinstance(value, int | float | str) else -1.0
-    except (ValueError, OverflowError):
-        return None
-    return int(number) if 0 <= number <= MOST_TOKENS else None

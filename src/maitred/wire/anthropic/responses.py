@@ -5,33 +5,40 @@ They are what this gateway writes; what other servers write is parsed in `maitre
 Events: https://platform.claude.com/docs/en/build-with-claude/streaming; errors: .../docs/en/api/errors.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from maitred.core.request import Usage
 from maitred.wire.openai.responses import Marks
 
+_Count = Annotated[Any, Meta(extra_json_schema={"type": "integer"})]
+
 
 class MessageUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Billed token counts; the cached, cache-written and other prompt tokens are separate."""
+    """Billed token counts; the cached, cache-written and other prompt tokens are separate.
 
-    output_tokens: int
+    Servers report counts in many forms, so any value is decoded; see `maitred.wire.reported_usage`.
+    """
+
+    output_tokens: _Count = UNSET
     """Number of output tokens so far; the count in ``message_delta`` is final."""
-    input_tokens: int | UnsetType | None = UNSET
-    cache_creation_input_tokens: int | UnsetType | None = UNSET
-    cache_read_input_tokens: int | UnsetType | None = UNSET
+    input_tokens: _Count = UNSET
+    cache_creation_input_tokens: _Count = UNSET
+    cache_read_input_tokens: _Count = UNSET
+    cache_creation: Annotated[Any, Meta(extra_json_schema={"type": "object"})] = UNSET
+    """Cache-written tokens by the lifetime of the cache."""
 
     @classmethod
     def of(cls, usage: Usage) -> "MessageUsage":
         """Builds usage counts in Anthropic's form.
 
-        Writes to the caches of this gateway cost nothing, so their count is 0.
+        Writes to the caches of this gateway cost nothing, so only those at other servers are counted.
         """
         return cls(
-            input_tokens=usage.prompt_tokens - usage.cached_tokens,
-            cache_creation_input_tokens=0,
+            input_tokens=usage.prompt_tokens - usage.cached_tokens - usage.cache_write_tokens,
+            cache_creation_input_tokens=usage.cache_write_tokens,
             cache_read_input_tokens=usage.cached_tokens,
             output_tokens=usage.completion_tokens,
         )
@@ -61,7 +68,7 @@ class MessagesAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     content: list[ContentBlock]
     stop_reason: str | None = None
     stop_sequence: str | None = None
-    usage: MessageUsage
+    usage: MessageUsage | None = MessageUsage()
 
 
 class MessageStart(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type", tag="message_start"):
@@ -121,7 +128,7 @@ class MessageDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_fiel
     """The stop reason and the usage, after the last content block."""
 
     delta: StopDelta
-    usage: MessageUsage
+    usage: MessageUsage | None = MessageUsage()
 
 
 class MessageStop(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type", tag="message_stop"):

@@ -142,10 +142,13 @@ def test_names_cannot_be_mistaken_for_one_another():
 
 @pytest.mark.parametrize("cached", [0.1, 1.0, 5.0])
 @pytest.mark.parametrize("found", [0, 4, 10])
-def test_no_request_can_cost_more_than_is_reserved(cached, found):
-    price = Price.per_million_usd(1.0, cached, 2.0)
+@pytest.mark.parametrize("written", [None, 0.5, 1.25])
+def test_no_request_can_cost_more_than_is_reserved(cached, found, written):
+    price = Price.per_million_usd(1.0, cached, 2.0, written, None if written is None else 2.0)
     (claim,) = claims_of(limit("*", "usd_total", 5), price=price).claims
-    assert price.cost_nusd(10, found, 3 * 7) <= claim.amount(7)
+    for kept in range(11 - found):
+        usage = Usage(10, 3 * 7, found, cache_write_tokens=10 - found, cache_write_1h_tokens=kept)
+        assert price.cost_nusd(usage) <= claim.amount(7) == price.max_cost_nusd(10, 3 * 7)
 
 
 ALL = [limit("*", kind, 1000) for kind in LimitKind]

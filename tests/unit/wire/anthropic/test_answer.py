@@ -81,7 +81,7 @@ def test_text():
     assert [delta.finish for delta in deltas] == [None, None, "stop"]
     assert reader.is_complete
     reader.on_end()
-    assert reader.usage == Usage(prompt_tokens=18, completion_tokens=7, cached_tokens=5)
+    assert reader.usage == Usage(18, 7, 5, cache_write_tokens=3)
 
 
 def test_calls_of_tools():
@@ -208,7 +208,14 @@ def test_a_thought_without_a_signature_is_text_alone():
 
 def test_the_last_usage_counts_and_what_it_leaves_out_stays():
     reader, _ = read([START, ending(input_tokens=20, cache_read_input_tokens=None), STOP])
-    assert reader.usage == Usage(prompt_tokens=28, completion_tokens=7, cached_tokens=5)
+    assert reader.usage == Usage(28, 7, 5, cache_write_tokens=3)
+
+
+def test_writes_into_the_cache_are_counted_by_their_lifetime():
+    written = {"ephemeral_5m_input_tokens": 100, "ephemeral_1h_input_tokens": 900}
+    usage = {"input_tokens": 10, "cache_creation_input_tokens": 1000, "output_tokens": 1, "cache_creation": written}
+    reader, _ = read([{**START, "message": {**START["message"], "usage": usage}}, ending(), STOP])
+    assert reader.usage == Usage(1010, 7, cache_write_tokens=1000, cache_write_1h_tokens=900)
 
 
 @pytest.mark.parametrize(
@@ -218,11 +225,12 @@ def test_the_last_usage_counts_and_what_it_leaves_out_stays():
         ({"input_tokens": 0}, {"input_tokens": 18, "output_tokens": 7}, Usage(18, 7)),
         ({"input_tokens": 18}, {"input_tokens": 0, "output_tokens": 7}, Usage(18, 7)),
         ({"cache_read_input_tokens": 5}, {"output_tokens": 7}, Usage(5, 7, 5)),
-        ({"input_tokens": 18}, {}, None),
-        ({"input_tokens": 18, "output_tokens": 1}, None, None),
-        (None, {"output_tokens": 7}, None),
-        ({"input_tokens": -1}, {"output_tokens": 7}, None),
-        ({"input_tokens": 18}, {"output_tokens": 1e30}, None),
+        ({"input_tokens": 18}, {}, Usage(18, 0)),
+        ({"input_tokens": 18, "output_tokens": 1}, None, Usage(18, 0)),
+        (None, {"output_tokens": 7}, Usage(0, 7)),
+        (None, None, None),
+        ({"input_tokens": -1}, {"output_tokens": 7}, Usage(0, 7)),
+        ({"input_tokens": 18}, {"output_tokens": 1e30}, Usage(18, 0)),
     ],
 )
 def test_each_count_is_read_for_itself(first, last, usage):
