@@ -42,8 +42,8 @@ LIMIT, QUICK_LIMIT = (8.0, 4.0), (2.0, 1.0)
 """Seconds of the loads that are played, and of the one that is too much."""
 COST, QUICK_COST = (5000, 600, 10.0), (500, 60, 1.0)
 """Streams, tokens of each, and the seconds in which they begin."""
-COMPARED, QUICK_COMPARED = (20, 9.0), (2, 4.0)
-"""Runs of each server, and the seconds of each."""
+COMPARED, QUICK_COMPARED = (20, 9.0, 50.0), (2, 4.0, 50.0)
+"""Runs of each server, the seconds of each, and requests per second."""
 RATE_PER_S = 20
 """Tokens of each stream where the tester's cost is measured."""
 CHANGED = ("worse", "better")
@@ -261,8 +261,8 @@ def cost(report: Report, quick: bool) -> None:
 
 def comparison(report: Report, quick: bool) -> None:
     """A server against itself, and against itself with 10 % more TTFT; every run with draws of its own."""
-    repeats, seconds = QUICK_COMPARED if quick else COMPARED
-    spec = load(ArrivalsSpec(rate_per_s=50), 10, seconds)
+    repeats, seconds, rate_per_s = QUICK_COMPARED if quick else COMPARED
+    spec = load(ArrivalsSpec(rate_per_s=rate_per_s), 10, seconds)
 
     def one(number: int) -> LoadResult:
         factor = 1.1 if number % 3 == 2 else 1.0

@@ -64,7 +64,7 @@ SMALLEST = {
         {"QUICK": {"seconds": 2, "warmup_s": 0.2, "alone_tokens": 8}, "SHORT_TOKENS": 4, "LONG_TOKENS": 16, "SLOTS": 1}
     ),
     "overload": SmallestForm(
-        {"QUICK": {"seconds": 2, "warmup_s": 0.2, "loads": (0.8, 2.0), "naive": (2.0,)}, "SLOTS": 1, "DRAIN_S": 1.0}
+        {"QUICK": {"capacity_s": 1, "seconds": 1, "warmup_s": 0.2, "naive": (2.0,)}, "SLOTS": 1, "DRAIN_S": 1.0}
         | {"PROMPT": (4, 8), "OUTPUT": (2, 4)}
     ),
     "prediction": SmallestForm({"QUICK_LOADS": (0.8,), "QUICK_SECONDS": 2.0, "WARM_UP_S": 1.0, "COPIES": 1}),
@@ -80,24 +80,27 @@ SMALLEST = {
     "kernels": SmallestForm({"SHAPES": ("bundled",), "QUICK_BUDGET_S": 0.01}),
     "parity": SmallestForm({"FAMILIES": ("llama",), "PRECISIONS": ("fp32",), "REQUESTS": 2, "OUTPUT_TOKENS": 4}),
     "prefix": SmallestForm({"REQUESTS": 2}),
-    "quantisation": SmallestForm({"QUICK_WINDOWS": 1, "QUICK_SECONDS": 0.1}),
+    "quantisation": SmallestForm(
+        {"WINDOW": 32, "QUICK_WINDOWS": 1, "ANSWERS": 2, "ANSWER_TOKENS": 2, "PROMPT_TOKENS": 8}
+        | {"CONTEXT": 32, "QUICK_SECONDS": 0.1}
+    ),
     "sampling": SmallestForm({"QUICK_BUDGET_S": 0.01, "ROWS": (1,)}),
-    "sleep": SmallestForm(),
+    "sleep": SmallestForm({"QUICK_ROUNDS": 1}),
     "soak": SmallestForm({"TENTHS": 2, "TURNS": 1}, (*QUICK, "--requests=20")),
     "speculation": SmallestForm(),
-    "startup": SmallestForm(),
+    "startup": SmallestForm({"QUICK_WARM_STARTS": 1}),
     "step_cost": SmallestForm({"RUNNING": 8, "WAITING": 20}),
     "structured": SmallestForm({"QUICK_REQUESTS": 1}, (*QUICK, "--data=/nowhere")),
     "throughput": SmallestForm(),
-    "cardinality": SmallestForm({"QUICK_TENANTS": 50}),
+    "cardinality": SmallestForm({"QUICK_TENANTS": 200, "EVERY_S": 0.01}),
     "disconnects": SmallestForm({"QUICK_DISCONNECTS": 4, "PATIENT_USERS": 2, "SETTLE_S": 0.5}),
     "engine_link": SmallestForm({"QUICK_ROUNDS": 4, "VICTIMS": 20}),
-    "gateway_cost": SmallestForm(arguments=(*QUICK, "--rounds=2", "--requests=4")),
+    "gateway_cost": SmallestForm({"QUICK_REJECTS": (100, 1)}, (*QUICK, "--rounds=2", "--requests=4")),
     "gateway_soak": SmallestForm({"TENTHS": 3}, (*QUICK, "--requests=30", "--rate=60")),
     "gateways": SmallestForm(
         {"QUICK": {"turn_s": 0.05, "paced_streams": (2,), "paced_tokens": 2, "prompt_tokens": 500}}
     ),
-    "http_server": SmallestForm({"QUICK_ROUNDS": (1, 16, 16)}),
+    "http_server": SmallestForm({"QUICK_ROUNDS": (1, 32, 32)}),
     "per_token": SmallestForm(),
     "reloads": SmallestForm({"QUICK_RELOADS": 1, "WARM_S": 0.5, "SETTLE_S": 0.5}),
     "restarts": SmallestForm({"QUICK_RESTARTS": 1, "LOOKS": 1, "SETTLE_S": 0.5, "EVERY_S": 0.5}),
@@ -106,23 +109,18 @@ SMALLEST = {
     ),
     "tracing": SmallestForm({"QUICK_ROUNDS": (1, 8), "LEAVE_S": 0.5}),
     "users": SmallestForm({"QUICK_USERS": 2}),
-    "compare_calibration": SmallestForm(),
+    "compare_calibration": SmallestForm({"SAME": ("300 requests",), "SLOWER": ("600 requests, CV 0.3, independent",)}),
     "load": SmallestForm({"QUICK_SECONDS": 2.0}),
     "load_client": SmallestForm({"QUICK_ROUNDS": (1, 1)}, (*QUICK, "--streams=4")),
     "tester": SmallestForm(
-        {
-            "QUICK_TRUTH": (20, 0.5, 2),
-            "QUICK_PAUSE": (1.0, 0.2, 0.2),
-            "QUICK_LIMIT": (0.3, 0.3),
-            "QUICK_COST": (20, 40, 0.2),
-            "QUICK_COMPARED": (1, 0.5),
-        }
+        {"QUICK_TRUTH": (20, 0.5, 2), "QUICK_PAUSE": (1.0, 0.2, 0.2), "QUICK_LIMIT": (0.3, 0.3)}
+        | {"QUICK_COST": (20, 40, 0.2), "QUICK_COMPARED": (1, 1.0, 200.0)}
     ),
     "externals": SmallestForm(arguments=()),
-    "rivals": SmallestForm(),
+    "rivals": SmallestForm({"QUICK": {"requests": 2, "prompt_tokens": 4, "output_tokens": 2}, "QUICK_S": LIMIT_S}),
     "canary": SmallestForm({"QUICK_TRIALS": (1, 1)}),
     "canary_live": SmallestForm({"QUICK_S": 3.0}),
-    "model_swapping": SmallestForm(arguments=(*QUICK, "--seconds=2")),
+    "model_swapping": SmallestForm({"PROMPTS": 1, "TOKENS": 4, "CALLERS": 2}, (*QUICK, "--seconds=1")),
     "prefix_balance": SmallestForm({"QUICK_REQUESTS": 50}),
     "router_quality": SmallestForm({"QUICK_PROMPTS": 200}),
 }
