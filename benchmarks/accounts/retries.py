@@ -35,6 +35,8 @@ STANDING = "x-ratelimit-"
 PATIENCE_S = 120.0
 """A group that has not got its answers by then is stopped; full runs end in less."""
 QUOTA_CALLS = 20
+ANSWERS, QUICK_ANSWERS = (4, 8), (2, 3)
+"""Of each caller whose key allows few, and of each whose key allows many."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class CallerGroup:
 
 def caller_groups(*, quick: bool) -> dict[str, CallerGroup]:
     """Who is played; all of them at the same time."""
-    few, many = (2, 3) if quick else (4, 8)
+    few, many = QUICK_ANSWERS if quick else ANSWERS
     return {
         "12 requests a minute, 2 callers": CallerGroup(2, few, _requests(12)),
         "60 requests a minute, 8 callers": CallerGroup(8, many // 2 if quick else many, _requests(60)),

@@ -29,6 +29,8 @@ from benchmarks.support.single_request import CHAT, COMPLETIONS, Call, Client, R
 from benchmarks.support.tenant_gateway import unbounded
 
 SEED = 20261126
+ABORTS, QUICK_ABORTS = (1000, 80), (150, 16)
+"""In a crowd, and one after the other."""
 PLACES = 16
 AT_ONCE = 48
 STAYS_S = 1.2
@@ -63,7 +65,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="150 callers leave; times have no bar")
     arguments = parser.parse_args()
     report = Report("cancellation", seed=SEED, quick=arguments.quick)
-    aborts, probes = (150, 16) if arguments.quick else (1000, 80)
+    aborts, probes = QUICK_ABORTS if arguments.quick else ABORTS
     uvloop.run(run(report, aborts, probes, quick=arguments.quick))
     return report.finish()
 

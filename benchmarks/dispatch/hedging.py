@@ -40,6 +40,7 @@ USERS = 4
 TTFT_S, PAUSE_S, PAUSED_SHARE = 0.06, 0.6, 1 / 30
 OUTPUT_TOKENS = 8
 SHARE = 0.05
+SECONDS, QUICK_SECONDS = 45.0, 10.0
 WARM_S = 3.0
 """Before that, a gateway does not know what is late."""
 
@@ -68,12 +69,12 @@ class Side:
 def main() -> int:
     """Runs the benchmark; the exit code says whether the tail is shorter within the budget."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="10 seconds")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_SECONDS:g} seconds")
     arguments = parser.parse_args()
     report = Report("hedging", seed=SEED, quick=arguments.quick)
     with ExitStack() as running:
         off, on = (running.enter_context(_side(hedges=hedges)) for hedges in (False, True))
-        uvloop.run(_play([off, on], 10.0 if arguments.quick else 45.0))
+        uvloop.run(_play([off, on], QUICK_SECONDS if arguments.quick else SECONDS))
         # The gateways are idle: what the servers were asked by now is all there is.
         figures = {
             name: side.figures(sum(len(server.stop().requests) for server in side.servers))

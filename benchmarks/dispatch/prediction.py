@@ -22,7 +22,8 @@ from maitred.dispatch.queue import QueuedRequest
 from maitred.engine.config import BatchLineConfig
 
 SEED = 20_261_122
-LOADS = (0.5, 0.8, 1.0, 1.5, 2.0, 10.0)
+LOADS, QUICK_LOADS = (0.5, 0.8, 1.0, 1.5, 2.0, 10.0), (0.8, 1.5, 10.0)
+SECONDS, QUICK_SECONDS = 40.0, 20.0
 OBJECTIVE_S = 1.0
 WARM_UP_S = 10.0
 COPIES = 9
@@ -36,7 +37,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="20 s of three loads, and steps that do not vary")
     arguments = parser.parse_args()
-    loads, seconds = ((0.8, 1.5, 10.0), 20.0) if arguments.quick else (LOADS, 40.0)
+    loads, seconds = (QUICK_LOADS, QUICK_SECONDS) if arguments.quick else (LOADS, SECONDS)
     jitters = dict(list(JITTERS.items())[:1]) if arguments.quick else JITTERS
     report = Report("prediction", seed=SEED, quick=arguments.quick)
     requests_per_s = capacity(BatchLineConfig(policy="fifo"))

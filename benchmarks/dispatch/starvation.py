@@ -27,6 +27,7 @@ from maitred.core.flow import PriorityClass
 from maitred.testing.server_process import ServerProcess
 
 SEED = 20261125
+SECONDS, QUICK_SECONDS = 45.0, 20.0
 AGEING_S = 3.0
 CLASSES_ABOVE = PriorityClass.BACKGROUND.rank
 PROMPT, OUTPUT = (20, 60), (40, 80)
@@ -47,7 +48,7 @@ def main() -> int:
     arguments = parser.parse_args()
     report = Report("starvation", seed=SEED, quick=arguments.quick)
     report.figures |= {"ageing_s": AGEING_S, "interactive_users": USERS, "slots": SLOTS}
-    seconds = 20.0 if arguments.quick else 45.0
+    seconds = QUICK_SECONDS if arguments.quick else SECONDS
     organisations = {name: Organisation({"key": Key()}) for name in ("screen", "night")}
     keys = {name: organisation.keys["key"].secret for name, organisation in organisations.items()}
     for name in ["priority"] if arguments.quick else SERVERS:

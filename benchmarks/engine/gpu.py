@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks.support.report import Report
+from benchmarks.support.requirements import RequirementMissing
 from benchmarks.support.shapes import random_qwen
 from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.assembly import build
@@ -28,7 +29,6 @@ from maitred.engine.config import AttentionKernels, EngineConfig, GPUConfig
 from maitred.engine.engine import Engine
 
 SEED = 20261122
-SKIPPED = 77
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 128
 CONTEXT_TOKENS = 2048
 COPIED_BYTES = 1 << 30
@@ -58,8 +58,7 @@ def main() -> int:
     parser.add_argument("--attention", choices=["auto", "flashinfer", "triton", "torch"], default="auto")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        print(f"torch {torch.__version__} finds no CUDA device here: nothing was measured. Run this on a GPU.")
-        return SKIPPED
+        raise RequirementMissing(f"torch {torch.__version__} finds no CUDA device here: run this on a GPU.")
     report = Report("gpu", seed=SEED, quick=arguments.quick)
     folder = random_qwen()
     sizes, rounds = ([1, 32], 1) if arguments.quick else ([1, 8, 32, 128, 256], 3)

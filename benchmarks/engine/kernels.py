@@ -62,6 +62,8 @@ PREFILLS = {
 }
 """(context before, length) of each chunk."""
 STEP_BAR = 2.0
+BUDGET_S, QUICK_BUDGET_S = 2.0, 0.5
+"""Of each case."""
 
 
 def main() -> int:
@@ -71,7 +73,7 @@ def main() -> int:
     arguments = parser.parse_args()
     report = Report("kernels", seed=SEED, quick=arguments.quick)
     torch.manual_seed(SEED)
-    budget_s = 0.5 if arguments.quick else 2.0
+    budget_s = QUICK_BUDGET_S if arguments.quick else BUDGET_S
     row_counts = (1, 32) if arguments.quick else (1, 8, 32, 128)
     decodes: list[dict[str, object]] = []
     prefills: list[dict[str, object]] = []

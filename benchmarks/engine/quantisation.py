@@ -35,6 +35,9 @@ SEED = 20261122
 SCHEMES: tuple[Quantization, ...] = ("none", "int8", "int8_weight_only", "int4", "int4_weight_only")
 KV_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 WINDOW = 512
+WINDOWS, QUICK_WINDOWS = 16, 4
+SECONDS, QUICK_SECONDS = 60.0, 8.0
+"""For the steps."""
 HELD_OUT = 0.03
 """Of the plays; `scripts/tiny_model` keeps the last 4 % from the model."""
 ANSWERS, ANSWER_TOKENS, PROMPT_TOKENS = 32, 64, 64
@@ -55,8 +58,8 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     report = Report("quantisation", seed=SEED, quick=arguments.quick)
-    accuracies = accuracy_of_all(arguments.data, windows=4 if arguments.quick else 16)
-    steps = Steps(quick=arguments.quick).run(seconds=8 if arguments.quick else 60)
+    accuracies = accuracy_of_all(arguments.data, windows=QUICK_WINDOWS if arguments.quick else WINDOWS)
+    steps = Steps(quick=arguments.quick).run(seconds=QUICK_SECONDS if arguments.quick else SECONDS)
     report.figures = {"threads": arguments.threads, "accuracy": accuracies, "steps": steps}
     perplexity = {(row["weights"], row["kv"]): row["perplexity_ratio"] for row in accuracies}
     for scheme, most in (("int8", 1.01), ("int8_weight_only", 1.01), ("int4", 1.05), ("int4_weight_only", 1.05)):

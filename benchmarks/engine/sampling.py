@@ -20,6 +20,9 @@ from maitred.engine.sampling.sampler import Sampler
 
 SEED = 20260105
 THREADS = 2
+BUDGET_S, QUICK_BUDGET_S = 0.8, 0.15
+"""Of each case."""
+ROWS = (1, 32, 128)
 SMALL, LARGE = 4096, 151_936
 CASES: dict[str, dict[str, float | int]] = {
     "greedy": {"temperature": 0.0},
@@ -47,10 +50,10 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(THREADS)
     report = Report("sampling", seed=SEED, quick=arguments.quick)
-    budget_s = 0.15 if arguments.quick else 0.8
+    budget_s = QUICK_BUDGET_S if arguments.quick else BUDGET_S
     cases: list[dict[str, object]] = []
     for vocabulary in (SMALL, LARGE):
-        for rows in (1, 32, 128):
+        for rows in ROWS:
             for shape in ("peaked", "flat"):
                 logits = make_logits(rows, vocabulary, shape)
                 for case in CASES:

@@ -26,6 +26,7 @@ from maitred.wire.frames import EngineHello, FrameReader, SleepCommand, Step, Su
 
 SEED = 20261122
 OUTPUT_TOKENS = 8
+ROUNDS, QUICK_ROUNDS = 5, 3
 
 
 def main() -> int:
@@ -37,7 +38,7 @@ def main() -> int:
     models = {"bundled": BUNDLED} if quick else {"bundled": BUNDLED, "0.5B": servable(random_qwen())}
     for name, model in models.items():
         with TemporaryDirectory(prefix="maitred-sleep-") as folder:
-            figures = _measured(model, Path(folder), rounds=3 if quick else 5)
+            figures = _measured(model, Path(folder), rounds=QUICK_ROUNDS if quick else ROUNDS)
         report.figures[name] = figures
         print(f"{name:8}", json.dumps(figures))
         report.require(f"{name}: a first token by waking, of one by loading", figures["wake_share"], at_most=0.25)

@@ -47,10 +47,10 @@ LEAVE, PAUSE = 0.05, 0.01
 """Parts of all requests."""
 PAUSE_S = 0.05
 SETTLED_S = 20.0
-FRESH = 20_000
-"""Requests after which a fresh engine is warm."""
-TURNS, TURN = 20, 2_000
-"""Of the old and the fresh engine, and how many requests each turn is."""
+FRESH, LEAST_FRESH = 20_000, 200
+"""Requests after which a fresh engine is warm, and how many it gets in a short run."""
+TURNS, TURN, LEAST_TURN = 20, 2_000, 50
+"""Of the old and the fresh engine, how many requests each turn is, and how many it is at least."""
 
 
 @dataclass(frozen=True)
@@ -155,11 +155,12 @@ def allocated_mib(pid: int) -> float:
 async def beside_fresh(old: LocalEngine, config: EngineConfig, requests: int) -> list[float]:
     """Speed of the old engine over that of a fresh one, turn by turn, by processor time; the same requests for both."""
     scale = min(1.0, requests / REQUESTS)
-    turn, endings = max(50, int(TURN * scale)), Counter[str]()
+    turn, endings = max(LEAST_TURN, int(TURN * scale)), Counter[str]()
     async with LocalEngine(engine_command(BUNDLED, config)) as fresh:
         await fresh.wait_started()
         engines = {engine: psutil.Process(engine.pid) for engine in (old, fresh)}
-        await tenth(fresh, engines[fresh], sorts(requests), max(200, int(FRESH * scale)), endings)
+        warm_up = max(LEAST_FRESH, int(FRESH * scale))
+        await tenth(fresh, engines[fresh], sorts(warm_up), warm_up, endings)
         ratios = []
         for number in range(TURNS):
             took_s = {}

@@ -32,6 +32,7 @@ from maitred.wire.frames import EngineHello, FrameReader, Step, Submit, ToGatewa
 SEED = 20261122
 PROMPT = list(range(40, 56))
 LIMIT_S = 180.0
+WARM_STARTS, QUICK_WARM_STARTS = 3, 2
 SETTINGS = ("--kv-memory", "256MiB", "--max-sequences", "32")
 
 
@@ -48,7 +49,7 @@ def main() -> int:
     report.figures["pure_python_s"] = _pure_python_s()
     for name, (model, quantization) in starts.items():
         with TemporaryDirectory(prefix="maitred-startup-") as folder:
-            figures = _measured(model, Path(folder), quantization, warm=2 if quick else 3)
+            figures = _measured(model, Path(folder), quantization, warm=QUICK_WARM_STARTS if quick else WARM_STARTS)
         report.figures[name] = figures
         print(f"{name:9}", json.dumps(figures))
         report.require(f"{name}: s from `maitred serve` to the first token, warm", figures["serve_warm_s"], at_most=3.0)

@@ -22,6 +22,7 @@ from maitred.load.spec import ArrivalsSpec, ClientsSpec, LoadSpec, LoadTarget, S
 from maitred.testing.server_process import ServerProcess, serving
 
 SEED = 20260104
+QUICK_DISCONNECTS = 60
 AT_ONCE = 64
 STREAMED_SHARE = 0.75
 PATIENT_USERS = 16
@@ -33,12 +34,12 @@ SETTLE_S = 2.0
 def main() -> int:
     """Runs the benchmark; the exit code says whether anything was left."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="60 disconnects")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_DISCONNECTS} disconnects")
     parser.add_argument("--disconnects", type=int, default=500)
     arguments = parser.parse_args()
     report = Report("disconnects", seed=SEED, quick=arguments.quick)
     with serving() as server:
-        uvloop.run(play(server, 60 if arguments.quick else arguments.disconnects, report))
+        uvloop.run(play(server, QUICK_DISCONNECTS if arguments.quick else arguments.disconnects, report))
         report.require("exit code", server.stop(), at_most=0)
     return report.finish()
 

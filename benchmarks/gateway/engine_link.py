@@ -25,6 +25,7 @@ from maitred.testing.script import SCRIPTED_CARD
 from maitred.wire.frames import PROTOCOL_VERSION, EngineHello, FrameReader, Step, ToGateway, TokenOutput, encode_frame
 
 SEED = 0
+ROUNDS, QUICK_ROUNDS = 2000, 200
 OUTPUTS = 200
 VICTIMS = 2000
 
@@ -118,8 +119,9 @@ def main() -> int:
     """Runs the benchmark; the exit code says whether the bars are met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the rounds")
-    rounds = 200 if parser.parse_args().quick else 2000
-    report = Report("engine_link", seed=SEED, quick=rounds == 200)
+    quick = parser.parse_args().quick
+    rounds = QUICK_ROUNDS if quick else ROUNDS
+    report = Report("engine_link", seed=SEED, quick=quick)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         per_output_us = runner.run(measure(rounds))
         death = statistics.median(runner.run(death_ms()) for _ in range(5))

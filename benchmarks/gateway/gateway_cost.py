@@ -48,6 +48,8 @@ OUTPUT_TOKENS = 16
 BODY_BYTES = 1024
 LANES = 8
 REJECT_LANES = 32
+REJECTS, QUICK_REJECTS = (30_000, 5), (6_000, 2)
+"""In a round, and rounds."""
 PLENTY = 10**9
 KEY_LIMITS = {
     "requests_per_minute": PLENTY,
@@ -112,7 +114,7 @@ async def _run(folder: Path, steps: Sequence[str], load: Load, report: Report, *
             gateways[step] = await stack.enter_async_context(started)
         await _compare(gateways, request_of(CHAT, _body(), key.plaintext), load, report)
         if ALL in gateways:
-            await _reject(gateways[ALL], 6_000 if quick else 30_000, 2 if quick else 5, report)
+            await _reject(gateways[ALL], *(QUICK_REJECTS if quick else REJECTS), report)
 
 
 async def _compare(gateways: dict[str, MeasuredGateway], request: bytes, load: Load, report: Report) -> None:

@@ -196,7 +196,7 @@ async def reload(
         own_s.append(answer.get("seconds", 0.0))
         if response.status != 200 or len(answer["changed"]) < 5 or answer["needs_restart"]:
             raise RuntimeError(f"Reload {number}: {answer}")
-        if number == round(count * WARM):
+        if number == max(1, round(count * WARM)):
             warm = await metrics(session, server)
         await asyncio.sleep(every_s)
     return times_s, own_s, refused, warm

@@ -35,6 +35,8 @@ from maitred.wire.address import UnixAddress
 CHAT = "/v1/chat/completions"
 OUTPUT_TOKENS = 16
 LANES = 8
+ROUNDS, QUICK_ROUNDS = (40, 300), (6, 150)
+"""How many, and the requests of each gateway in each."""
 WARM_UP = 2
 """Rounds."""
 SPANS = 8
@@ -69,7 +71,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
     report = Report("tracing", seed=0, quick=arguments.quick)
-    rounds, requests = (6, 150) if arguments.quick else (40, 300)
+    rounds, requests = QUICK_ROUNDS if arguments.quick else ROUNDS
     with TemporaryDirectory(prefix="maitred-") as folder:
         uvloop.run(_run(Path(folder), rounds, requests, report))
     return report.finish()

@@ -26,18 +26,19 @@ SEED = 20260102
 LENGTHS = Path(__file__).parents[1] / "data" / "sharegpt_lengths.csv"
 SHAPE = ShapeSpec(lengths=str(LENGTHS), scale=1 / 8, max_prompt_tokens=1200, max_output_tokens=250)
 TIMEOUT_S = 900.0
+QUICK_USERS = 50
 
 
 def main() -> int:
     """Runs the benchmark; the exit code says whether the bars are met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="50 users")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_USERS} users")
     parser.add_argument("--users", type=int, nargs="+", default=[10, 100, 300, 1000])
     parser.add_argument("--requests", type=int, default=300, help="in all, at least one per user")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="setting of the server")
     arguments = parser.parse_args()
-    users = [50] if arguments.quick else arguments.users
-    requests = 50 if arguments.quick else arguments.requests
+    users = [QUICK_USERS] if arguments.quick else arguments.users
+    requests = QUICK_USERS if arguments.quick else arguments.requests
     settings = dict(pair.split("=", 1) for pair in arguments.set)
     report = Report("users", seed=SEED, quick=arguments.quick)
     report.figures["settings"] = settings

@@ -45,6 +45,7 @@ CONVERSATIONS = ShapeSpec(
     max_output_tokens=120,
 )
 MOONCAKE_SCALE = 1 / 32
+QUICK_SECONDS = 10.0
 """From a window of 128 thousand tokens to 2,048, with room for the longest prompts."""
 
 
@@ -61,7 +62,7 @@ def main() -> int:
     report = Report("load", seed=SEED, quick=arguments.quick)
     with serving() as server:
         if arguments.quick:
-            loads = {"open loop, 3/s": spec(server, rate_per_s=3.0, shape=QUESTIONS, seconds=10)}
+            loads = {"open loop, 3/s": spec(server, rate_per_s=3.0, shape=QUESTIONS, seconds=QUICK_SECONDS)}
         else:
             knee = uvloop.run(find_knee(server, arguments.trial))
             report.figures["knee"] = msgspec.to_builtins(knee)

@@ -32,6 +32,8 @@ from maitred.testing.scripted_openai import DelayDistribution, ServerScript, scr
 SEED = 20260105
 CLIENTS = ("maitred", "aiohttp", "httpx")
 RATE_PER_S = 20
+QUICK_ROUNDS = (1, 3)
+"""How many, and the seconds of each."""
 MESSAGES = [{"role": "user", "content": "Tell me a story."}]
 HEADERS = {b"content-type": b"text/event-stream"}
 
@@ -49,7 +51,7 @@ def main() -> int:
     parser.add_argument("--url", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.rounds, arguments.seconds = 1, 3
+        arguments.rounds, arguments.seconds = QUICK_ROUNDS
     tokens = arguments.seconds * RATE_PER_S
     if arguments.client:
         print(json.dumps(uvloop.run(drive(arguments.client, arguments.url, arguments.streams, tokens))))

@@ -34,7 +34,16 @@ from maitred.testing.scripted_openai import DelayDistribution, ScriptedPause, Se
 SEED = 20261121
 TOLERATED_SHARE, TOLERATED_S = 0.03, 0.002
 """A percentile may be off by the larger of the two."""
-REPEATS = 20
+TRUTH, QUICK_TRUTH = (1000, 20.0, 60), (200, 2.5, 20)
+"""Streams, seconds, and tokens of each stream."""
+PAUSE, QUICK_PAUSE = (15.0, 2.0, 2.0), (3.0, 1.0, 1.0)
+"""Seconds, when the server falls silent, and for how long."""
+LIMIT, QUICK_LIMIT = (8.0, 4.0), (2.0, 1.0)
+"""Seconds of the loads that are played, and of the one that is too much."""
+COST, QUICK_COST = (5000, 600, 10.0), (500, 60, 1.0)
+"""Streams, tokens of each, and the seconds in which they begin."""
+COMPARED, QUICK_COMPARED = (20, 9.0, 50.0), (2, 4.0, 50.0)
+"""Runs of each server, the seconds of each, and requests per second."""
 RATE_PER_S = 20
 """Tokens of each stream where the tester's cost is measured."""
 CHANGED = ("worse", "better")
@@ -58,7 +67,7 @@ def main() -> int:
 
 def truth(report: Report, quick: bool) -> None:
     """Every percentile against the server's log, in a closed and in an open loop."""
-    streams, seconds, tokens = (200, 2.5, 20) if quick else (1000, 20.0, 60)
+    streams, seconds, tokens = QUICK_TRUTH if quick else TRUTH
     script = ServerScript(
         ttft=DelayDistribution(mean_s=0.2, cv=0.5), itl=DelayDistribution(mean_s=0.05, cv=0.3), seed=SEED
     )
@@ -114,7 +123,7 @@ def off(got_s: float, want_s: float) -> float:
 def pause(report: Report, quick: bool) -> None:
     """The server is silent for a while under an open loop that does not care."""
     rate_per_s, ttft_s = 200.0, 0.03
-    seconds, at_s, for_s = (3.0, 1.0, 1.0) if quick else (15.0, 2.0, 2.0)
+    seconds, at_s, for_s = QUICK_PAUSE if quick else PAUSE
     script = ServerScript(
         ttft=DelayDistribution(mean_s=ttft_s),
         itl=DelayDistribution(mean_s=0.01),
@@ -180,13 +189,13 @@ def share_above(values_s: Floats, threshold_s: float) -> float:
 
 def limit(report: Report, quick: bool) -> None:
     """Calm, on a core that others burn, and with more requests than one tester can make."""
-    seconds = 2.0 if quick else 8.0
+    seconds, overloaded_s = QUICK_LIMIT if quick else LIMIT
     script = ServerScript(ttft=DelayDistribution(mean_s=0.05), itl=DelayDistribution(mean_s=0.02), seed=SEED)
     calm_load = load(ArrivalsSpec(rate_per_s=50), 20, seconds)
     calm_run = play(script, calm_load)
     with hogs(4):
         starved = play(script, calm_load)
-    overloaded = play(script, load(ArrivalsSpec(rate_per_s=4000, process="constant"), 2, 1.0 if quick else 4.0))
+    overloaded = play(script, load(ArrivalsSpec(rate_per_s=4000, process="constant"), 2, overloaded_s))
     runs = {"calm": calm_run, "core shared with 4 others": starved, "4,000 requests per second": overloaded}
     report.figures["limit"] = {name: played.tester() for name, played in runs.items()}
     report.require("limit: none when calm", calm(calm_run), at_least=1)
@@ -217,7 +226,7 @@ def hogs(count: int) -> Iterator[None]:
 
 def cost(report: Report, quick: bool) -> None:
     """What so many streams at once take of a core, over TCP and without it."""
-    streams, tokens, ramp_s = (500, 60, 1.0) if quick else (5000, 600, 10.0)
+    streams, tokens, ramp_s = QUICK_COST if quick else COST
     script = ServerScript(ttft=DelayDistribution(mean_s=0.2), itl=DelayDistribution(mean_s=1 / RATE_PER_S), seed=SEED)
     spec = load(ArrivalsSpec(users=streams, spread_s=ramp_s), tokens, requests=streams)
     figures = report.figures["cost"] = {"streams": streams, "tokens_per_s_each": RATE_PER_S}
@@ -252,9 +261,8 @@ def cost(report: Report, quick: bool) -> None:
 
 def comparison(report: Report, quick: bool) -> None:
     """A server against itself, and against itself with 10 % more TTFT; every run with draws of its own."""
-    repeats = 2 if quick else REPEATS
-    seconds = 4.0 if quick else 9.0
-    spec = load(ArrivalsSpec(rate_per_s=50), 10, seconds)
+    repeats, seconds, rate_per_s = QUICK_COMPARED if quick else COMPARED
+    spec = load(ArrivalsSpec(rate_per_s=rate_per_s), 10, seconds)
 
     def one(number: int) -> LoadResult:
         factor = 1.1 if number % 3 == 2 else 1.0
@@ -278,7 +286,7 @@ def comparison(report: Report, quick: bool) -> None:
     found = sum(rows["ttft_mean"][0] == "worse" for rows in figures["slower"])
     figures["limits"] = dict(Counter(result.tester.limit for result in results))
     report.require("compare: the same called different", false, at_most=1)
-    report.require("compare: 10 % slower first tokens found", found, at_least=repeats if quick else REPEATS - 1)
+    report.require("compare: 10 % slower first tokens found", found, at_least=repeats if quick else repeats - 1)
 
 
 def load(

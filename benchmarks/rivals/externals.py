@@ -22,6 +22,7 @@ import openai
 
 from benchmarks.support.figures.external_table import write
 from benchmarks.support.report import Report
+from benchmarks.support.requirements import RequirementMissing
 from benchmarks.support.rivals.external_servers import EXTERNALS, External, Running, started, under_test
 from maitred.core.errors import MaitredError
 from maitred.testing.replica_conformance import put_to
@@ -142,7 +143,13 @@ def main() -> int:
 
 
 def run(chosen: Sequence[External], *, quick: bool) -> int:
-    """Runs these, as far as they are installed."""
+    """Runs these, as far as they are installed.
+
+    Raises:
+        RequirementMissing: None of them is.
+    """
+    if not any(external.installed for external in chosen):
+        raise RequirementMissing("None of its servers is installed: python -m benchmarks externals install")
     report = Report("externals", seed=0, quick=quick)
     found: dict[str, Any] = {}
     for external in chosen:

@@ -23,6 +23,8 @@ WEIGHT = 0.1
 SESSIONS = 2_000
 MOST_REQUESTS = 60_000
 TRIALS_OF_A_FAULT = 20
+QUICK_TRIALS = (5, 20)
+"""Of a fault, and of a sound canary."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer trials, in under 45 s")
     parser.add_argument("--null", type=int, default=200, help="sound canaries")
     options = parser.parse_args()
-    faulty, sound = (5, 20) if options.quick else (TRIALS_OF_A_FAULT, options.null)
+    faulty, sound = QUICK_TRIALS if options.quick else (TRIALS_OF_A_FAULT, options.null)
     report = Report("canary", seed=SEED, quick=options.quick)
     for name, behaviour in PLANTED.items():
         verdicts = [trial_of(behaviour, number) for number in range(faulty)]

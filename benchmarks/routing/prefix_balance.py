@@ -28,6 +28,7 @@ from typing import Any
 
 from benchmarks.support.figures import prefix_balance_plot
 from benchmarks.support.report import RESULTS, Report, percentiles
+from benchmarks.support.requirements import require_file
 from benchmarks.support.simulated_replicas import BLOCK_TOKENS, Clock, SimulatedReplica
 from maitred.core.balance import PlacementRequest, ReplicaCandidate
 from maitred.core.flow import Flow, FlowLevel, PriorityClass, ServiceWeights
@@ -46,6 +47,8 @@ from maitred.wire.frames import TokenOutput
 
 SEED = 20261122
 FILE = "conversation_trace.jsonl.xz"
+ORIGIN = "it is the conversation trace of kvcache-ai/Mooncake on GitHub, packed with xz; name its folder with --data."
+QUICK_REQUESTS = 1_000
 REPLICAS, SCALE = 4, 32
 BLOCKS = 10_000
 """Of each replica; an endless cache would use some 180,000 in all."""
@@ -215,14 +218,14 @@ def played(asks: Items[Ask], name: str, *, load: float = 1.0, replicas: int = RE
 def main() -> int:
     """Runs the benchmark; the exit code says whether every bar was met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the first 1,000 requests, at the trace's rate")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"the first {QUICK_REQUESTS:,} requests, at the trace's rate"
+    )
     parser.add_argument("--data", type=Path, default=Path("../shared/data/traces/mooncake"), help=f"folder with {FILE}")
     arguments = parser.parse_args()
-    if not (arguments.data / FILE).is_file():
-        print(f"{arguments.data / FILE} is not there; name its folder with --data.")
-        return 2
+    require_file(arguments.data / FILE, ORIGIN)
     report = Report("prefix_balance", seed=SEED, quick=arguments.quick)
-    asks = read(arguments.data / FILE, 1_000 if arguments.quick else None)
+    asks = read(arguments.data / FILE, QUICK_REQUESTS if arguments.quick else None)
     by_policy = {name: played(asks, name) for name in POLICIES}
     aware = by_policy["predicted_ttft"]
     report.figures = {

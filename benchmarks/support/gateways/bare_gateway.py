@@ -26,6 +26,9 @@ import uvloop
 
 from maitred.admission.admission import Admission
 from maitred.admission.grant import Grant
+from maitred.admission.limit_plans import LimitPlan, PerRequestLimits
+from maitred.admission.policy.claims import make_demand
+from maitred.admission.prices import FREE
 from maitred.admission.request import AdmissionRequest
 from maitred.api.application import api_routes, build_app
 from maitred.api.health import ServiceRoutes
@@ -43,6 +46,7 @@ from maitred.config.loader import load
 from maitred.config.tree import Config
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.context import Outcome
+from maitred.core.counters import RequestSize
 from maitred.core.ids import new_object_id
 from maitred.core.limits import Limit, LimitSource
 from maitred.core.request import Usage
@@ -118,12 +122,12 @@ class _JournalAlone:
         self._journal.release(self._journal.record(event))
 
 
-class _Pass(Grant):
-    """Owes nothing."""
+_FREE_PLAN = LimitPlan(0, 0, PerRequestLimits(), make_demand((), FREE.price, 0), FREE)
+_NO_SIZE = RequestSize()
 
-    def __init__(self, max_tokens: int) -> None:
-        self.lease = new_object_id("use")
-        self.max_tokens = max_tokens
+
+class _Pass(Grant):
+    """Owes nothing, so that its plan and its size may be those of any other."""
 
     async def settle(self, usage: Usage, outcome: Outcome) -> None:
         pass
@@ -134,7 +138,18 @@ class _Pass(Grant):
 
 class _OpenDoor(Admission):
     async def admit(self, admission_request: AdmissionRequest) -> Grant:
-        return _Pass(admission_request.max_tokens or admission_request.window_left)
+        return _Pass(
+            new_object_id("use"),
+            admission_request,
+            _FREE_PLAN,
+            _NO_SIZE,
+            self._books,
+            max_tokens=admission_request.max_tokens or admission_request.window_left,
+            clamped=False,
+            rate_limits=None,
+            readings=(),
+            resumed=True,  # so that nothing is written to the ledger
+        )
 
 
 class _SaysNothing(Admission):

@@ -116,7 +116,7 @@ def prometheus_server(target: str, rules: Sequence[Path]) -> Iterator[Prometheus
 def _program(name: str) -> str:
     path = shutil.which(name)
     if path is None:
-        raise ProgramMissing(f"{name} is not installed. On Debian and Ubuntu: sudo apt-get install prometheus")
+        raise ProgramMissing(f"{name} is not installed; scripts/services.sh installs what is needed.")
     return path
 
 

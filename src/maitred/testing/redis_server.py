@@ -93,7 +93,7 @@ def redis_server() -> Iterator[RedisServer]:
     """
     program = shutil.which("redis-server")
     if program is None:
-        raise ProgramMissing("redis-server is not installed. On Debian and Ubuntu: sudo apt-get install redis-server")
+        raise ProgramMissing("redis-server is not installed; scripts/services.sh installs what is needed.")
     # Paths of sockets must be short, and a test's own folder may have a long path.
     with TemporaryDirectory(prefix="redis-", dir="/tmp") as folder:
         server = RedisServer(program, Path(folder))

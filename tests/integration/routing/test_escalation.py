@@ -73,7 +73,7 @@ async def serving(escalation=ALL, *, schemas=False, pools=None, limited=(), prin
             url = await running_all.enter_async_context(running(server.answer))
             upstream = UpstreamConfig(url=f"{url}/v1", dialect="openai", **QUICK)
             models[name] = TextModelConfig(upstreams=[upstream], **(pools or {}).get(name, {}))
-        judge = await running_all.enter_async_context(SchemaChecker()) if schemas else None
+        judge = await running_all.enter_async_context(SchemaChecker(60.0, total_timeout_s=60.0)) if schemas else None
         system = await running_all.enter_async_context(
             upstream_gateway(
                 *("",),

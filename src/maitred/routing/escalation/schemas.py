@@ -18,7 +18,6 @@ This is about the size of a context window of 256k tokens.
 """
 _CHECK_TIMEOUT_S = 1.0
 _TOTAL_TIMEOUT_S = 3.0
-"""Time limit of one check, including its wait for other checks and for a new process."""
 _START_TIMEOUT_S = 30.0
 
 
@@ -29,11 +28,19 @@ class SchemaChecker:
 
     Args:
         check_timeout_s: Time limit of one check; the process is killed when it expires.
+        total_timeout_s: Time limit of one check with its wait for other checks and for a new process.
         start_lazily: Whether the first check starts the process, and therefore takes longer.
     """
 
-    def __init__(self, check_timeout_s: float = _CHECK_TIMEOUT_S, *, start_lazily: bool = False) -> None:
+    def __init__(
+        self,
+        check_timeout_s: float = _CHECK_TIMEOUT_S,
+        *,
+        total_timeout_s: float = _TOTAL_TIMEOUT_S,
+        start_lazily: bool = False,
+    ) -> None:
         self._check_timeout_s = check_timeout_s
+        self._total_timeout_s = total_timeout_s
         self._start_lazily = start_lazily
         self._lock = asyncio.Lock()
         self._process: Process | None = None
@@ -55,7 +62,7 @@ class SchemaChecker:
         if len(request) > _MAX_REQUEST_BYTES:
             return SchemaResult.UNKNOWN
         try:
-            async with asyncio.timeout(_TOTAL_TIMEOUT_S), self._lock:
+            async with asyncio.timeout(self._total_timeout_s), self._lock:
                 return await self._send_request(request)
         except TimeoutError:
             return SchemaResult.UNKNOWN

@@ -1,0 +1,190 @@
+"""Every benchmark runs: each is started in its smallest form, which comes to its end or says what is missing here."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+
+from benchmarks import summary
+from benchmarks.__main__ import main, runnable
+from benchmarks.support.requirements import NOT_RUN
+from tests.support.source import ROOT
+
+AT_ONCE = 3
+"""Most of what they take is waiting: for a server to start, for a second to pass."""
+LIMIT_S = 600.0
+"""One that takes so long hangs, however busy the machine is."""
+QUICK = ("--quick",)
+
+
+@dataclass(frozen=True)
+class SmallestForm:
+    """Smallest form of a benchmark.
+
+    Attributes:
+        constants: What its constants are instead; see `tests.support.smallest_benchmark`.
+        arguments: Of its command line.
+    """
+
+    constants: dict[str, object] = field(default_factory=dict)
+    arguments: tuple[str, ...] = QUICK
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    code: int
+    output: str
+    errors: str
+
+
+FEW = {"prompt": (4, 8), "output": (2, 4)}
+"""Tokens of a request."""
+SMALLEST = {
+    "ledger_kills": SmallestForm(
+        {"QUICK_CALM": 2, "CALLERS": 2, "LIVES_S": (0.2, 0.3)}, (*QUICK, "--kills=1", "--scripted")
+    ),
+    "overspend": SmallestForm({"CALLERS": 4}, (*QUICK, "--requests=40", "--kills=0")),
+    "retries": SmallestForm({"QUICK_ANSWERS": (1, 2), "QUOTA_CALLS": 2}),
+    "tenants": SmallestForm(arguments=(*QUICK, "--tenants=20")),
+    "chaos": SmallestForm(arguments=(*QUICK, "--seconds=2")),
+    "failover": SmallestForm({"ENGINES": 2, "TOKENS": 8}, (*QUICK, "--kills=1", "--streams=4")),
+    "faults": SmallestForm({"QUICK_CASES": ("refused",)}),
+    "cancellation": SmallestForm({"QUICK_ABORTS": (8, 1), "STAYS_S": 0.2}),
+    "flood": SmallestForm(
+        {"QUICK": {"slots": 1, **FEW, "capacity_s": 1, "seconds": 2, "warmup_s": 0.2, "backlog_s": 0}}
+    ),
+    "hedging": SmallestForm({"QUICK_SECONDS": 1.0, "WARM_S": 0.5}),
+    "long_short": SmallestForm(
+        {"QUICK": {"seconds": 2, "warmup_s": 0.2, "alone_tokens": 8}, "SHORT_TOKENS": 4, "LONG_TOKENS": 16, "SLOTS": 1}
+    ),
+    "overload": SmallestForm(
+        {"QUICK": {"capacity_s": 1, "seconds": 1, "warmup_s": 0.2, "naive": (2.0,)}, "SLOTS": 1, "DRAIN_S": 1.0}
+        | {"PROMPT": (4, 8), "OUTPUT": (2, 4)}
+    ),
+    "prediction": SmallestForm({"QUICK_LOADS": (0.8,), "QUICK_SECONDS": 2.0, "WARM_UP_S": 1.0, "COPIES": 1}),
+    "queue_cost": SmallestForm(
+        {"QUICK": {"waiting": 20, "joining_s": 1, "waiting_s": 1, "refusing_s": 1}}, (*QUICK, "--policies=fair")
+    ),
+    "scheduler_cost": SmallestForm({"SIZES": (100, 200)}),
+    "starvation": SmallestForm({"QUICK_SECONDS": 6.0, "AGEING_S": 0.5, "USERS": 4, "SETTLE_IN_S": 0.5}),
+    "vtc": SmallestForm(),
+    "first_steps": SmallestForm(),
+    "gpu": SmallestForm(),
+    "host_work": SmallestForm(),
+    "kernels": SmallestForm({"SHAPES": ("bundled",), "QUICK_BUDGET_S": 0.01}),
+    "parity": SmallestForm({"FAMILIES": ("llama",), "PRECISIONS": ("fp32",), "REQUESTS": 2, "OUTPUT_TOKENS": 4}),
+    "prefix": SmallestForm({"REQUESTS": 2}),
+    "quantisation": SmallestForm(
+        {"WINDOW": 32, "QUICK_WINDOWS": 1, "ANSWERS": 2, "ANSWER_TOKENS": 2, "PROMPT_TOKENS": 8}
+        | {"CONTEXT": 32, "QUICK_SECONDS": 0.1}
+    ),
+    "sampling": SmallestForm({"QUICK_BUDGET_S": 0.01, "ROWS": (1,)}),
+    "sleep": SmallestForm({"QUICK_ROUNDS": 1}),
+    "soak": SmallestForm({"TENTHS": 2, "TURNS": 1}, (*QUICK, "--requests=20")),
+    "speculation": SmallestForm(),
+    "startup": SmallestForm({"QUICK_WARM_STARTS": 1}),
+    "step_cost": SmallestForm({"RUNNING": 8, "WAITING": 20}),
+    "structured": SmallestForm({"QUICK_REQUESTS": 1}, (*QUICK, "--data=/nowhere")),
+    "throughput": SmallestForm(),
+    "cardinality": SmallestForm({"QUICK_TENANTS": 200, "EVERY_S": 0.01}),
+    "disconnects": SmallestForm({"QUICK_DISCONNECTS": 4, "PATIENT_USERS": 2, "SETTLE_S": 0.5}),
+    "engine_link": SmallestForm({"QUICK_ROUNDS": 4, "VICTIMS": 20}),
+    "gateway_cost": SmallestForm({"QUICK_REJECTS": (100, 1)}, (*QUICK, "--rounds=2", "--requests=4")),
+    "gateway_soak": SmallestForm({"TENTHS": 3}, (*QUICK, "--requests=30", "--rate=60")),
+    "gateways": SmallestForm(
+        {"QUICK": {"turn_s": 0.05, "paced_streams": (2,), "paced_tokens": 2, "prompt_tokens": 500}}
+    ),
+    "http_server": SmallestForm({"QUICK_ROUNDS": (1, 32, 32)}),
+    "per_token": SmallestForm(),
+    "reloads": SmallestForm({"QUICK_RELOADS": 1, "WARM_S": 0.5, "SETTLE_S": 0.5}),
+    "restarts": SmallestForm({"QUICK_RESTARTS": 1, "LOOKS": 1, "SETTLE_S": 0.5, "EVERY_S": 0.5}),
+    "stalled": SmallestForm(
+        {"QUICK": {"seconds": 1, "warmup_s": 0.5, "stalled": 2, "grace_s": 4}, "STALLED": 2, "PATIENT_USERS": 2}
+    ),
+    "tracing": SmallestForm({"QUICK_ROUNDS": (1, 8), "LEAVE_S": 0.5}),
+    "users": SmallestForm({"QUICK_USERS": 2}),
+    "compare_calibration": SmallestForm({"SAME": ("300 requests",), "SLOWER": ("600 requests, CV 0.3, independent",)}),
+    "load": SmallestForm({"QUICK_SECONDS": 2.0}),
+    "load_client": SmallestForm({"QUICK_ROUNDS": (1, 1)}, (*QUICK, "--streams=4")),
+    "tester": SmallestForm(
+        {"QUICK_TRUTH": (20, 0.5, 2), "QUICK_PAUSE": (1.0, 0.2, 0.2), "QUICK_LIMIT": (0.3, 0.3)}
+        | {"QUICK_COST": (20, 40, 0.2), "QUICK_COMPARED": (1, 1.0, 200.0)}
+    ),
+    "externals": SmallestForm(arguments=()),
+    "rivals": SmallestForm({"QUICK": {"requests": 2, "prompt_tokens": 4, "output_tokens": 2}, "QUICK_S": LIMIT_S}),
+    "canary": SmallestForm({"QUICK_TRIALS": (1, 1)}),
+    "canary_live": SmallestForm({"QUICK_S": 3.0}),
+    "model_swapping": SmallestForm({"PROMPTS": 1, "TOKENS": 4, "CALLERS": 2}, (*QUICK, "--seconds=1")),
+    "prefix_balance": SmallestForm({"QUICK_REQUESTS": 50}),
+    "router_quality": SmallestForm({"QUICK_PROMPTS": 200}),
+}
+BEYOND_THE_PROJECT = {"gpu", "externals", "http_server", "prefix_balance", "router_quality"}
+"""They need a GPU, data, or software of others, which `scripts/services.sh` does not bring."""
+
+
+def test_every_benchmark_has_a_smallest_form():
+    assert SMALLEST.keys() | {"summary"} == runnable().keys()
+
+
+@pytest.fixture(scope="module")
+def runs(request, tmp_path_factory):
+    """The runs of all benchmarks that are tested, a few at a time: name -> future."""
+    chosen = [item.callspec.params["name"] for item in request.session.items if item.function is test_it_runs]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {name: pool.submit(finished_run, name, tmp_path_factory.mktemp(name)) for name in chosen}
+        pool.shutdown(cancel_futures=True)
+
+
+def finished_run(name, results):
+    form = SMALLEST[name]
+    work = {"name": name, "arguments": form.arguments, "constants": form.constants, "results": str(results)}
+    command = [sys.executable, "-m", "tests.support.smallest_benchmark", json.dumps(work)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **pipes) as process:
+        try:
+            output, errors = process.communicate(timeout=LIMIT_S)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return FinishedRun(process.returncode, output, errors)
+
+
+@pytest.mark.timeout(LIMIT_S + 60)
+@pytest.mark.parametrize("name", SMALLEST)
+def test_it_runs(name, runs):
+    run = runs[name].result()
+    if run.code == NOT_RUN:
+        sentence = run.errors.strip().splitlines()[-1]
+        assert sentence.startswith(f"{name} did not run. ")
+        if name not in BEYOND_THE_PROJECT and os.environ.get("CI", "").lower() == "true":
+            pytest.fail(sentence)
+        pytest.skip(sentence)
+    # So small a run may miss its bars; what says that it came to its end is that it wrote its figures.
+    assert re.search("^written: ", run.output, re.MULTILINE), f"{run.output}\n{run.errors}"
+    assert run.code in (0, 1)
+
+
+def test_the_summary_is_written(tmp_path, monkeypatch):
+    for constant, file in (("README", summary.README), ("PAGE", summary.PAGE)):
+        copy = tmp_path / file.name
+        copy.write_text(f"Before\n{summary.BEGIN}\nFigures of before.\n{summary.END}\nAfter\n")
+        monkeypatch.setattr(summary, constant, copy)
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "summary"])
+    assert main() == 0
+    for file in tmp_path.iterdir():
+        assert "Figures of before." not in file.read_text()
+
+
+def test_an_unknown_name_is_told_the_known_ones(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "gateway_costs"])
+    assert main() == 2
+    printed = capsys.readouterr()
+    assert "There is no benchmark 'gateway_costs'" in printed.err
+    assert "\ngateway_cost " in printed.out
