@@ -111,7 +111,7 @@ class MessagesRoutes:
         )
         async with self._service.generate(inference_request, exchange.context) as answer:
             answer_id = exchange.id_for("msg").replace("-", "_")
-            shape = MessagesFormatter(request.model, answer_id, exchange.context, thoughts=wants_thinking(request))
+            shape = MessagesFormatter(answer_id, exchange.context, thoughts=wants_thinking(request))
             await send_response(
                 exchange, answer, shape, choices=1, streams=request.streams, heartbeat_s=self._heartbeat_s
             )
@@ -133,15 +133,13 @@ class MessagesFormatter:
     """Writes one message, with a block for its reasoning, one for its text and one for each tool call.
 
     Args:
-        model: The model's name in the request.
         answer_id: The id of the answer.
-        context: The request context, for its usage so far.
+        context: The request context, for its usage so far and the model that answers.
         thoughts: Whether the client wants the reasoning text.
     """
 
-    def __init__(self, model: str, answer_id: str, context: RequestContext, *, thoughts: bool = False) -> None:
+    def __init__(self, answer_id: str, context: RequestContext, *, thoughts: bool = False) -> None:
         self._id = answer_id
-        self._model = model
         self._context = context
         self._thoughts = thoughts
         self._stop = StopDelta()
@@ -240,7 +238,7 @@ class MessagesFormatter:
     def _answer(self, content: list[ContentBlock], stop: StopDelta, usage: Usage) -> MessagesAnswer:
         return MessagesAnswer(
             id=self._id,
-            model=self._model,
+            model=self._context.model,
             content=content,
             stop_reason=stop.stop_reason,
             stop_sequence=stop.stop_sequence,
