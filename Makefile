@@ -47,6 +47,7 @@ bench: .venv/dev.stamp ## Run every benchmark in its quick form; BENCH=name runs
 docs: .venv/dev.stamp ## Write what is rendered: the pages of settings, the dashboards, and the README's figures.
 	@$(BIN)/python -m benchmarks summary
 	@$(BIN)/python -m scripts.dashboards
+	@$(BIN)/python -m scripts.request_fields
 	@$(BIN)/maitred config docs > docs/configuration.md.new && mv docs/configuration.md.new docs/configuration.md
 	@$(BIN)/maitred load docs > docs/load-settings.md.new && mv docs/load-settings.md.new docs/load-settings.md
 	@$(BIN)/maitred load docs --plan > docs/load-plans.md.new && mv docs/load-plans.md.new docs/load-plans.md

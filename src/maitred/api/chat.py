@@ -15,6 +15,7 @@ from maitred.api.exchange import HttpExchange
 from maitred.api.headers import apply_priority_headers
 from maitred.api.routes import Route
 from maitred.api.streaming import CollectedChoice, send_response
+from maitred.core.context import RequestContext
 from maitred.core.inference import Conversation, InferenceRequest, TextDelta, TokenLogprob, TokenScore
 from maitred.core.request import FinishReason, Usage
 from maitred.core.service import InferenceService
@@ -61,12 +62,14 @@ class ChatFormatter:
     Args:
         request: The request that is answered.
         answer_id: The id of the answer.
+        context: The request context, for the model that answers.
     """
 
-    def __init__(self, request: ChatRequest, answer_id: str) -> None:
+    def __init__(self, request: ChatRequest, answer_id: str, context: RequestContext) -> None:
         self._id = answer_id
         self._created = int(time.time())
-        self._model = request.model
+        self._context = context
+        self._model = context.model
         self._choices = request.choices
         self._include_usage = request.include_usage
         self._of_functions = not request.tools and bool(request.functions)
@@ -75,6 +78,7 @@ class ChatFormatter:
 
     def start(self) -> bytes:
         """Returns the first event of every choice, which names the role of the speaker."""
+        self._model = self._context.model
         opening = ChatDelta(role="assistant", content="")
         events = b""
         for index in range(self._choices):
@@ -94,6 +98,7 @@ class ChatFormatter:
 
     def whole(self, choices: Sequence[CollectedChoice], usage: Usage) -> bytes:
         """Returns the answer as one JSON object."""
+        self._model = self._context.model
         if len(choices) != 1 or not choices[0].plain or usage.reasoning_tokens or usage.estimated:
             return self.in_full(choices, usage)
         return _PLAIN.fill(
@@ -132,6 +137,9 @@ class ChatFormatter:
 
     def _encode_part(self, part: TextDelta) -> bytes:
         """Encodes a delta of any kind, without a template."""
+        if part.continued and self._model != self._context.model:
+            self._model = self._context.model
+            self._templates.clear()
         events = b""
         for choice in self._chunks_of(part):
             events += self._event(choice, part)
@@ -272,7 +280,7 @@ class ChatRoutes:
             await send_response(
                 exchange,
                 answer,
-                ChatFormatter(request, exchange.id_for("chatcmpl")),
+                ChatFormatter(request, exchange.id_for("chatcmpl"), exchange.context),
                 choices=request.choices,
                 streams=request.streams,
                 heartbeat_s=self._heartbeat_s,

@@ -10,6 +10,7 @@ from maitred.api.exchange import HttpExchange
 from maitred.api.headers import apply_priority_headers
 from maitred.api.routes import Route
 from maitred.api.streaming import CollectedChoice, send_response
+from maitred.core.context import RequestContext
 from maitred.core.inference import InferenceRequest, TextDelta, TokenScore
 from maitred.core.request import Usage
 from maitred.core.service import InferenceService
@@ -73,7 +74,7 @@ class CompletionRoutes:
             await send_response(
                 exchange,
                 answer,
-                CompletionFormatter(request, exchange.id_for("cmpl")),
+                CompletionFormatter(request, exchange.id_for("cmpl"), exchange.context),
                 choices=choices,
                 streams=request.streams,
                 heartbeat_s=self._heartbeat_s,
@@ -86,12 +87,13 @@ class CompletionFormatter:
     Args:
         request: The request that is answered.
         answer_id: The id of the answer.
+        context: The request context, for the model that answers.
     """
 
-    def __init__(self, request: CompletionRequest, answer_id: str) -> None:
+    def __init__(self, request: CompletionRequest, answer_id: str, context: RequestContext) -> None:
         self._id = answer_id
         self._created = int(time.time())
-        self._model = request.model
+        self._context = context
         self._include_usage = request.include_usage
         self._templates = EventTemplates()
 
@@ -130,6 +132,8 @@ class CompletionFormatter:
         return self._encode_part(TextDelta(index, text))
 
     def _encode_part(self, part: TextDelta) -> bytes:
+        if part.continued:  # another model may go on with the answer
+            self._templates.clear()
         usage = None if self._include_usage else UNSET
         return encode_event(encode(self._completion([self._chunk(part)], usage, part)))
 
@@ -148,7 +152,7 @@ class CompletionFormatter:
         return Completion(
             id=self._id,
             created=self._created,
-            model=self._model,
+            model=self._context.model,
             choices=choices,
             usage=usage,
             maitred=CONTINUED if part is not None and part.continued else UNSET,

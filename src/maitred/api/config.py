@@ -137,8 +137,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     strict: Annotated[
         bool,
         Meta(
-            description="Refuse requests with fields that are not part of the API, instead of ignoring these fields. "
-            "Finds misspelt parameters."
+            description="Refuse requests with fields that are unknown here, instead of ignoring these fields and "
+            "naming them in `x-maitred-ignored`. Finds misspelt parameters."
         ),
     ] = False
 

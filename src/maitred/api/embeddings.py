@@ -59,7 +59,7 @@ class EmbeddingRoutes:
         tokens = exchange.context.prompt_tokens
         answer = EmbeddingList(
             data=await _entries(vectors, as_base64=request.as_base64),
-            model=request.model,
+            model=exchange.context.model,
             usage=EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens),
         )
         await exchange.respond(encode(answer))

@@ -25,7 +25,7 @@ from maitred.core.request import FinishReason, Usage
 from maitred.core.service import InferenceService
 from maitred.core.tenancy import Scope
 from maitred.wire.anthropic.decode import check_version, decode_count_tokens, decode_messages
-from maitred.wire.anthropic.inbound import to_chat, to_constraint, wants_thinking
+from maitred.wire.anthropic.inbound import to_chat, to_constraint, to_openai_fields, wants_thinking
 from maitred.wire.anthropic.requests import CountTokensRequest, MessagesRequest
 from maitred.wire.anthropic.responses import (
     BlockDelta,
@@ -104,15 +104,19 @@ class MessagesRoutes:
         """Answers a conversation, whole or as a stream."""
         check_version(exchange.header(b"anthropic-version"))
         request = decode_messages(exchange.body, strict=self._strict)
+        chat = to_chat(request)
         inference_request = apply_priority_headers(
-            to_inference_request(to_chat(request)), exchange.header, retries=exchange.retries
+            to_inference_request(chat), exchange.header, retries=exchange.retries
         )
         inference_request = replace(
-            inference_request, whole=not request.streams, constraint=partial(to_constraint, request)
+            inference_request,
+            whole=not request.streams,
+            constraint=partial(to_constraint, request),
+            to_openai=partial(to_openai_fields, request, chat),
         )
         async with self._service.generate(inference_request, exchange.context) as answer:
             answer_id = exchange.id_for("msg").replace("-", "_")
-            shape = MessagesFormatter(request.model, answer_id, exchange.context, thoughts=wants_thinking(request))
+            shape = MessagesFormatter(answer_id, exchange.context, thoughts=wants_thinking(request))
             await send_response(
                 exchange, answer, shape, choices=1, streams=request.streams, heartbeat_s=self._heartbeat_s
             )
@@ -134,15 +138,13 @@ class MessagesFormatter:
     """Writes one message, with a block for its reasoning, one for its text and one for each tool call.
 
     Args:
-        model: The model's name in the request.
         answer_id: The id of the answer.
-        context: The request context, for its usage so far.
+        context: The request context, for its usage so far and the model that answers.
         thoughts: Whether the client wants the reasoning text.
     """
 
-    def __init__(self, model: str, answer_id: str, context: RequestContext, *, thoughts: bool = False) -> None:
+    def __init__(self, answer_id: str, context: RequestContext, *, thoughts: bool = False) -> None:
         self._id = answer_id
-        self._model = model
         self._context = context
         self._thoughts = thoughts
         self._stop = StopDelta()
@@ -282,7 +284,7 @@ class MessagesFormatter:
     def _answer(self, content: list[ContentBlock], stop: StopDelta, usage: Usage) -> MessagesAnswer:
         return MessagesAnswer(
             id=self._id,
-            model=self._model,
+            model=self._context.model,
             content=content,
             stop_reason=stop.stop_reason,
             stop_sequence=stop.stop_sequence,

@@ -17,12 +17,15 @@ from maitred.api.dialect import OPENAI, ApiDialect, Header, clamped_headers, spa
 from maitred.core.context import RateLimitStatus, RejectedAnswer, RequestContext
 from maitred.core.counters import CounterState
 from maitred.core.flow import PriorityClass, QueuePosition
+from maitred.core.inference import InferenceRequest
+from maitred.core.request import SamplingParams
 from maitred.wire.sse import JsonTemplate
 
 _UNFIT = re.compile(rb"[^ -~]")
 """Characters that a header value cannot hold. The name of a model can contain them."""
 
 
+_LONGEST_MODEL_NAME = 256
 _MOST_FIELDS = 16
 _LONGEST_FIELD_NAME = 64
 """Most fields that a header names, and most characters of each: a client chooses them."""
@@ -43,6 +46,9 @@ def timing_headers(context: RequestContext, *, explain: bool) -> list[Header]:
             (b"x-maitred-predicted-wait-ms", b"%d" % milliseconds(position.wait_s)),
             (b"x-maitred-predicted-ttft-ms", b"%d" % milliseconds(position.ttft_s)),
         ]
+    if context.model and context.request is not None:
+        name = context.request.model[:_LONGEST_MODEL_NAME]
+        headers.append((b"x-maitred-requested-model", _UNFIT.sub(b"?", name.encode("utf-8", "replace"))))
     if context.priority is not None:
         headers.append((b"x-maitred-priority", context.priority.encode("ascii")))
     if context.degraded:
@@ -138,7 +144,8 @@ def encode_lines(headers: Sequence[Header]) -> bytes | None:
 def _usual_lines(context: RequestContext) -> bytes | None:
     """Returns the header lines by the template; None: the context does not fit the template."""
     rate_limits, position, priority = context.rate_limits, context.predicted_position, context.priority
-    if rate_limits is None or position is None or priority is None:
+    request = context.request
+    if rate_limits is None or position is None or priority is None or request is None or not context.model:
         return None
     requests, tokens = rate_limits.requests, rate_limits.tokens
     if requests is None or tokens is None or context.clamped_max_tokens is not None or context.selection is not None:
@@ -158,19 +165,21 @@ def _usual_lines(context: RequestContext) -> bytes | None:
             *(requests.capacity, max(0, requests.remaining), span_of(requests.reset_s)),
             *(tokens.capacity, max(0, tokens.remaining), span_of(tokens.reset_s)),
             *(position.position, milliseconds(position.wait_s), milliseconds(position.ttft_s)),
+            _UNFIT.sub(b"?", request.model[:_LONGEST_MODEL_NAME].encode("utf-8", "replace")),
             priority.encode("ascii"),
         )
     )
 
 
 def _usual_form() -> JsonTemplate:
-    context = RequestContext("an-id", 0.0, priority=PriorityClass.STANDARD)
+    context = RequestContext("an-id", 0.0, priority=PriorityClass.STANDARD, model="a-model")
+    context.request = InferenceRequest("a-name", [], SamplingParams(0, 0))
     context.rate_limits = RateLimitStatus(CounterState(1001, 1002, 0.301), CounterState(1003, 1004, 0.302))
     context.predicted_position = QueuePosition(1005, 2.0055, 2.0065)
     lines = encode_lines(response_headers(context, OPENAI, explain=False))
     assert lines is not None, "these are"
     standing = (b"1001", b"1002", b"301ms", b"1003", b"1004", b"302ms")
-    return JsonTemplate(lines, (b"an-id", *standing, b"1005", b"2006", b"2007", b"standard"))
+    return JsonTemplate(lines, (b"an-id", *standing, b"1005", b"2006", b"2007", b"a-name", b"standard"))
 
 
 _USUAL = _usual_form()

@@ -27,6 +27,10 @@ parts = st.lists(
 )
 
 
+def answered_by(model):
+    return RequestContext("req-1", 0.0, model=model)
+
+
 def fields(events):
     return [msgspec.json.decode(event.data) for event in SSEDecoder().feed(events)]
 
@@ -38,8 +42,10 @@ def test_chat_and_completions(model, parts, usage, choices, data):
     chat = ChatFormatter(
         decode_chat(msgspec.json.encode({**asked, "messages": [{"role": "user", "content": "hi"}]}), strict=True),
         "chatcmpl-1",
+        answered_by(model),
     )
-    text = CompletionFormatter(decode_completion(msgspec.json.encode({**asked, "prompt": "hi"}), strict=True), "cmpl-1")
+    completion = decode_completion(msgspec.json.encode({**asked, "prompt": "hi"}), strict=True)
+    text = CompletionFormatter(completion, "cmpl-1", answered_by(model))
     for shape in (chat, text):
         assert shape.events(parts) == b"".join(map(shape._encode_part, parts))
 
@@ -58,7 +64,7 @@ def test_chat_and_completions(model, parts, usage, choices, data):
 )
 def test_whole_chats(model, texts, finish, extras, scores, counts, estimated, thought, functions, choices):
     asked = {"model": model, "messages": [{"role": "user", "content": "hi"}], "functions": [{"name": "f"}] * functions}
-    shape = ChatFormatter(decode_chat(msgspec.json.encode(asked), strict=True), "chatcmpl-1")
+    shape = ChatFormatter(decode_chat(msgspec.json.encode(asked), strict=True), "chatcmpl-1", answered_by(model))
     whole = [CollectedChoice(texts, scores, extras, finish) for _ in range(choices)]
     usage = Usage(*counts, estimated, thought)
     assert shape.whole(whole, usage) == shape.in_full(whole, usage)
@@ -66,7 +72,7 @@ def test_whole_chats(model, texts, finish, extras, scores, counts, estimated, th
 
 @given(model=words, parts=parts)
 def test_messages(model, parts):
-    quick, plain = (MessagesFormatter(model, "msg_1", RequestContext("req-1", 0.0), thoughts=True) for _ in range(2))
+    quick, plain = (MessagesFormatter("msg_1", answered_by(model), thoughts=True) for _ in range(2))
     end = [TextDelta(0, "", FinishReason.STOP)]
     assert quick.events([*parts, *end]) == b"".join(map(plain._encode_part, [*parts, *end]))
 
@@ -74,6 +80,6 @@ def test_messages(model, parts):
 @given(model=words, text=texts)
 def test_what_a_client_reads(model, text):
     request = decode_completion(msgspec.json.encode({"model": model, "prompt": "", "stream": True}), strict=True)
-    (event,) = fields(CompletionFormatter(request, "cmpl-1").events([TextDelta(0, text)]))
+    (event,) = fields(CompletionFormatter(request, "cmpl-1", answered_by(model)).events([TextDelta(0, text)]))
     assert event["choices"][0]["text"] == text
     assert event["model"] == model

@@ -39,8 +39,10 @@ END = {"choices": [{"delta": {}, "finish_reason": "tool_calls"}]}
 def shapes():
     for more in ({}, {"functions": [{"name": "f"}]}, {"tools": [{"type": "function", "function": {"name": "f"}}]}):
         asked = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **more}
-        yield ChatFormatter(decode_chat(msgspec.json.encode(asked), strict=True), "chatcmpl-1")
-    yield MessagesFormatter("m", "msg_1", RequestContext("req-1", 0.0), thoughts=True)
+        yield ChatFormatter(
+            decode_chat(msgspec.json.encode(asked), strict=True), "chatcmpl-1", RequestContext("req-1", 0.0)
+        )
+    yield MessagesFormatter("msg_1", RequestContext("req-1", 0.0), thoughts=True)
 
 
 @given(st.lists(CHOICES, max_size=3))

@@ -7,15 +7,17 @@ import pytest
 from maitred.api.chat import ChatFormatter
 from maitred.api.completions import CompletionFormatter
 from maitred.api.streaming import CollectedChoice
+from maitred.core.context import RequestContext
 from maitred.core.inference import TextDelta
 from maitred.core.request import FinishReason, Usage
 from maitred.wire.openai.decode import decode_chat, decode_completion
 
+CONTEXT = RequestContext("req-1", 0.0, model="m")
 SHAPES = {
     "chat": ChatFormatter(
-        decode_chat(b'{"model":"m","messages":[{"role":"user","content":"x"}]}', strict=True), "chatcmpl-1"
+        decode_chat(b'{"model":"m","messages":[{"role":"user","content":"x"}]}', strict=True), "chatcmpl-1", CONTEXT
     ),
-    "completion": CompletionFormatter(decode_completion(b'{"model":"m","prompt":"x"}', strict=True), "cmpl-1"),
+    "completion": CompletionFormatter(decode_completion(b'{"model":"m","prompt":"x"}', strict=True), "cmpl-1", CONTEXT),
 }
 ENDS = [
     (FinishReason.STOP, {"finish_reason": "stop"}),

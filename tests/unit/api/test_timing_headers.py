@@ -3,6 +3,8 @@
 from maitred.api.response_head import timing_headers
 from maitred.core.context import ModelSelection, RequestContext
 from maitred.core.flow import PriorityClass, QueuePosition
+from maitred.core.inference import InferenceRequest
+from maitred.core.request import SamplingParams
 
 
 def headers_of(context, *, explain=False):
@@ -43,3 +45,17 @@ def test_the_answering_model_is_named_where_the_caller_left_it_open():
     context.selection = ModelSelection("auto", "small", "small", 0.1)
     assert headers_of(context) == {"x-maitred-model": "gro??"}, "the one that it went on to, not the first choice"
     assert headers_of(RequestContext("req-2", 0.0, selection=context.selection)) == {}, "none has been reached yet"
+
+
+def test_the_name_that_was_asked_for_is_told_once_a_model_is_known():
+    context = RequestContext("req-1", 0.0, request=InferenceRequest("größer" + "x" * 300, [], SamplingParams(1, 0)))
+    assert headers_of(context) == {}
+    context.model = "large"
+    assert headers_of(context) == {"x-maitred-requested-model": "gr????er" + "x" * 250}
+
+
+def test_ignored_fields_are_told_within_bounds():
+    context = RequestContext("req-1", 0.0, ignored_fields=["user", "a\r\nb", "\ud800"])
+    assert headers_of(context) == {"x-maitred-ignored": "user, a??b, ?"}
+    context.ignored_fields = ["x" * 99] * 99
+    assert headers_of(context) == {"x-maitred-ignored": ", ".join(["x" * 64] * 16 + ["..."])}

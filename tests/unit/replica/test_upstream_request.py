@@ -22,6 +22,7 @@ from maitred.replica.upstream.probe import parse_context_length
 from maitred.replica.upstream.replica import UpstreamReplica
 from maitred.replica.upstream.request_body import encode_body
 from maitred.wire.openai.decode import decode_chat
+from maitred.wire.openai.fields import MESSAGES_THINKING
 from maitred.wire.openai.written import merge_deltas, request_fields
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -92,9 +93,12 @@ THOUGHTS = {
 )
 def test_a_server_gets_the_thoughts_that_it_reads(dialect, read):
     answer = {"role": "assistant", "content": "Yes."}
-    body = sent(dialect, messages=[*MESSAGES, {**answer, **THOUGHTS}, *MESSAGES], thinking={"type": "adaptive"})
+    body = sent(
+        dialect, messages=[*MESSAGES, {**answer, **THOUGHTS}, *MESSAGES], **{MESSAGES_THINKING: {"type": "adaptive"}}
+    )
     assert body["messages"][1] == {**answer, **{name: THOUGHTS[name] for name in read}}
-    assert ("thinking" in body) == (dialect in ("generic", "litellm"))
+    assert ("thinking" in body) == (dialect == "litellm")
+    assert MESSAGES_THINKING not in body
 
 
 def test_an_id_is_no_longer_than_the_server_takes():

@@ -15,7 +15,7 @@ from maitred.replica.upstream.request_body import split_fields
 from maitred.wire.anthropic.answer import AnswerBroken, AnswerFailed, MessagesStreamParser
 from maitred.wire.anthropic.outbound import begins_without_thought, to_messages
 from maitred.wire.anthropic.requests import MessagesRequest
-from maitred.wire.openai.fields import refuse, unsupported_members
+from maitred.wire.openai.fields import MESSAGES_THINKING, refuse, unsupported_members
 from maitred.wire.openai.requests import ChatRequest
 from maitred.wire.sse import SSEDecoder
 
@@ -33,6 +33,8 @@ def encode_messages_body(request: TextRequest, model: str, parameters: Mapping[s
     members = unsupported_members(passed)
     if members.refused:
         raise refuse(members.refused[0], "is not known to the server that runs this model")
+    if MESSAGES_THINKING in request.fields:
+        passed["thinking"] = request.fields[MESSAGES_THINKING]
     chat = msgspec.convert({"model": model, **passed}, ChatRequest)
     max_tokens = request.max_tokens or parameters.get("max_tokens", DEFAULT_MAX_TOKENS)
     messages_request = to_messages(chat, model=model, max_tokens=max_tokens)

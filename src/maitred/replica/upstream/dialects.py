@@ -18,7 +18,7 @@ GATEWAY_FIELDS = frozenset(
 """Request fields that no server gets as they came, because the gateway honours them or sets them anew."""
 _OPENAI_FIELDS = frozenset(
     {
-        *("messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "top_p", "n", "stop", "seed"),
+        *("messages", "prompt", "temperature", "top_p", "n", "stop", "seed"),
         *("presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs", "user", "echo", "suffix"),
         *("tools", "tool_choice", "parallel_tool_calls", "response_format", "metadata"),
         *("reasoning_effort", "verbosity", "prediction", "prompt_cache_key", "safety_identifier", "store"),

@@ -11,6 +11,7 @@ from maitred.core.text_replica import TextRequest
 from maitred.replica.upstream.dialects import GATEWAY_FIELDS, UpstreamDialect
 from maitred.wire.openai.fields import (
     LIMIT_FIELDS,
+    MESSAGES_THINKING,
     UnsupportedFields,
     refuse,
     unsupported_fields,
@@ -19,7 +20,7 @@ from maitred.wire.openai.fields import (
 from maitred.wire.openai.requests import failed_result
 from maitred.wire.openai.responses import THOUGHT_FIELDS
 
-_OWN_CHAT_FIELDS = GATEWAY_FIELDS | {"include_reasoning"}
+_OWN_CHAT_FIELDS = GATEWAY_FIELDS | {"include_reasoning", MESSAGES_THINKING}
 """Fields of a conversation that the gateway itself honours..."""
 _OWN_COMPLETION_FIELDS = (GATEWAY_FIELDS - {"max_completion_tokens"}) | {"best_of"}
 """...and those of a text completion; a `best_of` that is accepted equals `n`."""
@@ -79,6 +80,8 @@ def encode_body(
     body: dict[str, Any] = {**parameters, **passed}
     if request.chat:
         body["messages"] = _adapt_messages(body["messages"], dialect)
+        if "thinking_blocks" in dialect.thought_fields and MESSAGES_THINKING in request.fields:
+            body["thinking"] = request.fields[MESSAGES_THINKING]
     if request.given:
         body |= _continuation_fields(request.given, body, dialect, chat=request.chat)
     if request.scored and "logprobs" in dialect.allowed_fields and not body.get("logprobs"):

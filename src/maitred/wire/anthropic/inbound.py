@@ -20,7 +20,7 @@ Messages. Hints without an equivalent (``cache_control``, ``output_config.effort
 named; see `maitred.wire.anthropic.fields`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -45,7 +45,9 @@ from maitred.wire.anthropic.requests import (
     UrlSource,
 )
 from maitred.wire.openai.decode import check_chat
+from maitred.wire.openai.fields import MESSAGES_THINKING
 from maitred.wire.openai.requests import ChatRequest, ContentPart, FunctionCall, ImageUrl, Message, ToolCall
+from maitred.wire.openai.written import request_fields
 
 
 def to_chat(request: CountTokensRequest) -> ChatRequest:
@@ -76,13 +78,23 @@ def to_chat(request: CountTokensRequest) -> ChatRequest:
             stream=request.stream,
             user=request.metadata.user_id if request.metadata else None,
             response_format=_response_format(request),
-            thinking=request.thinking,
         )
     check_chat(chat)
     if request.ignored_fields:
         # No target knows these names, so each one leaves them out and names them.
         vars(chat)["sent"] = {**chat.sent, **dict.fromkeys(request.ignored_fields, True)}
     return chat
+
+
+def to_openai_fields(request: MessagesRequest, chat: ChatRequest) -> Mapping[str, Any]:
+    """Returns the fields of the chat completion for a server of another operator.
+
+    Args:
+        request: The Messages request.
+        chat: The chat completion of `to_chat`.
+    """
+    fields = request_fields(chat)
+    return fields if request.thinking is None else {**fields, MESSAGES_THINKING: request.thinking}
 
 
 def wants_thinking(request: CountTokensRequest) -> bool:

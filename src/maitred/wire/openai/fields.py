@@ -216,7 +216,7 @@ FIELDS: Mapping[str, RequestField] = {
     "tool_stream": HINT,
     # Thinking.
     "include_reasoning": HINT,
-    "thinking": HINT,
+    "thinking": _instead(_TEMPLATE),
     "reasoning": _instead("Send reasoning_effort, or chat_template_kwargs."),
     "thinking_budget": _instead("Send reasoning_effort, or lower max_tokens."),
     "thinking_token_budget": _instead("Send reasoning_effort, or lower max_tokens.", -1),
@@ -288,6 +288,12 @@ LIMIT_FIELDS = frozenset(
 """Fields that set the largest number of output tokens, or can hold such a field.
 
 No server gets them from a client: they would pass by what limits and budgets grant.
+"""
+MESSAGES_THINKING = "messages.thinking"
+"""Name under which a chat completion that stands for a Messages request carries its ``thinking``.
+
+Messages always shows or hides thoughts by it, whatever the model, while a chat client's own ``thinking``, of other
+providers, asks the model to think.
 """
 _CONTINUING_MEMBERS = frozenset({"prefix", "partial"})
 """Members of a message, of several providers, that ask the model to go on with this message."""

@@ -263,7 +263,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
     thinking: Any = None
-    """Anthropic's setting for the model's thinking, a hint to servers of other APIs."""
+    """Setting of a provider for the model's thinking; Anthropic's is an object with a `type`."""
     functions: Any = None
     function_call: Any = None
     modalities: Any = None

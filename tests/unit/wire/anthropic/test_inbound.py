@@ -9,17 +9,22 @@ from hypothesis import strategies as st
 
 from maitred.core.errors import InvalidRequest
 from maitred.wire.anthropic.decode import decode_count_tokens, decode_messages
-from maitred.wire.anthropic.inbound import to_chat
+from maitred.wire.anthropic.inbound import to_chat, to_openai_fields
 from maitred.wire.anthropic.outbound import to_messages
 from maitred.wire.anthropic.requests import encode_request
+from maitred.wire.openai.fields import MESSAGES_THINKING
 from maitred.wire.openai.requests import ChatRequest
 
 USER = {"role": "user", "content": "Hi"}
 
 
-def chat(messages=(USER,), **fields):
+def decoded(messages=(USER,), **fields):
     body = {"model": "m", "max_tokens": 9, "messages": messages, **fields}
-    return to_chat(decode_messages(json.dumps(body).encode(), strict=True))
+    return decode_messages(json.dumps(body).encode(), strict=True)
+
+
+def chat(messages=(USER,), **fields):
+    return to_chat(decoded(messages, **fields))
 
 
 def messages_in(request):
@@ -95,7 +100,14 @@ def test_thoughts_come_to_the_server_that_wrote_them_and_as_text_to_others():
     assert request.messages[1].reasoning_content == "Hm.\n\nAnother model's."
     sent = json.loads(encode_request(to_messages(request, model="m", max_tokens=9)))
     assert sent["messages"][1]["content"] == [*thoughts[:2], used]
-    assert sent["thinking"] == {"type": "adaptive"}
+
+
+def test_servers_of_messages_get_the_setting_of_thoughts_apart_from_that_of_others():
+    request = decoded([USER], thinking={"type": "adaptive"})
+    fields = to_openai_fields(request, to_chat(request))
+    assert fields[MESSAGES_THINKING] == {"type": "adaptive"}
+    assert "thinking" not in fields
+    assert MESSAGES_THINKING not in to_openai_fields(decoded([USER]), to_chat(decoded([USER])))
 
 
 def test_a_turn_of_thoughts_alone_is_left_out():
