@@ -10,7 +10,7 @@ run longer than the request; their later work does not belong to it.
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -109,6 +109,8 @@ class RequestContext(msgspec.Struct):
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     """Reasoning tokens, a part of the completion tokens."""
+    usage_details: dict[str, Any] | None = None
+    """Whatever else an external server counted; see `maitred.core.request.Usage`."""
     estimated: bool = False
     """Whether the token counts are estimates, because the server did not count them."""
     first_token_s: float | None = None
@@ -157,6 +159,7 @@ class RequestContext(msgspec.Struct):
             self.cached_tokens,
             self.estimated,
             reasoning_tokens=self.reasoning_tokens,
+            details=self.usage_details,
         )
 
     def reset_for_fallback(self, fallback: str) -> None:
@@ -180,6 +183,7 @@ class RequestContext(msgspec.Struct):
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = self.reasoning_tokens = 0
         self.predicted_position = self.position = self.dispatched_s = self.clamped_max_tokens = None
         self.estimated, self.degraded, self.refused_by, self.finish_reasons = False, [], "", []
+        self.usage_details = None
 
     def close(self, outcome: Outcome, status: int, now_s: float) -> None:
         """Sets the outcome; a second call is a bug."""

@@ -5,6 +5,7 @@ tokenises the request and detokenises the answer, so the engine and the schedule
 """
 
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -211,6 +212,8 @@ class Usage(msgspec.Struct, frozen=True):
     """Whether the token counts are estimates."""
     reasoning_tokens: int = 0
     """Reasoning tokens before the answer, a part of the completion tokens."""
+    details: dict[str, Any] | None = None
+    """Whatever else an external server counted, under its own names; None: nothing."""
 
     @property
     def total_tokens(self) -> int:

@@ -67,7 +67,7 @@ def read(pieces, choices, dialect):
                     texts[part.index] += part.text
                     if not part.plain:
                         others.append((len(texts[part.index]), part))
-        reader.on_end()
+        reader.on_end(is_framed=False)
     except MaitredError as failure:
         return type(failure), failure_details(failure), str(failure), reader.has_begun
     return texts, others, usage, chunks, reader.has_begun, reader.is_complete

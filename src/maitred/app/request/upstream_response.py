@@ -252,7 +252,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         for part in batch.parts:
             if part.finish is not None:
                 self._finish_reasons[part.index] = part.finish
-            if part.text or part.extra or part.scores:
+            if part.text or part.extra or part.scores or part.metadata is not None:
                 if part.finish is not None or self._next_is_continuation:
                     part = TextDelta(
                         part.index,
@@ -261,6 +261,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
                         scores=part.scores,
                         extra=part.extra,
                         continued=self._next_is_continuation,
+                        metadata=part.metadata,
                     )
                     self._next_is_continuation = False
                 shown.append(part)

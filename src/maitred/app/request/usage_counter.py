@@ -52,6 +52,10 @@ class UpstreamUsageCounter:
                 context.prompt_tokens = max(1, usage.prompt_tokens - self._previous_output_tokens)
                 context.cached_tokens = min(usage.cached_tokens, context.prompt_tokens)
             context.completion_tokens = self._previous_output_tokens + usage.completion_tokens
+            # What it counted beside that is about its own part of the answer.
+            continues = self._previous_output_tokens > 0
+            context.reasoning_tokens = 0 if continues else usage.reasoning_tokens
+            context.usage_details = None if continues else usage.details
         elif batch.parts and self._reported_usage is None:
             ratio = self._model.output_ratio.value
             context.completion_tokens = self._previous_output_tokens + max(
@@ -63,6 +67,7 @@ class UpstreamUsageCounter:
         self._estimated_output_tokens, self._reported_usage, self._chunks = 0.0, None, 0
         context = self._context
         context.prompt_tokens, context.cached_tokens, context.completion_tokens = self._reserved_prompt_tokens, 0, 0
+        context.reasoning_tokens, context.usage_details = 0, None
 
     def resume(self) -> None:
         """Keeps what was counted while another server continues; its repeated prompt is not billed.

@@ -80,12 +80,13 @@ class AnthropicStreamParser:
             else None
         )
 
-    def on_end(self) -> None:
+    def on_end(self, *, is_framed: bool) -> TextBatch | None:
         """Handles the end of the body; raises ReplicaLost if the response is incomplete."""
         try:
             self._parser.on_end()
         except AnswerBroken as failure:
             raise make_replica_lost(str(failure)) from None
+        return None
 
 
 def _make_delta(delta: AnswerDelta) -> TextDelta:
