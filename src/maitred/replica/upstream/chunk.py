@@ -266,6 +266,14 @@ decode_text = msgspec.json.Decoder(str).decode
 """Decodes a JSON string."""
 
 
+def strip_padding(event: bytes) -> bytes:
+    """Returns a chunk without `obfuscation` at its end, which hides the length of the text on the connection."""
+    at = event.rfind(b',"obfuscation":"')
+    if at < 0 or event.find(b'"', at + 16) != len(event) - 2:
+        return event
+    return event[:at] + b"}"
+
+
 def split_at_text(event: bytes, member: bytes, text: str) -> tuple[bytes, bytes] | None:
     """Returns what stands before and behind the text of a chunk; None if its place is not certain.
 

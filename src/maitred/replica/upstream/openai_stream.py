@@ -33,12 +33,13 @@ from maitred.replica.upstream.chunk import (
     parse_scores,
     replace_surrogates,
     split_at_text,
+    strip_padding,
     text_of,
     usage_details,
 )
 from maitred.replica.upstream.dialects import UpstreamDialect
 from maitred.replica.upstream.errors import make_replica_lost, make_response_error, parse_error
-from maitred.wire.openai.tool_calls import ToolCallAssembler
+from maitred.wire.openai.tool_calls import ToolCallAssembler, ToolCallState
 from maitred.wire.reported_usage import parse_usage
 from maitred.wire.sse import SSESplitter
 
@@ -97,6 +98,12 @@ class OpenAIStreamParser:
         self._body: bytearray | None = None
         """Body that is one JSON value in place of a stream; None: it is a stream."""
         self._before_text, self._behind_text = _NO_TEMPLATE
+        self._text_member = ""
+        """Member of a delta whose text stands between the two; empty: the content."""
+        self._written_call: ToolCallState | None = None
+        """Tool call whose arguments that text is; None: it is no call's."""
+        self._is_padded = False
+        """Whether chunks have a padding of changing length, which stays here."""
         self._counts_each_chunk = "continuous_usage_stats" in dialect.stream_options
         self._metadata: dict[int, ChunkMetadata] = {}
         """Members around the deltas of each choice, as of its last delta."""
@@ -118,7 +125,7 @@ class OpenAIStreamParser:
         events = self._splitter.feed(data)
         if len(events) == 1 and (text := self._read_text(events[0])) is not None:
             usage, self._usage = self._usage, None
-            return TextBatch([TextDelta(0, text)], usage, 1)
+            return TextBatch([self._make_text_delta(text) if self._text_member else TextDelta(0, text)], usage, 1)
         if not events:
             self._on_partial_event(data)
             return self._take_batch([], 0) if self.is_complete else None
@@ -154,13 +161,15 @@ class OpenAIStreamParser:
 
     def _read_text(self, event: bytes) -> str | None:
         """Reads an event that only adds text to the only choice, the common case; else returns None."""
+        if self._is_padded:
+            event = strip_padding(event)
         if event.startswith(self._before_text) and event.endswith(self._behind_text):
             try:
                 text: str = decode_text(event[len(self._before_text) : len(event) - len(self._behind_text)])
             except (msgspec.MsgspecError, UnicodeError):
                 return None
-            if not text:
-                return None
+            if not text or self._text_member:
+                return text if text and self._may_write(text) else None
             self._chunk_count += 1
         elif self._counts_each_chunk and self._may_be_plain:
             try:
@@ -188,7 +197,27 @@ class OpenAIStreamParser:
             and self._only_index in (None, 0)
             and not self._metadata
             and not self._surrogates
+            and not self._text_member
         )
+
+    def _may_write(self, text: str) -> bool:
+        """Writes a text of the call that the template is of, if it is of one; returns whether that is certain."""
+        call = self._written_call
+        if call is None:
+            return True
+        if call.written.endswith("}"):
+            return False  # it may be whole
+        call.written += text
+        return True
+
+    def _make_text_delta(self, text: str) -> TextDelta:
+        """Makes a delta of the text that the template is of: of the content, of a thought, or of a call."""
+        if not self._text_member:
+            return TextDelta(0, text)
+        call = self._written_call
+        if call is None:
+            return TextDelta(0, "", extra={self._text_member: text})
+        return TextDelta(0, "", extra={"tool_calls": [{"index": call.number, "function": {"arguments": text}}]})
 
     def _parse_events(self, events: Iterable[bytes]) -> TextBatch | None:
         """Parses events; merges consecutive text of a single choice into one delta."""
@@ -200,7 +229,7 @@ class OpenAIStreamParser:
                 texts.append(text)
                 continue
             if texts:
-                deltas.append(TextDelta(0, "".join(texts)))
+                deltas.append(self._make_text_delta("".join(texts)))
                 texts = []
             if self.is_complete:
                 break
@@ -209,7 +238,7 @@ class OpenAIStreamParser:
             if self._choice_count == 1 and len(deltas) == before + 1 and deltas[-1].plain:
                 texts.append(deltas.pop().text)
         if texts:
-            deltas.append(TextDelta(0, "".join(texts)))
+            deltas.append(self._make_text_delta("".join(texts)))
         return self._take_batch(deltas, self._chunk_count - chunks_before)
 
     def _take_batch(self, deltas: list[TextDelta], chunks: int) -> TextBatch | None:
@@ -282,22 +311,36 @@ class OpenAIStreamParser:
             usage = msgspec.structs.replace(usage, details=usage_details(reported))
             self._usage = self._total_usage(usage, running=bool(choices)) or self._usage
         elif self._choice_count == 1 and len(deltas) == before + 1 and not (is_mended or has_held):
+            self._is_padded = "obfuscation" in fields
             self._keep_template(event, deltas[-1], choices)
 
     def _keep_template(self, event: bytes, delta: TextDelta, choices: Any) -> None:  # noqa: ANN401 - whatever JSON can be
-        """Keeps the bytes around the text of a chunk that has only text beside its members."""
+        """Keeps the bytes around the text of a chunk that has only one text: of its content, a thought or a call."""
+        self._drop_template()
+        if delta.finish is not None or delta.scores is not None or self._surrogates:
+            return
+        call: ToolCallState | None = None
+        match delta:
+            case TextDelta(text=text, extra=None):
+                member = "text" if isinstance(choices[0].get("text"), str) else "content"
+            case TextDelta(text="", extra={"tool_calls": [{"function": {"arguments": text, **body}, **piece}], **rest}):
+                if body or rest or piece.keys() != {"index"}:
+                    return
+                member, call = "arguments", self._assemblers[0].latest
+            case TextDelta(text="", extra=dict(extra)) if len(extra) == 1 and not extra.keys().isdisjoint(
+                _TEXTS_OF_DELTA
+            ):
+                ((member, text),) = extra.items()
+            case _:
+                return
+        event = strip_padding(event) if self._is_padded else event
+        if text and (template := split_at_text(event, member.encode(), text)) is not None:
+            self._before_text, self._behind_text = template
+            self._text_member, self._written_call = member if delta.extra else "", call
+
+    def _drop_template(self) -> None:
         self._before_text, self._behind_text = _NO_TEMPLATE
-        if (
-            delta.text
-            and delta.finish is None
-            and delta.scores is None
-            and delta.extra is None
-            and not self._surrogates
-        ):
-            member = b"text" if isinstance(choices[0].get("text"), str) else b"content"
-            template = split_at_text(event, member, delta.text)
-            if template is not None:
-                self._before_text, self._behind_text = template
+        self._text_member, self._written_call = "", None
 
     def _read_choice(
         self,
@@ -345,7 +388,7 @@ class OpenAIStreamParser:
         changes = metadata != self._metadata.get(index, _NO_METADATA)
         if changes and (says_something or metadata != _NO_METADATA):
             self._metadata[index] = metadata
-            self._before_text, self._behind_text = _NO_TEMPLATE
+            self._drop_template()
             delta = msgspec.structs.replace(delta, metadata=metadata)
         elif not says_something:
             return
@@ -447,7 +490,7 @@ class OpenAIStreamParser:
         if finish is None or (earlier is not None and finish in (earlier, FinishReason.STOP, FinishReason.TOOL_CALLS)):
             return None
         self._finish_reasons[index] = finish
-        self._before_text, self._behind_text = _NO_TEMPLATE
+        self._drop_template()
         if assembler is not None and (ids := assembler.close()):
             extra["tool_calls"] = [*extra.get("tool_calls", ()), *ids]
         return finish
@@ -470,7 +513,7 @@ class OpenAIStreamParser:
         text, half = join_surrogates(self._surrogates.pop(place, "") + text)
         if half:
             self._surrogates[place] = half
-            self._before_text, self._behind_text = _NO_TEMPLATE
+            self._drop_template()
         return text
 
     def _take_surrogates(self, index: int) -> str:

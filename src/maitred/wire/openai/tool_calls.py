@@ -47,13 +47,14 @@ class ToolCallAssembler:
 
     Attributes:
         calls: The calls so far, in the order of their first pieces.
+        latest: The call of the latest piece; None: there was none.
     """
 
     def __init__(self) -> None:
         self.calls: list[ToolCallState] = []
         self._by_index: dict[Any, ToolCallState] = {}
         self._by_id: dict[str, ToolCallState] = {}
-        self._latest: ToolCallState | None = None
+        self.latest: ToolCallState | None = None
 
     def add(self, pieces: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Returns the pieces of one delta with the numbers of their calls as `index`.
@@ -89,7 +90,7 @@ class ToolCallAssembler:
                 return None
             call = ToolCallState(len(self.calls))
             self.calls.append(call)
-        self._latest = call
+        self.latest = call
         if (index := piece.get("index")) is not None:
             self._by_index[_key(index)] = call
         fields = {other: value for other, value in piece.items() if value is not None and other not in _IDENTITY}
@@ -117,10 +118,10 @@ class ToolCallAssembler:
         """Returns the call of a piece; None: the piece begins a new call."""
         if call_id and (call := self._by_id.get(call_id)) is not None:
             return call
-        call = self._latest if index is None else self._by_index.get(_key(index))
+        call = self.latest if index is None else self._by_index.get(_key(index))
         if call is None:
             # The call began with a piece that had no index.
-            return None if call_id or name else self._latest
+            return None if call_id or name else self.latest
         if call_id and call.id:
             return None
         if not name or not call.name:
