@@ -119,8 +119,8 @@ def _middle(name: str, what: str, kind: FaultKind, after: int = 3, text: str = "
     return Case(name, what, Time.MIDDLE, Seen.LOST, ScriptedFault(kind=kind, after=after, text=text), calls=calls)
 
 
-def _odd(name: str, what: str, kind: FaultKind, for_s: float | None = None) -> Case:
-    return Case(name, what, Time.NEVER, Seen.WHOLE, ScriptedFault(kind=kind, after=3, for_s=for_s))
+def _odd(name: str, what: str, kind: FaultKind, for_s: float | None = None, *, after: int = 3, text: str = "") -> Case:
+    return Case(name, what, Time.NEVER, Seen.WHOLE, ScriptedFault(kind=kind, after=after, for_s=for_s, text=text))
 
 
 def _response(status: str, content_type: str, body: str, **headers: str) -> str:
@@ -137,7 +137,11 @@ def _chunk(index: int = 0, content: str = "", finish: str | None = None) -> str:
 _TRIED_AGAIN = frozenset({408, 429, 500, 502, 503, 504, 529})
 _PAGE = "<!doctype html><h1>Bad Gateway</h1>"
 _WHOLE = msgspec.json.encode(
-    {"object": "chat.completion", "choices": [{"index": 0, "message": {"content": "0"}, "finish_reason": "stop"}]}
+    {
+        "object": "chat.completion",
+        "choices": [{"index": 0, "message": {"content": TEXT}, "finish_reason": "length"}],
+        "usage": {"prompt_tokens": 3, "completion_tokens": TOKENS, "total_tokens": 3 + TOKENS},
+    }
 ).decode()
 _JSON = _response("200 OK", "application/json", _WHOLE)
 _DONE_ONLY = _response("200 OK", "text/event-stream", "data: [DONE]\n\n")
@@ -178,7 +182,6 @@ BEFORE = (
     _status(504, "504", Seen.LOST),
     _status(529, "529: overloaded", Seen.AWAY),
     _before("html", "200 with a page for people", FaultKind.HTML),
-    _before("json", "200 with a whole answer where a stream was asked for", FaultKind.BYTES, text=_JSON),
     _before("empty", "200 with nothing", FaultKind.EMPTY),
     _before("error-in-200", "200 with an error as its body", FaultKind.ERROR_BODY),
     _before("error-first", "200, then an error as its first event", FaultKind.ERROR_EVENT),
@@ -201,9 +204,7 @@ MIDDLE = (
     _middle("half", "half an event", FaultKind.HALF_EVENT),
     _middle("length", "content length that promised more", FaultKind.SHORT_LENGTH),
     _middle("garbage", "an event that is no JSON", FaultKind.GARBAGE),
-    _middle("no-event", "an event that is no chunk", FaultKind.EVENT, text='{"ping": 1}'),
     _middle("no-end", "the body ends, and the answer does not", FaultKind.NO_DONE),
-    _middle("no-done", "the answer ends, and `[DONE]` is missing", FaultKind.NO_DONE, TOKENS),
     _middle("twice", "a chunk is sent twice", FaultKind.TWICE),
     _middle("aborted", "its finish reason is `abort`", FaultKind.EVENT, text=_chunk(finish="abort")),
     _middle("stranger", "a choice that was not asked for", FaultKind.EVENT, text=_chunk(1, " 3")),
@@ -220,9 +221,14 @@ MIDDLE = (
 )
 ODD = (
     Case("no-usage", "no usage", Time.NEVER, Seen.WHOLE, ScriptedFault(kind=FaultKind.NO_USAGE), estimated=True),
+    _odd("json", "a whole answer where a stream was asked for", FaultKind.BYTES, text=_JSON),
+    _odd("no-done", "the answer and the body end, and `[DONE]` is missing", FaultKind.NO_DONE, after=TOKENS),
     _odd("no-terminator", "connection closed after `[DONE]`, without the end of the body", FaultKind.NO_END),
     _odd("bunched", "several events in one segment", FaultKind.BUNCHED),
     _odd("pings", "comments between events", FaultKind.PINGS),
+    _odd("empty-event", "an event without data", FaultKind.EVENT),
+    _odd("word", "an event that is a word, such as `ping`", FaultKind.EVENT, text="ping"),
+    _odd("no-event", "an event that is no chunk", FaultKind.EVENT, text='{"ping": 1}'),
     _odd("crlf", "lines end in CR LF", FaultKind.CRLF),
     _odd("split", "events cut anywhere", FaultKind.SPLIT),
     _odd("pause", "a pause shorter than `idle_timeout_s`", FaultKind.STALL, 0.15),

@@ -5,18 +5,18 @@ once, at import.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, to_builtins
 
 from maitred.api.exchange import HttpExchange
 from maitred.api.headers import apply_priority_headers
 from maitred.api.routes import Route
 from maitred.api.streaming import CollectedChoice, send_response
 from maitred.core.context import RequestContext
-from maitred.core.inference import Conversation, InferenceRequest, TextDelta, TokenLogprob, TokenScore
+from maitred.core.inference import ChunkMetadata, Conversation, InferenceRequest, TextDelta, TokenLogprob, TokenScore
 from maitred.core.request import FinishReason, Usage
 from maitred.core.service import InferenceService
 from maitred.core.tenancy import Scope
@@ -38,6 +38,7 @@ from maitred.wire.openai.responses import (
     Marks,
     TopLogprob,
     UsageBody,
+    add_metadata,
     encode,
     to_finish_reason,
     to_stop_reason,
@@ -53,7 +54,12 @@ from maitred.wire.openai.sampling import (
 from maitred.wire.openai.written import merge_deltas, request_fields
 from maitred.wire.sse import EventTemplates, JsonTemplate, encode_event, encode_text
 
-_CALLS = frozenset({"tool_calls", "function_call"})
+_WITHOUT_CONTENT = frozenset({"tool_calls", "function_call", "audio"})
+"""Members of a message whose content is null if it has no text."""
+_DELTA_FIELDS = frozenset(ChatDelta.__struct_fields__)
+_MESSAGE_FIELDS = frozenset(ChatMessage.__struct_fields__)
+_HIDDEN_REASONING = (*THOUGHT_FIELDS, "reasoning_details")
+_NO_METADATA = ChunkMetadata()
 
 
 class ChatFormatter:
@@ -73,8 +79,10 @@ class ChatFormatter:
         self._choices = request.choices
         self._include_usage = request.include_usage
         self._of_functions = not request.tools and bool(request.functions)
-        self._hidden = THOUGHT_FIELDS if request.include_reasoning is False else ()
+        self._hidden = _HIDDEN_REASONING if request.include_reasoning is False else ()
         self._templates = EventTemplates()
+        self._metadata: dict[int, ChunkMetadata] = {}
+        """Members that the server sent around the deltas of each choice."""
 
     def start(self) -> bytes:
         """Returns the first event of every choice, which names the role of the speaker."""
@@ -94,12 +102,17 @@ class ChatFormatter:
 
     def end(self, usage: Usage) -> bytes:
         """Returns the usage, if the request asked for it, in a chunk without choices."""
-        return encode_event(encode(self._chunk([], UsageBody.of(usage)))) if self._include_usage else b""
+        if not self._include_usage:
+            return b""
+        chunk = self._chunk([], UsageBody.of(usage))
+        if not self._metadata and usage.details is None:
+            return encode_event(encode(chunk))
+        return encode_event(encode(add_metadata(to_builtins(chunk), [*self._metadata.values()], usage)))
 
     def whole(self, choices: Sequence[CollectedChoice], usage: Usage) -> bytes:
         """Returns the answer as one JSON object."""
         self._model = self._context.model
-        if len(choices) != 1 or not choices[0].plain or usage.reasoning_tokens or usage.estimated:
+        if len(choices) != 1 or not choices[0].plain or usage.reasoning_tokens or usage.estimated or usage.details:
             return self.in_full(choices, usage)
         return _PLAIN.fill(
             (
@@ -111,26 +124,34 @@ class ChatFormatter:
 
     def in_full(self, choices: Sequence[CollectedChoice], usage: Usage) -> bytes:
         """Returns the whole answer as JSON, for any content."""
-        return encode(
-            ChatCompletion(
-                id=self._id,
-                created=self._created,
-                model=self._model,
-                choices=[
-                    ChatChoice(
-                        index=index,
-                        message=self._message(choice),
-                        logprobs=_logprobs(choice.scores),
-                        finish_reason=self._finish_of(choice.finish),
-                        stop_reason=to_stop_reason(choice.finish),
-                    )
-                    for index, choice in enumerate(choices)
-                ],
-                usage=UsageBody.of(usage),
-            )
+        messages = [self._visible_extra(merge_deltas(choice.extras)) for choice in choices]
+        completion = ChatCompletion(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=[
+                ChatChoice(
+                    index=index,
+                    message=self._message(choice, messages[index]),
+                    logprobs=_logprobs(choice.scores),
+                    finish_reason=self._finish_of(choice.finish),
+                    stop_reason=to_stop_reason(choice.finish),
+                )
+                for index, choice in enumerate(choices)
+            ],
+            usage=UsageBody.of(usage),
         )
+        others = [_without(extra, _MESSAGE_FIELDS) for extra in messages]
+        if usage.details is None and not any(others) and not any(choice.metadata for choice in choices):
+            return encode(completion)
+        fields = to_builtins(completion)
+        for choice_fields, extra in zip(fields["choices"], others, strict=True):
+            choice_fields["message"] |= extra
+        return encode(add_metadata(fields, [choice.whole_metadata() for choice in choices], usage))
 
     def _text(self, index: int, text: str) -> bytes:
+        if index in self._metadata:
+            return self._event(ChatChunkChoice(index=index, delta=ChatDelta(content=text)))
         form = _TEXT_BEFORE_USAGE if self._include_usage else _TEXT
         values = encode_text(self._id), self._created, encode_text(self._model), index, encode_text(text)
         return form.fill(values)
@@ -140,6 +161,9 @@ class ChatFormatter:
         if part.continued and self._model != self._context.model:
             self._model = self._context.model
             self._templates.clear()
+        if part.metadata is not None:
+            self._metadata[part.index] = part.metadata
+            self._templates.pop(part.index, None)
         events = b""
         for choice in self._chunks_of(part):
             events += self._event(choice, part)
@@ -147,10 +171,10 @@ class ChatFormatter:
 
     def _chunks_of(self, part: TextDelta) -> Iterable[ChatChunkChoice]:
         extra = self._visible_extra(part.extra or {})
-        if part.text or part.scores or extra:
+        if part.text or part.scores or extra or (part.metadata is not None and part.finish is None):
             # Missing text differs from an empty text: clients use it to tell tool calls from answers.
-            content = part.text if part.text or not extra else UNSET
-            delta = ChatDelta(content=content, **extra)
+            content = part.text if part.text or not (extra or part.metadata) else UNSET
+            delta = ChatDelta(content=content, **{name: extra[name] for name in extra if name in _DELTA_FIELDS})
             yield ChatChunkChoice(index=part.index, delta=delta, logprobs=_logprobs(part.scores))
         if part.finish is not None:
             yield ChatChunkChoice(
@@ -160,14 +184,16 @@ class ChatFormatter:
                 stop_reason=to_stop_reason(part.finish),
             )
 
-    def _message(self, choice: CollectedChoice) -> ChatMessage:
+    def _message(self, choice: CollectedChoice, extra: dict[str, Any]) -> ChatMessage:
         text = "".join(choice.text)
-        extra = self._visible_extra(merge_deltas(choice.extras))
         if blocks := extra.get("thinking_blocks"):
             # Only chunks need the index, and the client sends the message back within the next conversation.
             without_index = [{name: block[name] for name in block if name != "index"} for block in blocks]
             extra = {**extra, "thinking_blocks": without_index}
-        return ChatMessage(content=text if text or not _CALLS.intersection(extra) else None, **extra)
+        return ChatMessage(
+            content=text if text or not _WITHOUT_CONTENT.intersection(extra) else None,
+            **{name: value for name, value in extra.items() if name in _MESSAGE_FIELDS},
+        )
 
     def _visible_extra(self, extra: dict[str, Any]) -> dict[str, Any]:
         """Returns a message's additional members, under the names that the client knows and wants."""
@@ -186,7 +212,17 @@ class ChatFormatter:
 
     def _event(self, choice: ChatChunkChoice, part: TextDelta | None = None) -> bytes:
         marks = CONTINUED if part is not None and part.continued else UNSET
-        return encode_event(encode(self._chunk([choice], None if self._include_usage else UNSET, marks)))
+        chunk = self._chunk([choice], None if self._include_usage else UNSET, marks)
+        metadata = self._metadata.get(choice.index, _NO_METADATA)
+        extra = None if part is None or choice.finish_reason is not None else part.extra
+        others = (
+            _without(extra, {*_DELTA_FIELDS, *self._hidden}) if extra and not _DELTA_FIELDS.issuperset(extra) else {}
+        )
+        if metadata is _NO_METADATA and not others:
+            return encode_event(encode(chunk))
+        fields = to_builtins(chunk)
+        fields["choices"][0]["delta"] |= others
+        return encode_event(encode(add_metadata(fields, [metadata], None)))
 
     def _chunk(
         self, choices: list[ChatChunkChoice], usage: UsageBody | UnsetType | None, marks: Marks | UnsetType = UNSET
@@ -194,6 +230,11 @@ class ChatFormatter:
         return ChatChunk(
             id=self._id, created=self._created, model=self._model, choices=choices, usage=usage, maitred=marks
         )
+
+
+def _without(extra: Mapping[str, Any], names: Container[str]) -> dict[str, Any]:
+    """Returns the other members."""
+    return {name: value for name, value in extra.items() if name not in names}
 
 
 def _text_form(usage: UsageBody | UnsetType | None) -> JsonTemplate:

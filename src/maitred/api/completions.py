@@ -4,14 +4,14 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, to_builtins
 
 from maitred.api.exchange import HttpExchange
 from maitred.api.headers import apply_priority_headers
 from maitred.api.routes import Route
 from maitred.api.streaming import CollectedChoice, send_response
 from maitred.core.context import RequestContext
-from maitred.core.inference import InferenceRequest, TextDelta, TokenScore
+from maitred.core.inference import ChunkMetadata, InferenceRequest, TextDelta, TokenScore
 from maitred.core.request import Usage
 from maitred.core.service import InferenceService
 from maitred.core.tenancy import Scope
@@ -24,12 +24,13 @@ from maitred.wire.openai.responses import (
     CompletionChoice,
     CompletionLogprobs,
     UsageBody,
+    add_metadata,
     encode,
     to_finish_reason,
     to_stop_reason,
 )
 from maitred.wire.openai.sampling import CONSTRAINT_FIELDS, to_constraint, to_sampling_params, unset_fields
-from maitred.wire.openai.written import request_fields
+from maitred.wire.openai.written import merge_deltas, request_fields
 from maitred.wire.sse import EventTemplates, encode_event
 
 
@@ -96,6 +97,8 @@ class CompletionFormatter:
         self._context = context
         self._include_usage = request.include_usage
         self._templates = EventTemplates()
+        self._metadata: dict[int, ChunkMetadata] = {}
+        """Members that the server sent around the deltas of each choice."""
 
     def start(self) -> bytes:
         """Returns no events, because text completions have no roles."""
@@ -112,7 +115,12 @@ class CompletionFormatter:
 
     def end(self, usage: Usage) -> bytes:
         """Returns the usage, if the request asked for it, in a chunk without choices."""
-        return encode_event(encode(self._completion([], UsageBody.of(usage)))) if self._include_usage else b""
+        if not self._include_usage:
+            return b""
+        completion = self._completion([], UsageBody.of(usage))
+        if not self._metadata and usage.details is None:
+            return encode_event(encode(completion))
+        return encode_event(encode(add_metadata(to_builtins(completion), [*self._metadata.values()], usage)))
 
     def whole(self, choices: Sequence[CollectedChoice], usage: Usage) -> bytes:
         """Returns the answer as one JSON object."""
@@ -126,7 +134,13 @@ class CompletionFormatter:
             )
             for index, choice in enumerate(choices)
         ]
-        return encode(self._completion(entries, UsageBody.of(usage)))
+        completion = self._completion(entries, UsageBody.of(usage))
+        if usage.details is None and not any(choice.metadata or choice.extras for choice in choices):
+            return encode(completion)
+        metadata = [choice.whole_metadata() for choice in choices]
+        for members, choice in zip(metadata, choices, strict=True):
+            members.choice.update(merge_deltas(choice.extras))
+        return encode(add_metadata(to_builtins(completion), metadata, usage))
 
     def _text(self, index: int, text: str) -> bytes:
         return self._encode_part(TextDelta(index, text))
@@ -134,8 +148,17 @@ class CompletionFormatter:
     def _encode_part(self, part: TextDelta) -> bytes:
         if part.continued:  # another model may go on with the answer
             self._templates.clear()
-        usage = None if self._include_usage else UNSET
-        return encode_event(encode(self._completion([self._chunk(part)], usage, part)))
+        if part.metadata is not None:
+            self._metadata[part.index] = part.metadata
+            self._templates.pop(part.index, None)
+        completion = self._completion([self._chunk(part)], None if self._include_usage else UNSET, part)
+        metadata = self._metadata.get(part.index)
+        if metadata is None and not part.extra:
+            return encode_event(encode(completion))
+        metadata = metadata or ChunkMetadata()
+        # A text has no message whose members these could be.
+        members = ChunkMetadata(metadata.chunk, {**metadata.choice, **(part.extra or {})})
+        return encode_event(encode(add_metadata(to_builtins(completion), [members], None)))
 
     def _chunk(self, part: TextDelta) -> CompletionChoice:
         return CompletionChoice(

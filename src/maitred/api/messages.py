@@ -47,10 +47,11 @@ from maitred.wire.anthropic.responses import (
 from maitred.wire.openai.decode import unsupported_by_engine
 from maitred.wire.openai.responses import CONTINUED, REASONING_FIELDS
 from maitred.wire.openai.sampling import TOOL_FIELDS, to_tool_rules
+from maitred.wire.openai.tool_calls import is_json_object
 from maitred.wire.openai.written import merge_deltas
 from maitred.wire.sse import EventTemplate
 
-_TEXT, _THOUGHT, _REDACTED = -1, -2, -3
+_TEXT, _THOUGHT, _REDACTED, _SIGNATURE = -1, -2, -3, -4
 _STOP_REASONS: Mapping[FinishReason, str] = {
     FinishReason.STOP: "end_turn",
     FinishReason.TOOL_CALLS: "tool_use",
@@ -151,9 +152,12 @@ class MessagesFormatter:
         self._block = -1
         """Index of the block that was started last."""
         self._of: int | None = None
-        """Kind of the open block: the number of a tool call, `_TEXT`, `_THOUGHT` or `_REDACTED`; None: none is open."""
-        self._has_thought = False
-        """Whether the open block has text of the reasoning."""
+        """Kind of the open block: the number of a tool call, `_TEXT` or `_THOUGHT`; None: no block is open."""
+        self._has_unsigned_thought = False
+        """Whether text of the reasoning has come since the last signature."""
+        self._calls: dict[int, _ToolUse] = {}
+        self._waiting: list[tuple[int, str]] = []
+        """Blocks that wait for the end of the open call: their kind, and the text if they are no calls."""
         self._template: EventTemplate | None = None
         """Template for the text of this block; None: the block has had no text yet."""
 
@@ -189,12 +193,11 @@ class MessagesFormatter:
 
     def _plain(self, text: str) -> bytes:
         """Returns the events for a delta that has only text."""
-        begins = (
-            b"" if self._of == _TEXT else self._encode_events(self._open(_TEXT, ContentBlock(type="text", text="")))
-        )
+        if self._of != _TEXT:
+            return self._encode_events(self._add(_TEXT, text))
         if self._template is None:
             self._template = EventTemplate(lambda text: encode_stream_event(self._text(text)))
-        return begins + self._template.encode(text)
+        return self._template.encode(text)
 
     def _encode_part(self, part: TextDelta) -> bytes:
         return self._encode_events(self._events(part))
@@ -209,43 +212,33 @@ class MessagesFormatter:
     def _events(self, part: TextDelta) -> Iterator[StreamEvent]:
         extra = part.extra or {}
         if thought := self._thought_in(extra):
-            if self._of != _THOUGHT:
-                yield from self._open(_THOUGHT, _thinking(""))
-            yield self._thought(thought)
+            self._has_unsigned_thought = True
+            yield from self._add(_THOUGHT, thought)
         for block in extra.get("thinking_blocks", ()) if self._thoughts else ():
-            yield from self._signed_block(block)
+            yield from self._add_signed_block(block)
         if text := part.text + extra.get("refusal", ""):
-            if self._of != _TEXT:
-                yield from self._open(_TEXT, ContentBlock(type="text", text=""))
-            yield self._text(text, continued=part.continued)
+            yield from self._add(_TEXT, text, continued=part.continued)
         for piece in extra.get("tool_calls", ()):
             yield from self._call(piece)
         if part.finish is not None:
             self._stop = _stop_of(part.finish, part.stop)
+            yield from self._write_waiting(at_end=True)
             yield from self._close()
 
     def _thought_in(self, extra: Mapping[str, Any]) -> str:
         """Returns the reasoning text in a delta, under any of its names, if the client wants to see it."""
         return next((extra[name] for name in REASONING_FIELDS if name in extra), "") if self._thoughts else ""
 
-    def _thought(self, thought: str) -> ContentBlockDelta:
-        self._has_thought = True
-        return ContentBlockDelta(index=self._block, delta=BlockDelta(type="thinking_delta", thinking=thought))
-
-    def _signed_block(self, block: Mapping[str, Any]) -> Iterator[StreamEvent]:
-        """Yields the events for an entry of ``thinking_blocks``, whose text has mostly come before its signature."""
+    def _add_signed_block(self, block: Mapping[str, Any]) -> Iterator[StreamEvent]:
+        """Writes an entry of ``thinking_blocks``, whose text has mostly come before its signature."""
         match block:
             case {"type": "redacted_thinking", "data": str() as data}:
-                yield from self._open(_REDACTED, ContentBlock(type="redacted_thinking", data=data))
-                yield from self._close()
+                yield from self._add(_REDACTED, data)
             case {"signature": str() as signature} if signature:
-                if self._of != _THOUGHT:
-                    yield from self._open(_THOUGHT, _thinking(""))
-                if not self._has_thought and (thought := block.get("thinking")):
-                    yield self._thought(thought)
-                delta = BlockDelta(type="signature_delta", signature=signature)
-                yield ContentBlockDelta(index=self._block, delta=delta)
-                yield from self._close()
+                if not self._has_unsigned_thought:
+                    yield from self._add(_THOUGHT, str(block.get("thinking") or ""))
+                self._has_unsigned_thought = False
+                yield from self._add(_SIGNATURE, signature)
 
     def _signed_blocks(self, extra: Mapping[str, Any]) -> list[ContentBlock]:
         """Returns the signed blocks of a whole answer; the text of one may come in several entries."""
@@ -262,18 +255,85 @@ class MessagesFormatter:
                         text = ""
         return blocks
 
+    def _add(self, of: int, text: str, *, continued: bool = False) -> Iterator[StreamEvent]:
+        """Writes a text or a part of a thought, or lets it wait for the call before it."""
+        if self._is_call_open:
+            self._waiting.append((of, text))
+            yield from self._write_waiting()
+        else:
+            yield from self._write(of, text, continued=continued)
+
+    def _write(self, of: int, text: str, *, continued: bool = False) -> Iterator[StreamEvent]:
+        if of == _REDACTED:
+            yield from self._open(_REDACTED, ContentBlock(type="redacted_thinking", data=text))
+            yield from self._close()
+        elif of == _TEXT:
+            if self._of != _TEXT:
+                yield from self._open(_TEXT, ContentBlock(type="text", text=""))
+            yield self._text(text, continued=continued)
+        else:
+            if self._of != _THOUGHT:
+                yield from self._open(_THOUGHT, _thinking(""))
+            if of == _SIGNATURE:
+                delta = BlockDelta(type="signature_delta", signature=text)
+                yield ContentBlockDelta(index=self._block, delta=delta)
+                yield from self._close()
+            elif text:
+                yield ContentBlockDelta(index=self._block, delta=BlockDelta(type="thinking_delta", thinking=text))
+
     def _call(self, piece: Mapping[str, Any]) -> Iterator[StreamEvent]:
-        number, function = piece.get("index") or 0, piece.get("function") or {}
-        if self._of != number:
-            name = function.get("name") or ""
-            yield from self._open(number, ContentBlock(type="tool_use", id=piece.get("id") or "", name=name, input={}))
-        if arguments := function.get("arguments"):
-            delta = BlockDelta(type="input_json_delta", partial_json=arguments)
-            yield ContentBlockDelta(index=self._block, delta=delta)
+        """Writes a piece of a tool call, or lets it wait for the call before it.
+
+        The pieces of several calls can come in turns, but blocks follow one another.
+        """
+        number = piece.get("index") or 0
+        call = self._calls.get(number)
+        if call is None:
+            call = self._calls[number] = _ToolUse()
+            self._waiting.append((number, ""))
+        call.add(piece)
+        if number == self._of:
+            yield from self._write_call(call)
+        yield from self._write_waiting()
+
+    def _write_call(self, call: "_ToolUse", *, at_end: bool = False) -> Iterator[StreamEvent]:
+        """Writes the new arguments of the open call; the block starts with them, because the name is whole then."""
+        if call.unwritten or at_end:
+            if not call.is_started:
+                call.is_started = True
+                yield ContentBlockStart(
+                    index=self._block, content_block=ContentBlock(type="tool_use", id=call.id, name=call.name, input={})
+                )
+            if call.unwritten:
+                delta = BlockDelta(type="input_json_delta", partial_json=call.take())
+                yield ContentBlockDelta(index=self._block, delta=delta)
+
+    def _write_waiting(self, *, at_end: bool = False) -> Iterator[StreamEvent]:
+        """Writes what waits, up to a call whose arguments are not whole; at the end, all of it."""
+        while True:
+            if self._is_call_open:
+                call = self._calls[self._of or 0]
+                if not (at_end or (self._waiting and is_json_object(call.arguments))):
+                    return
+                yield from self._write_call(call, at_end=True)
+                yield from self._close()
+            if not self._waiting:
+                return
+            of, text = self._waiting.pop(0)
+            if of < 0:
+                yield from self._write(of, text)
+            else:
+                yield from self._close()
+                self._block, self._of, self._template = self._block + 1, of, None
+                yield from self._write_call(self._calls[of])
+
+    @property
+    def _is_call_open(self) -> bool:
+        return self._of is not None and self._of >= 0
 
     def _open(self, of: int, block: ContentBlock) -> Iterator[StreamEvent]:
         yield from self._close()
-        self._block, self._of, self._template, self._has_thought = self._block + 1, of, None, False
+        self._block, self._of, self._template = self._block + 1, of, None
         yield ContentBlockStart(index=self._block, content_block=block)
 
     def _close(self) -> Iterator[StreamEvent]:
@@ -290,6 +350,41 @@ class MessagesFormatter:
             stop_sequence=stop.stop_sequence,
             usage=MessageUsage.of(usage),
         )
+
+
+class _ToolUse:
+    """Tool call of a stream, put together from its pieces.
+
+    Attributes:
+        id: Id of the call.
+        name: Name of the tool.
+        arguments: Arguments so far.
+        is_started: Whether the start of its block was written.
+    """
+
+    __slots__ = ("_written_length", "arguments", "id", "is_started", "name")
+
+    def __init__(self) -> None:
+        self.id = self.name = self.arguments = ""
+        self.is_started = False
+        self._written_length = 0
+
+    def add(self, piece: Mapping[str, Any]) -> None:
+        """Adds one piece of the call."""
+        self.id = self.id or piece.get("id") or ""
+        body = piece.get("function") or piece.get("custom") or {}
+        self.name += body.get("name") or ""
+        self.arguments += body.get("arguments") or body.get("input") or ""
+
+    @property
+    def unwritten(self) -> bool:
+        """Whether some arguments were not written yet."""
+        return len(self.arguments) > self._written_length
+
+    def take(self) -> str:
+        """Returns the arguments that were not written yet."""
+        rest, self._written_length = self.arguments[self._written_length :], len(self.arguments)
+        return rest
 
 
 def _stop_of(finish: FinishReason, stop: str | None) -> StopDelta:

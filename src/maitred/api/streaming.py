@@ -25,9 +25,10 @@ from maitred.api.exchange import HttpExchange
 from maitred.core.cohort import COHORT, CohortStage
 from maitred.core.context import RequestContext
 from maitred.core.flow import QueuePosition
-from maitred.core.inference import TextDelta, TokenScore
+from maitred.core.inference import ChunkMetadata, TextDelta, TokenScore
 from maitred.core.request import FinishReason, Usage
 from maitred.core.service import PushStream, ResponseStream
+from maitred.wire.openai.written import merge_metadata
 from maitred.wire.sse import encode_comment
 
 
@@ -100,11 +101,20 @@ class CollectedChoice:
     extras: list[dict[str, Any]] = field(default_factory=list)
     finish: FinishReason = FinishReason.LENGTH
     stop: str | None = None
+    metadata: list[ChunkMetadata] = field(default_factory=list)
 
     @property
     def plain(self) -> bool:
         """Whether the choice consists of text alone."""
-        return self.scores is None and not self.extras and self.finish is not FinishReason.DEADLINE
+        has_others = self.extras or self.metadata
+        return self.scores is None and not has_others and self.finish is not FinishReason.DEADLINE
+
+    def whole_metadata(self) -> ChunkMetadata:
+        """Returns the members around the whole choice."""
+        return ChunkMetadata(
+            merge_metadata(entry.chunk for entry in self.metadata),
+            merge_metadata(entry.choice for entry in self.metadata),
+        )
 
     def add(self, part: TextDelta) -> None:
         """Appends a delta to the choice."""
@@ -115,6 +125,8 @@ class CollectedChoice:
             self.scores.extend(part.scores)
         if part.extra is not None:
             self.extras.append(part.extra)
+        if part.metadata is not None:
+            self.metadata.append(part.metadata)
         if part.finish is not None:
             self.finish, self.stop = part.finish, part.stop
 
@@ -163,7 +175,7 @@ async def send_response(
     unfinished = choices if isinstance(answer, PushStream) else math.inf
     async for parts in answer:
         for part in parts:
-            if part.finish is None and part.scores is None and part.extra is None:
+            if part.finish is None and part.scores is None and part.extra is None and part.metadata is None:
                 collected[part.index].text.append(part.text)  # most deltas are only text
             else:
                 collected[part.index].add(part)

@@ -10,7 +10,7 @@ run longer than the request; their later work does not belong to it.
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -115,6 +115,8 @@ class RequestContext(msgspec.Struct):
     """Prompt tokens that the server wrote into its prefix cache, a part of the prompt tokens."""
     cache_write_1h_tokens: int = 0
     """Those of them that the server keeps for an hour."""
+    usage_details: dict[str, Any] | None = None
+    """Whatever else an external server counted; see `maitred.core.request.Usage`."""
     estimated: bool = False
     """Whether the token counts are estimates, because the server did not count them, or not credibly."""
     first_token_s: float | None = None
@@ -165,6 +167,7 @@ class RequestContext(msgspec.Struct):
             reasoning_tokens=self.reasoning_tokens,
             cache_write_tokens=self.cache_write_tokens,
             cache_write_1h_tokens=self.cache_write_1h_tokens,
+            details=self.usage_details,
         )
 
     def reset_for_fallback(self, fallback: str) -> None:
@@ -189,6 +192,7 @@ class RequestContext(msgspec.Struct):
         self.cache_write_tokens = self.cache_write_1h_tokens = 0
         self.predicted_position = self.position = self.dispatched_s = self.clamped_max_tokens = None
         self.estimated, self.degraded, self.refused_by, self.finish_reasons = False, [], "", []
+        self.usage_details = None
 
     def close(self, outcome: Outcome, status: int, now_s: float) -> None:
         """Sets the outcome; a second call is a bug."""

@@ -114,6 +114,15 @@ class TokenScore(msgspec.Struct, frozen=True):
     """Number of characters of the choice's text before this token."""
 
 
+class ChunkMetadata(msgspec.Struct, frozen=True):
+    """Members around a delta that an external server sent and the gateway does not decide, in the server's words."""
+
+    chunk: dict[str, Any] = {}
+    """Members of the whole chunk, such as ``system_fingerprint`` and ``citations``."""
+    choice: dict[str, Any] = {}
+    """Members of the choice, such as ``content_filter_results``."""
+
+
 class TextDelta(msgspec.Struct, frozen=True, gc=False):
     """Text added to one choice since its last delta; exactly the last delta of a choice has `finish`."""
 
@@ -125,14 +134,17 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     """Scores of the tokens, if requested. Text can lag behind: it waits for whole characters and possible stop
     strings."""
     extra: dict[str, Any] | None = None
-    """Further members of a message's delta as OpenAI's API has them: ``tool_calls``, ``refusal``..."""
+    """Further members of a message's delta as OpenAI's API has them: ``tool_calls``, ``refusal``, and any other that
+    the server sent. Those of reasoning and refusals are texts, and pieces of calls have the number of the call."""
     stop: str | None = None
     """The stop string that ended the choice, on its last delta only."""
     continued: bool = False
     """Whether another server continues the answer here, from its text instead of its tokens."""
+    metadata: ChunkMetadata | None = None
+    """Metadata of this delta and the later ones of its choice; None: that of the delta before."""
 
     @property
     def plain(self) -> bool:
         """Whether the delta contains only new text, like most deltas."""
-        bare = self.finish is None and self.scores is None and self.extra is None and not self.continued
-        return bare and bool(self.text)
+        bare = self.finish is None and self.scores is None and self.extra is None and self.metadata is None
+        return bare and not self.continued and bool(self.text)

@@ -5,6 +5,7 @@ tokenises the request and detokenises the answer, so the engine and the schedule
 """
 
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -217,6 +218,8 @@ class Usage(msgspec.Struct, frozen=True):
     """Prompt tokens that the server wrote into its prefix cache, a part of the prompt tokens."""
     cache_write_1h_tokens: int = 0
     """Those of them that the server keeps for an hour, which some providers price higher."""
+    details: dict[str, Any] | None = None
+    """Whatever else an external server counted, under its own names; None: nothing."""
 
     @property
     def total_tokens(self) -> int:

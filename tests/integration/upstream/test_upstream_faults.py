@@ -55,12 +55,16 @@ AFTER = [
     script(FaultKind.SHORT_LENGTH, after=3),
     script(FaultKind.GARBAGE, after=3),
     script(FaultKind.NO_DONE, after=3),
-    script(FaultKind.NO_DONE, after=8),
     script(FaultKind.TWICE, after=3),
 ]
 ODD = [
     script(FaultKind.BUNCHED),
     script(FaultKind.PINGS),
+    script(FaultKind.NO_DONE, after=8),
+    script(FaultKind.EVENT, after=3),
+    script(FaultKind.EVENT, after=0, text="ping"),
+    script(FaultKind.EVENT, after=3, text='{"ping": 1}'),
+    script(FaultKind.EVENT, after=3, text='{"choices": []}'),
     script(FaultKind.CRLF),
     script(FaultKind.SPLIT),
     script(FaultKind.STALL, after=3, for_s=0.15),

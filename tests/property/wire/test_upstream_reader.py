@@ -9,11 +9,19 @@ from maitred.core.errors import MaitredError
 from maitred.replica.upstream.dialects import DIALECTS
 from maitred.replica.upstream.errors import failure_details
 from maitred.replica.upstream.openai_stream import OpenAIStreamParser
+from maitred.wire.openai.written import merge_deltas
 
 
 def chunk(delta, finish=None, index=0, usage=None, **more):
     choice = {"index": index, "delta": delta, "finish_reason": finish, **more}
     return json.dumps({"choices": [choice], "usage": usage}).encode()
+
+
+def said(delta, fingerprint, padding):
+    """A chunk with members around it, as OpenAI writes them."""
+    choice = {"index": 0, "delta": delta, "finish_reason": None}
+    fields = {"id": "x", "choices": [choice], "system_fingerprint": fingerprint, "obfuscation": padding}
+    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def counted(tokens):
@@ -26,6 +34,12 @@ EVENTS = st.one_of(
     TEXTS,
     TEXTS,
     st.integers(0, 9).map(lambda tokens: chunk({"content": "b"}, usage=counted(tokens))),
+    st.builds(
+        said,
+        st.sampled_from([{"content": "h"}, {"content": ',"obfuscation":"'}, {"reasoning_content": "i"}]),
+        st.sampled_from(["fp", None]),
+        st.text("xyz", max_size=3),
+    ),
     st.integers(0, 2).map(lambda index: chunk({"content": "c"}, index=index)),
     st.sampled_from(["stop", "length", "abort"]).map(lambda finish: chunk({}, finish)),
     st.integers(0, 9).map(lambda tokens: json.dumps({"choices": [], "usage": counted(tokens)}).encode()),
@@ -35,7 +49,19 @@ EVENTS = st.one_of(
             chunk({"content": "d"}, "stop"),
             chunk({"content": "a"}, logprobs=LOGPROBS),
             chunk({"reasoning_content": "why"}),
+            chunk({"reasoning_content": " not"}),
+            chunk({"reasoning_content": " never", "reasoning": "so"}),
+            chunk({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": ""}}]}),
+            chunk({"tool_calls": [{"index": 0, "function": {"arguments": '{"a"'}}]}),
+            chunk({"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]}),
+            chunk({"tool_calls": [{"index": 1, "id": "b", "function": {"name": "g", "arguments": "{}"}}]}),
+            chunk({"annotations": [{"url": "u"}]}),
+            b"ping",
+            b"",
             chunk({"content": 3}),
+            chunk({"content": [{"type": "text", "text": "e"}]}),
+            b'{"choices": [{"index": 0, "delta": {"content": "f\\ud83d"}}]}',
+            b'{"choices": [{"index": 0, "delta": {"content": "\\ude00"}}]}',
             b"[DONE]",
             b"null",
             b"{}",
@@ -57,6 +83,7 @@ def read(pieces, choices, dialect):
     """What is known after each way to have come to its end."""
     reader = OpenAIStreamParser("there", choices, DIALECTS[dialect])
     texts, others, usage, chunks = [""] * choices, [], None, 0
+    extras, metadata = [[] for _ in texts], [[] for _ in texts]
     try:
         for piece in pieces:
             batch = reader.feed(piece)
@@ -65,12 +92,17 @@ def read(pieces, choices, dialect):
                 chunks += batch.chunks
                 for part in batch.parts:
                     texts[part.index] += part.text
-                    if not part.plain:
-                        others.append((len(texts[part.index]), part))
-        reader.on_end()
+                    if part.extra is not None:
+                        extras[part.index].append(part.extra)
+                    if part.metadata is not None:
+                        metadata[part.index].append((len(texts[part.index]), part.metadata))
+                    if part.finish is not None or part.scores is not None:
+                        others.append((len(texts[part.index]), part.finish, part.scores))
+        reader.on_end(is_framed=False)
     except MaitredError as failure:
         return type(failure), failure_details(failure), str(failure), reader.has_begun
-    return texts, others, usage, chunks, reader.has_begun, reader.is_complete
+    merged = [merge_deltas(of_choice) for of_choice in extras]
+    return texts, others, merged, metadata, usage, chunks, reader.has_begun, reader.is_complete
 
 
 @given(st.lists(EVENTS, max_size=8), st.booleans(), st.integers(1, 2), st.sampled_from(["vllm", "generic", "ollama"]))

@@ -269,7 +269,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
                 self._finish_reasons[part.index] = part.finish
             if over and part.index in over:
                 part = replace(part, text=part.text[: int(len(part.text) * over[part.index])])
-            if part.text or part.extra or part.scores:
+            if part.text or part.extra or part.scores or part.metadata is not None:
                 if part.finish is not None or self._next_is_continuation:
                     part = TextDelta(
                         part.index,
@@ -278,6 +278,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
                         scores=part.scores,
                         extra=part.extra,
                         continued=self._next_is_continuation,
+                        metadata=part.metadata,
                     )
                     self._next_is_continuation = False
                 shown.append(part)

@@ -114,6 +114,8 @@ class UpstreamUsageCounter:
         if batch.usage is not None:
             self._reported_usage = batch.usage
             self._apply(batch.usage)
+            # What the server counted beside that is about its own part of the answer.
+            context.usage_details = None if self._previous_output_tokens else batch.usage.details
             if batch.parts and not batch.whole and batch.usage.completion_tokens > self._remaining_tokens:
                 self._end_all_choices()
         elif batch.parts and self._reported_usage is None:
@@ -125,6 +127,7 @@ class UpstreamUsageCounter:
         context = self._context
         context.prompt_tokens, context.cached_tokens, context.completion_tokens = self._reserved_prompt_tokens, 0, 0
         context.cache_write_tokens = context.cache_write_1h_tokens = context.reasoning_tokens = 0
+        context.usage_details = None
 
     def resume(self) -> None:
         """Keeps what was counted while another server continues; its repeated prompt is not billed.

@@ -80,6 +80,11 @@ class Response:
             self._connection.resume_reading()
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
+    @property
+    def is_framed(self) -> bool:
+        """Whether the response says where its body ends, so that the end of the connection does not."""
+        return b"content-length" in self.headers or b"transfer-encoding" in self.headers
+
     async def wait_head(self, deadline_s: float | None = None) -> None:
         """Waits for the response head; closes the connection if that fails or is cancelled.
 
@@ -276,7 +281,7 @@ class HttpConnection(asyncio.Protocol):
         self._on_close(self)
         response = self._response
         if response is not None:
-            if error is None and response.status and self._is_delimited_by_close(response):
+            if error is None and response.status and not response.is_framed:
                 self._response, response.has_ended = None, True
                 response.on_data()
             else:
@@ -347,8 +352,3 @@ class HttpConnection(asyncio.Protocol):
         """Returns whether the head is too long, not counting body bytes that arrived in the same read."""
         size = sum(len(name) + len(value) for name, value in response.headers.items())
         return not response.status or size > MAX_HEAD_BYTES
-
-    @staticmethod
-    def _is_delimited_by_close(response: Response) -> bool:
-        """Returns whether the body ends with the connection (no Content-Length, no Transfer-Encoding)."""
-        return b"content-length" not in response.headers and b"transfer-encoding" not in response.headers

@@ -116,10 +116,11 @@ class AnthropicStreamParser:
             return None
         return TextBatch(deltas, usage, len(deltas), self.is_complete)
 
-    def on_end(self) -> None:
+    def on_end(self, *, is_framed: bool) -> TextBatch | None:
         """Handles the end of the body; raises ReplicaLost if the response is incomplete."""
         try:
             self._parser.on_end()
         except AnswerBroken as failure:
             raise make_replica_lost(str(failure)) from None
         self.is_complete = True
+        return None

@@ -1,41 +1,300 @@
-"""Structs of the chunks of OpenAI's streams, with the fields that the gateway uses."""
+"""Reads the events of OpenAI's streams: their JSON, the content of a message, and log-probabilities.
 
-from collections.abc import Sequence
+Events are read as plain values, so nothing that a server sends is lost; `PlainChunk` is the form of the chunks of
+servers that count with each chunk, which are read with one call of the decoder.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
 from maitred.core.inference import TokenLogprob, TokenScore
+from maitred.core.request import MOST_TOKENS, FinishReason, Usage
+from maitred.replica.upstream.errors import make_replica_lost
+
+_WORDS = re.compile(rb"[\w .:!-]{0,40}")
+"""Data of events that keep a connection alive, such as ``ping``; no part of a JSON object looks like this."""
+_STRING = re.compile(rb' *("(?:[^"\\]|\\.)*")', re.DOTALL)
+"""A JSON string."""
+_FINISH_REASONS: Mapping[str, FinishReason | None] = {
+    **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "end_turn", "end"), FinishReason.STOP),
+    **dict.fromkeys(("length", "max_tokens", "model_length"), FinishReason.LENGTH),
+    **dict.fromkeys(("tool_calls", "function_call"), FinishReason.TOOL_CALLS),
+    "content_filter": FinishReason.CONTENT_FILTER,
+    **dict.fromkeys(("null", "none"), None),
+}
+"""Finish reason by the usual values of `finish_reason`; None: the choice goes on."""
+_FINISH_STEMS: Sequence[tuple[re.Pattern[str], FinishReason | None]] = (
+    (
+        re.compile(
+            "abort|error|cancel|time_?d?_?out|fail|interrupt|insufficient|malformed|unavailable|disconnect|expire"
+        ),
+        None,
+    ),
+    (re.compile("length|max|limit|truncat|context|budget|pause"), FinishReason.LENGTH),
+    (
+        re.compile("filter|safety|block|recitation|prohibit|sensitive|moderat|guard|policy|spii|refus"),
+        FinishReason.CONTENT_FILTER,
+    ),
+    (re.compile("tool|function"), FinishReason.TOOL_CALLS),
+)
+"""What the words of other servers mean, by a part of them; None: the answer is incomplete."""
 
 
-class ChunkDelta(msgspec.Struct):
-    """OpenAI's `delta`: an addition to the message."""
-
-    content: Any = None
-    tool_calls: Any = None
-    refusal: Any = None
-    reasoning_content: Any = None
-    reasoning: Any = None
+_BILLED_COUNTS = frozenset({"prompt_tokens", "completion_tokens", "total_tokens", "input_tokens", "output_tokens"})
+"""Members of a usage that the gateway writes itself."""
 
 
-class _FunctionDelta(msgspec.Struct):
-    name: str | None = None
-    arguments: str | None = None
+def decode_event(data: bytes) -> tuple[Any, bool]:
+    """Decodes the data of an event; None if it says nothing.
 
+    Returns:
+        The decoded value, and whether its texts may have half a surrogate pair, which one event ends with and the next
+        one begins with.
 
-class _ToolCallDelta(msgspec.Struct):
-    index: int | None = None
-    id: str | None = None
-    function: _FunctionDelta | None = None
-
-
-def are_tool_calls(pieces: Any) -> bool:  # noqa: ANN401 - whatever JSON can be
-    """Returns whether the value is a list of tool call deltas with valid types."""
+    Raises:
+        ReplicaLost: The data is neither JSON nor a word that keeps the connection alive.
+    """
     try:
-        msgspec.convert(pieces, list[_ToolCallDelta])
-    except msgspec.ValidationError:
-        return False
-    return True
+        return msgspec.json.decode(data), False
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        pass
+    if _WORDS.fullmatch(data):
+        return None, False
+    try:
+        # It takes lone surrogates, control characters and NaN too. Invalid UTF-8 is replaced, as the specification of
+        # event streams requires.
+        return json.loads(data.decode("utf-8", "replace"), strict=False), True
+    except (ValueError, RecursionError):
+        raise make_replica_lost("it sent an event that is no JSON") from None
+
+
+def parse_finish_reason(value: object, *, has_calls: bool) -> FinishReason | None:
+    """Returns the finish reason in a server's words; None: the choice goes on.
+
+    An unknown word is an end, unless it speaks of a failure. A choice with tool calls ends for them whatever the word,
+    unless it was cut, and one without them does not.
+
+    Raises:
+        ReplicaLost: The choice is incomplete.
+    """
+    if not value or not isinstance(value, str):
+        return None
+    word = value.lower()
+    if word in _FINISH_REASONS:
+        reason = _FINISH_REASONS[word]
+    else:
+        reason = next((meant for stem, meant in _FINISH_STEMS if stem.search(word)), FinishReason.STOP)
+        if reason is None:
+            raise make_replica_lost(f"a choice ended for the reason {value[:40]!r}, which is no end")
+    if reason in (FinishReason.STOP, FinishReason.TOOL_CALLS):
+        return FinishReason.TOOL_CALLS if has_calls else FinishReason.STOP
+    return reason
+
+
+def is_empty(value: object) -> bool:
+    """Returns whether the value of a member says nothing."""
+    return value is None or (isinstance(value, str | list | dict) and not value)
+
+
+def usage_details(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns what a server's usage has beside the counts of prompt and answer; None: nothing."""
+    details = {name: value for name, value in fields.items() if name not in _BILLED_COUNTS and not is_empty(value)}
+    if (
+        (prompt := details.get("prompt_tokens_details"))
+        and isinstance(prompt, dict)
+        and prompt.keys() == {"cached_tokens"}
+    ):
+        del details["prompt_tokens_details"]
+    return details or None
+
+
+class MessageParts(msgspec.Struct):
+    """Content of a message that came as a list of parts."""
+
+    text: str = ""
+    thought: str = ""
+    images: list[Any] = []
+    others: list[Any] = []
+    """Parts that are neither text nor image, as the server sent them."""
+
+    def add(self, content: Any) -> None:  # noqa: ANN401 - whatever JSON can be
+        """Adds a part, or a list of parts.
+
+        Raises:
+            ReplicaLost: It is neither.
+        """
+        match content:
+            case str():
+                self.text += content
+            case list():
+                for part in content:
+                    self.add(part)
+            case {"type": "thinking" | "reasoning" | "reasoning_text" | "summary_text" as kind}:
+                inner = next(
+                    (content[name] for name in (kind, "thinking", "reasoning", "text", "content") if name in content),
+                    "",
+                )
+                self.thought += text_of(inner)
+                self._add_rest(content, (kind, "thinking", "reasoning", "text", "content"))
+            case {"text": str() as text}:
+                self.text += text
+                self._add_rest(content, ("text",))
+            case {"type": "refusal", "refusal": str() as text}:
+                self.text += text
+            case {"type": "image_url" | "image"}:
+                self.images.append(content)
+            case dict():
+                if content:
+                    self.others.append(content)
+            case None:
+                pass
+            case _:
+                raise make_replica_lost("it sent a content that is neither text nor a list of parts")
+
+    def _add_rest(self, part: Mapping[str, Any], read: Sequence[str]) -> None:
+        """Keeps what a part of text has beside its text, such as its annotations."""
+        rest = {
+            name: value for name, value in part.items() if name not in (*read, "type", "index") and not is_empty(value)
+        }
+        if rest:
+            self.others.append({"type": part.get("type", "text"), **rest})
+
+
+def text_of(value: object) -> str:
+    """Returns the text in a value: a text, or parts whose texts are joined.
+
+    Raises:
+        ReplicaLost: A part is neither.
+    """
+    parts = MessageParts()
+    parts.add(value)
+    return parts.thought + parts.text
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def join_surrogates(text: str) -> tuple[str, str]:
+    """Joins the surrogate pairs in a text; returns it without a first half at its end, and that half.
+
+    Other lone surrogates are replaced.
+    """
+    half = ""
+    if text and "\ud800" <= text[-1] <= "\udbff":
+        text, half = text[:-1], text[-1]
+    if _SURROGATE.search(text):
+        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text, half
+
+
+def replace_surrogates(value: Any) -> Any:  # noqa: ANN401 - whatever JSON can be
+    """Returns a value whose texts have no lone surrogates, which no encoder takes."""
+    match value:
+        case str():
+            text, half = join_surrogates(value)
+            return text + "\ufffd" * len(half)
+        case list():
+            return [replace_surrogates(entry) for entry in value]
+        case dict():
+            return {replace_surrogates(name): replace_surrogates(entry) for name, entry in value.items()}
+    return value
+
+
+class _PlainUsage(msgspec.Struct, forbid_unknown_fields=True):
+    prompt_tokens: Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
+    completion_tokens: Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
+    total_tokens: int = 0
+    prompt_tokens_details: None = None
+    completion_tokens_details: None = None
+
+
+class _PlainDelta(msgspec.Struct, forbid_unknown_fields=True):
+    content: str
+    role: str | None = None
+    tool_calls: None = None
+    refusal: None = None
+    reasoning_content: None = None
+    reasoning: None = None
+    function_call: None = None
+
+
+class _PlainChoice(msgspec.Struct, forbid_unknown_fields=True):
+    delta: _PlainDelta
+    index: Annotated[int, msgspec.Meta(ge=0, le=0)] = 0
+    finish_reason: None = None
+    logprobs: None = None
+    stop_reason: None = None
+    token_ids: None = None
+    matched_stop: None = None
+
+
+class PlainChunk(msgspec.Struct, forbid_unknown_fields=True):
+    """Chunk that has nothing but text of one choice and the usage so far.
+
+    Whatever else a chunk has makes its decoding fail, so no member is missed.
+    """
+
+    choices: Annotated[list[_PlainChoice], msgspec.Meta(min_length=1, max_length=1)]
+    usage: _PlainUsage | None = None
+    id: msgspec.Raw = msgspec.Raw()
+    object: msgspec.Raw = msgspec.Raw()
+    created: msgspec.Raw = msgspec.Raw()
+    model: msgspec.Raw = msgspec.Raw()
+    system_fingerprint: None = None
+    service_tier: None = None
+    prompt_logprobs: None = None
+    prompt_token_ids: None = None
+
+    @property
+    def text(self) -> str:
+        """The text of the chunk."""
+        return self.choices[0].delta.content
+
+    def to_usage(self) -> Usage | None:
+        """Returns the usage so far, if the chunk has it."""
+        usage = self.usage
+        return None if usage is None else Usage(usage.prompt_tokens, usage.completion_tokens)
+
+
+decode_plain_chunk = msgspec.json.Decoder(PlainChunk).decode
+"""Decodes a chunk that is a `PlainChunk`; raises `msgspec.MsgspecError` for any other."""
+decode_text = msgspec.json.Decoder(str).decode
+"""Decodes a JSON string."""
+
+
+def strip_padding(event: bytes) -> bytes:
+    """Returns a chunk without `obfuscation` at its end, which hides the length of the text on the connection."""
+    at = event.rfind(b',"obfuscation":"')
+    if at < 0 or event.find(b'"', at + 16) != len(event) - 2:
+        return event
+    return event[:at] + b"}"
+
+
+def split_at_text(event: bytes, member: bytes, text: str) -> tuple[bytes, bytes] | None:
+    """Returns what stands before and behind the text of a chunk; None if its place is not certain.
+
+    Each event with the same bytes before and behind its text has the same members with the same values.
+
+    Args:
+        event: Data of an event.
+        member: Name of the member that has the text.
+        text: The text.
+    """
+    key = b'"%b":' % member
+    if event.count(key) != 1:
+        return None
+    begin = event.index(key) + len(key)
+    string = _STRING.match(event, begin)
+    try:
+        if string is None or decode_text(string.group(1)) != text:
+            return None
+    except (msgspec.MsgspecError, UnicodeError):
+        return None
+    return event[: string.start(1)], event[string.end(1) :]
 
 
 class _TopLogprob(msgspec.Struct):
@@ -63,89 +322,22 @@ class Logprobs(msgspec.Struct):
     text_offset: list[int] | None = None
 
 
-class ChunkChoice(msgspec.Struct):
-    """OpenAI's `choices[]`: an addition to one choice."""
-
-    index: int = 0
-    delta: ChunkDelta | None = None
-    text: str | None = None
-    finish_reason: str | None = None
-    logprobs: Logprobs | None = None
-    usage: Any = None
-    """Usage where Moonshot reports it: in the choice's last chunk."""
-
-
-class UpstreamChunk(msgspec.Struct):
-    """Data of one server-sent event: a chunk of the stream."""
-
-    choices: list[ChunkChoice] | None = None
-    usage: Any = None
-    """Usage in any form; see `maitred.wire.reported_usage`."""
-
-    def plain_text(self) -> str | None:
-        """Returns the text if the chunk has only text of one choice, the common case; else None."""
-        choices = self.choices
-        if choices is None or len(choices) != 1:
-            return None
-        choice = choices[0]
-        if choice.index or choice.finish_reason or choice.logprobs is not None:
-            return None
-        text: object = choice.text
-        if (delta := choice.delta) is not None:
-            if delta.tool_calls or delta.refusal or delta.reasoning_content or delta.reasoning:
-                return None
-            text = delta.content if text is None else text
-        return text if isinstance(text, str) and text else None
-
-
-_chunk_decoder = msgspec.json.Decoder(UpstreamChunk)
-
-
-def parse_chunk(data: bytes) -> UpstreamChunk | None:
-    """Parses one chunk; returns None if the data is not a chunk.
-
-    Invalid UTF-8 is replaced, as the specification of event streams requires.
-    """
-    try:
-        try:
-            return _chunk_decoder.decode(data)
-        except UnicodeDecodeError:
-            return _chunk_decoder.decode(data.decode("utf-8", "replace"))
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return None
-
-
-def parse_chunks(events: Sequence[bytes]) -> list[UpstreamChunk] | None:
-    """Parses several events with one call of the JSON decoder; a ``[DONE]`` at the end is skipped.
-
-    It joins the events with line breaks; if every break is between ``}`` and ``{`` and there are as many values as
-    events, each event is one value. Otherwise it returns None, and the caller must parse the events one by one.
-    """
-    if len(events) == 1:
-        try:
-            return [_chunk_decoder.decode(events[0])]
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            return None
-    chunk_count = len(events) - (events[-1] == b"[DONE]")
-    lines = b"\n".join(events[:chunk_count])
-    if lines.count(b"}\n{") != chunk_count - 1 or lines.count(b"\n") != chunk_count - 1:
-        return None
-    try:
-        chunks = _chunk_decoder.decode_lines(lines)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return None
-    return chunks if len(chunks) == chunk_count else None
-
-
-def parse_scores(logprobs: Logprobs | None, offset: int) -> list[TokenScore] | None:
+def parse_scores(fields: object, offset: int) -> list[TokenScore] | None:
     """Returns the log-probabilities of each token; None if the chunk has none.
 
     Args:
-        logprobs: Log-probabilities of a chunk.
+        fields: Decoded log-probabilities of a chunk.
         offset: Number of characters of the choice's text before this chunk.
+
+    Raises:
+        ReplicaLost: They cannot be read.
     """
-    if logprobs is None:
+    if is_empty(fields):
         return None
+    try:
+        logprobs = msgspec.convert(fields, Logprobs)
+    except msgspec.ValidationError as error:
+        raise make_replica_lost(f"it sent log-probabilities that are no chunk of an answer ({error})") from None
     scores: list[TokenScore] = []
     if logprobs.content is not None:
         for token in logprobs.content:

@@ -1,53 +1,63 @@
 """Parser of OpenAI's event streams, which also detects incomplete responses. It does no I/O: bytes in, deltas out.
 
 Servers abort streams in many ways, and most of them look like a regular end. So a response is complete only if it has a
-finish reason for every choice and then ``[DONE]`` (in a dialect without it, the usage and the end of the body).
-Everything else is a failure: data that is no event, an event that is no JSON, an error event, output after the finish
-reason of a choice, an unknown choice, more chunks than tokens (duplicates), or an end without ``[DONE]``.
+finish reason for every choice and then ``[DONE]``, or the end of a body whose length its framing tells, or the usage
+and the end of the connection. A failure is whatever may have lost a part of the answer: an event that cannot be read,
+an error event, text, calls or thoughts after the finish reason of a choice, an unknown choice, more chunks than tokens
+(duplicates), or any other end.
+
+Everything else that a server sends is read leniently, and passed on in its own words: members that the gateway does not
+decide stand in `TextDelta.extra` and `TextDelta.metadata`. Events that say nothing are skipped, and a body that is one
+whole answer in place of a stream is read too.
+
+Most chunks of a stream differ in their text alone. What stands before and behind the text of such a chunk is kept, and
+the next chunk with the same bytes there needs nothing but the decoding of its text.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-from maitred.core.errors import MaitredError
-from maitred.core.inference import TextDelta
+from maitred.core.inference import ChunkMetadata, TextDelta
 from maitred.core.request import FinishReason, Usage
 from maitred.core.text_replica import TextBatch
 from maitred.replica.upstream.chunk import (
-    ChunkChoice,
-    ChunkDelta,
-    UpstreamChunk,
-    are_tool_calls,
-    parse_chunk,
-    parse_chunks,
+    MessageParts,
+    decode_event,
+    decode_plain_chunk,
+    decode_text,
+    is_empty,
+    join_surrogates,
+    parse_finish_reason,
     parse_scores,
+    replace_surrogates,
+    split_at_text,
+    strip_padding,
+    text_of,
+    usage_details,
 )
 from maitred.replica.upstream.dialects import UpstreamDialect
-from maitred.replica.upstream.errors import ReportedError, make_replica_lost, make_response_error, parse_error
+from maitred.replica.upstream.errors import make_replica_lost, make_response_error, parse_error
+from maitred.wire.openai.tool_calls import ToolCallAssembler, ToolCallState
 from maitred.wire.reported_usage import parse_usage
 from maitred.wire.sse import SSESplitter
 
 MAX_EVENT_BYTES = 8 << 20
 """Maximum size of an event. The largest valid events have log-probabilities of many tokens."""
-_EXTRA_FIELDS: Mapping[str, Callable[[object], bool]] = {
-    "tool_calls": are_tool_calls,
-    **dict.fromkeys(("refusal", "reasoning_content", "reasoning"), lambda value: isinstance(value, str)),
-}
-"""Fields of a delta that are forwarded unchanged, each with a function that checks its type."""
-_FINISH_REASONS: Mapping[str, FinishReason] = {
-    **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "end_turn"), FinishReason.STOP),
-    **dict.fromkeys(("length", "max_tokens", "model_length"), FinishReason.LENGTH),
-    **dict.fromkeys(("tool_calls", "function_call"), FinishReason.TOOL_CALLS),
-    "content_filter": FinishReason.CONTENT_FILTER,
-}
-"""Finish reason by the value of `finish_reason`.
-
-Other values, such as ``abort`` and ``error``, mean that the response is incomplete.
-"""
-
-
-_EMPTY_DELTA = ChunkDelta()
+_DECIDED_BY_GATEWAY = frozenset({"id", "object", "created", "model", "choices", "usage", "obfuscation", "error"})
+"""Members of a chunk that are not passed on. `obfuscation` hides the length of a chunk on one connection."""
+_READ_OF_CHOICE = frozenset({"index", "delta", "message", "text", "finish_reason", "logprobs", "usage"})
+_READ_OF_DELTA = frozenset(
+    {"role", "content", "tool_calls", "function_call", "refusal", "reasoning_content", "reasoning"}
+)
+_TEXTS_OF_DELTA = ("refusal", "reasoning_content", "reasoning")
+"""Members of a delta that are texts: pieces of what the model thinks, or why it refuses."""
+_ANSWER_FIELDS = ("tool_calls", *_TEXTS_OF_DELTA)
+"""Members of a delta that are, like its text, the answer of the model."""
+_NO_TEMPLATE = b"\0", b""
+"""Bytes that no event begins with."""
+_NO_METADATA = ChunkMetadata()
 
 
 class OpenAIStreamParser:
@@ -70,17 +80,38 @@ class OpenAIStreamParser:
         self._server_name = server
         self._dialect = dialect
         self._splitter = SSESplitter()
-        self._unfinished_choices = set(range(choice_count))
+        self._finish_reasons: dict[int, FinishReason] = {}
         self._choice_count = choice_count
         self._choices_per_prompt = choices_per_prompt
+        self._only_index: object = None
+        """What the server calls the only choice; None: not known yet."""
         self._text_offsets = [0] * choice_count
         self._chunk_count = 0
-        self._usage_before_output: Usage | None = None
-        """Usage that was received before the first delta."""
+        self._usage: Usage | None = None
+        """Usage that no batch has taken yet."""
         self._has_usage = False
         self._choice_usages: list[Usage] = []
         """Usages of the single choices, in a dialect with `has_usage_per_choice`."""
         self._incomplete_event_bytes = 0
+        self._has_data = False
+        """Whether anything but white space was received."""
+        self._body: bytearray | None = None
+        """Body that is one JSON value in place of a stream; None: it is a stream."""
+        self._before_text, self._behind_text = _NO_TEMPLATE
+        self._text_member = ""
+        """Member of a delta whose text stands between the two; empty: the content."""
+        self._written_call: ToolCallState | None = None
+        """Tool call whose arguments that text is; None: it is no call's."""
+        self._is_padded = False
+        """Whether chunks have a padding of changing length, which stays here."""
+        self._counts_each_chunk = "continuous_usage_stats" in dialect.stream_options
+        self._metadata: dict[int, ChunkMetadata] = {}
+        """Members around the deltas of each choice, as of its last delta."""
+        self._held_metadata: dict[int, ChunkMetadata] = {}
+        """Members that came before the first part of the answer."""
+        self._assemblers: dict[int, ToolCallAssembler] = {}
+        self._surrogates: dict[tuple[int, object], str] = {}
+        """First halves of surrogate pairs, by choice and member."""
 
     def feed(self, data: bytes) -> TextBatch | None:
         """Parses data and returns a batch of new deltas; None if there are none.
@@ -92,121 +123,413 @@ class OpenAIStreamParser:
             MaitredError: The stream begins with an error event; see `errors`.
         """
         events = self._splitter.feed(data)
-        if len(events) == 1 and (batch := self._parse_text_event(events[0])) is not None:
-            return batch
-        self._incomplete_event_bytes = 0 if events else self._incomplete_event_bytes + len(data)
-        if self._incomplete_event_bytes > MAX_EVENT_BYTES:
-            raise make_replica_lost("it sent an event without an end")
-        deltas: list[TextDelta] = []
-        usage, self._usage_before_output = self._usage_before_output, None
-        chunks_before = self._chunk_count
-        chunks = parse_chunks(events) if events and not self.is_complete else None
-        if chunks is None:
-            usage = self._parse_events(events, deltas) or usage
-        else:
-            usage = self._process_chunks(chunks, events, deltas) or usage
-            if len(chunks) < len(events):
-                self._on_done()
-        if not self.has_begun:
-            self._usage_before_output = usage
-            return None
-        if not deltas and usage is None:
-            return None
-        return TextBatch(deltas, usage, self._chunk_count - chunks_before, self.is_complete)
+        if len(events) == 1 and (text := self._read_text(events[0])) is not None:
+            usage, self._usage = self._usage, None
+            return TextBatch([self._make_text_delta(text) if self._text_member else TextDelta(0, text)], usage, 1)
+        if not events:
+            self._on_partial_event(data)
+            return self._take_batch([], 0) if self.is_complete else None
+        self._has_data = True
+        self._incomplete_event_bytes = 0
+        return self._parse_events(events)
 
-    def on_end(self) -> None:
-        """Handles the end of the HTTP body.
+    def on_end(self, *, is_framed: bool) -> TextBatch | None:
+        """Handles the end of the HTTP body; returns the deltas that were held back for it.
+
+        Args:
+            is_framed: Whether the framing of the body says that this is its end, not just the end of the connection.
 
         Raises:
             ReplicaLost: The response is incomplete.
+            MaitredError: The body is an error.
         """
-        if not self._dialect.sends_done and self.has_begun and not self._unfinished_choices and self._has_usage:
+        if self.is_complete:
+            return None
+        # The event stream standard drops an event without its blank line, but one that can be read is whole.
+        events = self._splitter.feed(b"\n\n") if self._body is None else [bytes(self._body)]
+        batch = self._parse_events(events)
+        if not self.is_complete and self._has_finished and (is_framed or self._has_usage or self._body is not None):
             self.is_complete = True
+            batch = None if batch is None else TextBatch(batch.parts, batch.usage, batch.chunks, whole=True)
         if not self.is_complete:
+            if not self.has_begun and self._body is None and self._incomplete_event_bytes:
+                raise make_replica_lost("it was asked for a stream of events and sent something else")
             raise make_replica_lost("the body ended before [DONE]" if self.has_begun else "the body was empty")
+        return batch
+
+    # --- events ---
+
+    def _read_text(self, event: bytes) -> str | None:
+        """Reads an event that only adds text to the only choice, the common case; else returns None."""
+        if self._is_padded:
+            event = strip_padding(event)
+        if event.startswith(self._before_text) and event.endswith(self._behind_text):
+            try:
+                text: str = decode_text(event[len(self._before_text) : len(event) - len(self._behind_text)])
+            except (msgspec.MsgspecError, UnicodeError):
+                return None
+            if not text or self._text_member:
+                return text if text and self._may_write(text) else None
+            self._chunk_count += 1
+        elif self._counts_each_chunk and self._may_be_plain:
+            try:
+                chunk = decode_plain_chunk(event)
+            except (msgspec.MsgspecError, UnicodeError):
+                return None
+            text = chunk.text
+            if not text:
+                return None
+            self._chunk_count += 1
+            if (usage := chunk.to_usage()) is not None:
+                self._usage = self._total_usage(usage, running=True) or self._usage
+        else:
+            return None
+        self._text_offsets[0] += len(text)
+        return text
+
+    @property
+    def _may_be_plain(self) -> bool:
+        """Whether a chunk with nothing but text adds nothing but text."""
+        return (
+            self.has_begun
+            and self._choice_count == 1
+            and not self._finish_reasons
+            and self._only_index in (None, 0)
+            and not self._metadata
+            and not self._surrogates
+            and not self._text_member
+        )
+
+    def _may_write(self, text: str) -> bool:
+        """Writes a text of the call that the template is of, if it is of one; returns whether that is certain."""
+        call = self._written_call
+        if call is None:
+            return True
+        if call.written.endswith("}"):
+            return False  # it may be whole
+        call.written += text
+        return True
+
+    def _make_text_delta(self, text: str) -> TextDelta:
+        """Makes a delta of the text that the template is of: of the content, of a thought, or of a call."""
+        if not self._text_member:
+            return TextDelta(0, text)
+        call = self._written_call
+        if call is None:
+            return TextDelta(0, "", extra={self._text_member: text})
+        return TextDelta(0, "", extra={"tool_calls": [{"index": call.number, "function": {"arguments": text}}]})
+
+    def _parse_events(self, events: Iterable[bytes]) -> TextBatch | None:
+        """Parses events; merges consecutive text of a single choice into one delta."""
+        deltas: list[TextDelta] = []
+        texts: list[str] = []
+        chunks_before = self._chunk_count
+        for event in events:
+            if (text := self._read_text(event)) is not None:
+                texts.append(text)
+                continue
+            if texts:
+                deltas.append(self._make_text_delta("".join(texts)))
+                texts = []
+            if self.is_complete:
+                break
+            before = len(deltas)
+            self._parse_event(event.strip(), deltas)
+            if self._choice_count == 1 and len(deltas) == before + 1 and deltas[-1].plain:
+                texts.append(deltas.pop().text)
+        if texts:
+            deltas.append(self._make_text_delta("".join(texts)))
+        return self._take_batch(deltas, self._chunk_count - chunks_before)
+
+    def _take_batch(self, deltas: list[TextDelta], chunks: int) -> TextBatch | None:
+        """Returns a batch of these deltas with the usage that no batch has taken yet; None if there is neither."""
+        if not self.has_begun or not (deltas or self._usage is not None):
+            return None
+        usage, self._usage = self._usage, None
+        return TextBatch(deltas, usage, chunks, self.is_complete)
+
+    def _on_partial_event(self, data: bytes) -> None:
+        """Handles data that completes no event."""
+        self._incomplete_event_bytes += len(data)
+        if self._incomplete_event_bytes > MAX_EVENT_BYTES:
+            raise make_replica_lost("it sent an event without an end")
+        if self._body is not None:
+            self._body += data
+        elif not self._has_data and (start := data.lstrip(b"\xef\xbb\xbf \t\r\n")):
+            self._has_data = True
+            if start.startswith((b"{", b"[")):
+                self._body = bytearray(start)
+        elif self._has_finished and data.rstrip(b"\r\n").endswith((b"data: [DONE]", b"data:[DONE]")):
+            self.is_complete = True  # it has no unfinished form, so its blank line need not come
+
+    def _parse_event(self, event: bytes, deltas: list[TextDelta]) -> None:
+        """Parses one event of any kind and appends its deltas."""
+        if event == b"[DONE]":
+            self._on_done()
+            return
+        value, is_mended = decode_event(event)
+        for fields in value if isinstance(value, list) else (value,):
+            if isinstance(fields, dict):
+                self._read_chunk(fields, deltas, event, is_mended=is_mended)
 
     def _on_done(self) -> None:
         """Handles ``[DONE]``; raises ReplicaLost if a choice is unfinished."""
-        if self._unfinished_choices:
-            raise make_replica_lost(
-                f"it ended with {len(self._unfinished_choices)} of {self._choice_count} choices unfinished"
-            )
+        if not self._has_finished:
+            unfinished = self._choice_count - len(self._finish_reasons)
+            raise make_replica_lost(f"it ended with {unfinished} of {self._choice_count} choices unfinished")
         self.is_complete = True
 
-    def _parse_text_event(self, event: bytes) -> TextBatch | None:
-        """Parses an event that only adds text to the only choice, the common case; else returns None."""
-        if not self.has_begun or self._choice_count != 1 or not self._unfinished_choices:
-            return None
-        chunk = parse_chunk(event)
-        text = None if chunk is None else chunk.plain_text()
-        if chunk is None or text is None:
-            return None
-        self._chunk_count += 1
-        self._text_offsets[0] += len(text)
-        self._incomplete_event_bytes = 0
-        reported_usage = None if chunk.usage is None else parse_usage(chunk.usage)
-        usage = None if reported_usage is None else self._total_usage(reported_usage, running=True)
-        return TextBatch([TextDelta(0, text)], usage, 1)
+    @property
+    def _has_finished(self) -> bool:
+        """Whether every choice has its finish reason."""
+        return len(self._finish_reasons) == self._choice_count
 
-    def _parse_events(self, events: Sequence[bytes], deltas: list[TextDelta]) -> Usage | None:
-        """Parses events one by one, appends their deltas and returns the last usage."""
-        usage = None
-        for event in events:
-            if self.is_complete:
-                break
-            if event.strip() == b"[DONE]":
-                self._on_done()
-            elif event.strip() != b"null":  # llama.cpp starts the streams of /v1/completions with a meaningless null
-                usage = self._process_chunk(parse_chunk(event), event, deltas) or usage
-        return usage
+    # --- chunks ---
 
-    def _process_chunks(
-        self, chunks: Sequence[UpstreamChunk], events: Sequence[bytes], deltas: list[TextDelta]
-    ) -> Usage | None:
-        """Processes chunks that arrived together; merges consecutive text of a single choice into one delta."""
-        usage: Usage | None = None
-        texts: list[str] = []
-        single_choice = self._choice_count == 1
-        for chunk, event in zip(chunks, events, strict=False):
-            text = chunk.plain_text() if single_choice and self._unfinished_choices else None
-            if text is None:
-                if texts:
-                    self._append_text_delta(texts, deltas)
-                    texts = []
-                usage = self._process_chunk(chunk, event, deltas) or usage
-                continue
-            texts.append(text)
-            self.has_begun = True
-            self._chunk_count += 1
-            if chunk.usage is not None and (reported_usage := parse_usage(chunk.usage)) is not None:
-                usage = self._total_usage(reported_usage, running=True) or usage
-        if texts:
-            self._append_text_delta(texts, deltas)
-        return usage
-
-    def _append_text_delta(self, texts: Sequence[str], deltas: list[TextDelta]) -> None:
-        """Appends one delta with the joined texts."""
-        text = "".join(texts)
-        deltas.append(TextDelta(0, text))
-        self._text_offsets[0] += len(text)
-
-    def _process_chunk(self, chunk: UpstreamChunk | None, data: bytes, deltas: list[TextDelta]) -> Usage | None:
-        """Processes one chunk: appends its deltas and returns its usage."""
-        if chunk is None:
-            self._raise_reported_error(data)
+    def _read_chunk(self, fields: Mapping[str, Any], deltas: list[TextDelta], event: bytes, *, is_mended: bool) -> None:
+        """Reads a chunk or a whole answer: appends its deltas and keeps its usage."""
+        choices = fields.get("choices")
+        if fields.get("error") or choices is None:
+            self._raise_reported_error(fields)
+            if choices is None and fields.get("usage") is None:
+                return  # an event of another kind
+        if not isinstance(choices, list | None):
             raise make_replica_lost("it sent an event that is no chunk of an answer")
-        if chunk.choices is None:
-            self._raise_reported_error(data)
-            if chunk.usage is None:
-                raise make_replica_lost("it sent an event that is no chunk of an answer")
-        usage = None if chunk.usage is None else parse_usage(chunk.usage)
-        for choice in chunk.choices or ():
-            if usage is None and choice.usage is not None:
-                usage = parse_usage(choice.usage)
-            delta = self._make_delta(choice)
-            if delta is not None:
-                deltas.append(delta)
-        return usage and self._total_usage(usage, running=bool(chunk.choices))
+        members = {
+            name: value for name, value in fields.items() if name not in _DECIDED_BY_GATEWAY and not is_empty(value)
+        }
+        if is_mended:
+            members = replace_surrogates(members)
+        before, has_held = len(deltas), bool(self._held_metadata)
+        choices = [choice for choice in choices or () if choice is not None]
+        for choice in choices:
+            self._read_choice(choice, members, deltas, is_mended=is_mended)
+        if not choices and members:
+            self._append_delta(TextDelta(0, ""), ChunkMetadata(members, self._choice_members(0)), deltas)
+        reported = fields.get("usage") or next((choice["usage"] for choice in choices if choice.get("usage")), None)
+        if reported is not None and (usage := parse_usage(reported)) is not None:
+            usage = msgspec.structs.replace(usage, details=usage_details(reported))
+            self._usage = self._total_usage(usage, running=bool(choices)) or self._usage
+        elif self._choice_count == 1 and len(deltas) == before + 1 and not (is_mended or has_held):
+            self._is_padded = "obfuscation" in fields
+            self._keep_template(event, deltas[-1], choices)
+
+    def _keep_template(self, event: bytes, delta: TextDelta, choices: Any) -> None:  # noqa: ANN401 - whatever JSON can be
+        """Keeps the bytes around the text of a chunk that has only one text: of its content, a thought or a call."""
+        self._drop_template()
+        if delta.finish is not None or delta.scores is not None or self._surrogates:
+            return
+        call: ToolCallState | None = None
+        match delta:
+            case TextDelta(text=text, extra=None):
+                member = "text" if isinstance(choices[0].get("text"), str) else "content"
+            case TextDelta(text="", extra={"tool_calls": [{"function": {"arguments": text, **body}, **piece}], **rest}):
+                if body or rest or piece.keys() != {"index"}:
+                    return
+                member, call = "arguments", self._assemblers[0].latest
+            case TextDelta(text="", extra=dict(extra)) if len(extra) == 1 and not extra.keys().isdisjoint(
+                _TEXTS_OF_DELTA
+            ):
+                ((member, text),) = extra.items()
+            case _:
+                return
+        event = strip_padding(event) if self._is_padded else event
+        if text and (template := split_at_text(event, member.encode(), text)) is not None:
+            self._before_text, self._behind_text = template
+            self._text_member, self._written_call = member if delta.extra else "", call
+
+    def _drop_template(self) -> None:
+        self._before_text, self._behind_text = _NO_TEMPLATE
+        self._text_member, self._written_call = "", None
+
+    def _read_choice(
+        self,
+        choice: object,
+        members: dict[str, Any],
+        deltas: list[TextDelta],
+        *,
+        is_mended: bool,
+    ) -> None:
+        """Reads the addition of a chunk to one choice."""
+        if not isinstance(choice, dict):
+            raise make_replica_lost("it sent an event that is no chunk of an answer")
+        index = self._index_of(choice.get("index"))
+        text, extra = self._read_delta(index, choice)
+        others = {name: value for name, value in choice.items() if name not in _READ_OF_CHOICE and not is_empty(value)}
+        if is_mended or self._surrogates:
+            text, extra, others = self._mend(index, text, extra), replace_surrogates(extra), replace_surrogates(others)
+        logprobs = choice.get("logprobs")
+        scores = parse_scores(logprobs, self._text_offsets[index])
+        if isinstance(logprobs, dict) and logprobs.get("refusal"):
+            others["logprobs"] = {"refusal": logprobs["refusal"]}
+        has_answer = bool(text) or any(name in extra for name in _ANSWER_FIELDS)
+        finish = self._read_finish(index, choice.get("finish_reason"), extra, goes_on=has_answer)
+        if finish is not None and (rest := self._take_surrogates(index)):
+            text += rest
+        self._text_offsets[index] += len(text)
+        self._chunk_count += bool(text)
+        stop = None
+        if finish is FinishReason.STOP:
+            # What ended the choice, in vLLM and SGLang: a stop string, or the number of a stop token.
+            words = choice.get("stop_reason"), choice.get("matched_stop")
+            stop = next((word for word in words if isinstance(word, str)), None)
+        delta = TextDelta(index, text, finish, scores=scores, extra=extra or None, stop=stop)
+        self._append_delta(delta, ChunkMetadata(members, others), deltas)
+
+    def _append_delta(self, delta: TextDelta, metadata: ChunkMetadata, deltas: list[TextDelta]) -> None:
+        """Appends a delta with the members around it, if they have changed; holds them back before the answer."""
+        index = delta.index
+        says_something = bool(delta.text or delta.scores) or delta.extra is not None or delta.finish is not None
+        if not says_something and not self.has_begun:
+            if metadata != _NO_METADATA:
+                held = self._held_metadata.get(index, _NO_METADATA)
+                self._held_metadata[index] = ChunkMetadata(
+                    {**held.chunk, **metadata.chunk}, {**held.choice, **metadata.choice}
+                )
+            return
+        if index in self._held_metadata:
+            held = self._held_metadata.pop(index)
+            metadata = ChunkMetadata({**held.chunk, **metadata.chunk}, {**held.choice, **metadata.choice})
+        changes = metadata != self._metadata.get(index, _NO_METADATA)
+        if changes and (says_something or metadata != _NO_METADATA):
+            self._metadata[index] = metadata
+            self._drop_template()
+            delta = msgspec.structs.replace(delta, metadata=metadata)
+        elif not says_something:
+            return
+        self.has_begun = True
+        deltas.append(delta)
+
+    def _choice_members(self, index: int) -> dict[str, Any]:
+        return self._metadata.get(index, _NO_METADATA).choice
+
+    def _index_of(self, index: object) -> int:
+        """Returns the number of a choice; the only one may have any, as long as it keeps it."""
+        if self._choice_count == 1:
+            if self._only_index is None:
+                self._only_index = index or 0
+            if (index or 0) == self._only_index:
+                return 0
+        elif index is None:
+            return 0
+        elif isinstance(index, int) and 0 <= index < self._choice_count:
+            return index
+        raise make_replica_lost(f"it sent a choice {str(index)[:20]} of {self._choice_count}")
+
+    def _read_delta(self, index: int, choice: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Returns the text of a choice's delta and its other members."""
+        delta = choice.get("delta")
+        if (
+            delta is None
+            and choice.get("text") is None
+            and not (self._text_offsets[index] or index in self._assemblers)
+        ):
+            delta = choice.get("message")  # a whole answer
+        if is_empty(delta):
+            delta = {}
+        if not isinstance(delta, dict):
+            raise make_replica_lost("it sent a delta that is no object")
+        content = choice.get("text")
+        if content is None:
+            content = delta.get("content")
+        extra: dict[str, Any] = {}
+        text = content if isinstance(content, str) else "" if content is None else self._read_parts(content, extra)
+        if delta:
+            self._read_members(index, delta, extra)
+        return text, extra
+
+    @staticmethod
+    def _read_parts(content: object, extra: dict[str, Any]) -> str:
+        """Returns the text of a content of parts, and adds what else it has to the other members."""
+        parts = MessageParts()
+        parts.add(content)
+        named = (("reasoning_content", parts.thought), ("images", parts.images), ("content_parts", parts.others))
+        extra |= {name: value for name, value in named if value}
+        return parts.text
+
+    def _read_members(self, index: int, delta: Mapping[str, Any], extra: dict[str, Any]) -> None:
+        """Adds the members of a delta beside its content."""
+        for name, value in delta.items():
+            if is_empty(value):
+                continue
+            if name not in _READ_OF_DELTA:
+                extra[name] = [*extra[name], *value] if name in extra and isinstance(value, list) else value
+            elif name in _TEXTS_OF_DELTA:
+                extra[name] = extra.get(name, "") + (value if isinstance(value, str) else text_of(value))
+        pieces = delta.get("tool_calls")
+        if is_empty(pieces):
+            # The name and the arguments of the old API's only call
+            function = delta.get("function_call")
+            pieces = None if is_empty(function) else [{"index": "function_call", "function": function}]
+        if pieces and (calls := self._add_calls(index, pieces)):
+            extra["tool_calls"] = calls
+
+    def _add_calls(self, index: int, pieces: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - whatever JSON can be
+        """Returns the pieces of tool calls with the numbers of their calls."""
+        pieces = [piece for piece in (pieces if isinstance(pieces, list) else [pieces]) if piece is not None]
+        for piece in pieces:
+            bodies = [piece.get(name) for name in ("function", "custom")] if isinstance(piece, dict) else [piece]
+            if not all(isinstance(body, dict | None) for body in bodies):
+                raise make_replica_lost("it sent a delta whose members have other types than OpenAI's")
+        assembler = self._assemblers.get(index)
+        if assembler is None:
+            assembler = self._assemblers[index] = ToolCallAssembler()
+        return assembler.add(pieces)
+
+    def _read_finish(self, index: int, reason: object, extra: dict[str, Any], *, goes_on: bool) -> FinishReason | None:
+        """Returns the finish reason of a choice if it is new, and completes its calls.
+
+        Args:
+            index: The choice.
+            reason: Its `finish_reason`.
+            extra: Members of its delta; gets the ids that its calls lack.
+            goes_on: Whether the chunk has text, calls or thoughts of the choice.
+        """
+        earlier = self._finish_reasons.get(index)
+        if earlier is not None and goes_on:
+            raise make_replica_lost(f"choice {index} went on after its end")
+        if not reason:
+            return None
+        assembler = self._assemblers.get(index)
+        finish = parse_finish_reason(reason, has_calls=assembler is not None and bool(assembler.calls))
+        if finish is None or (earlier is not None and finish in (earlier, FinishReason.STOP, FinishReason.TOOL_CALLS)):
+            return None
+        self._finish_reasons[index] = finish
+        self._drop_template()
+        if assembler is not None and (ids := assembler.close()):
+            extra["tool_calls"] = [*extra.get("tool_calls", ()), *ids]
+        return finish
+
+    # --- surrogates ---
+
+    def _mend(self, index: int, text: str, extra: dict[str, Any]) -> str:
+        """Joins surrogate pairs whose halves came in two events; returns the text and changes the other members."""
+        text = self._join_halves((index, "content"), text)
+        for name in _TEXTS_OF_DELTA:
+            if name in extra:
+                extra[name] = self._join_halves((index, name), extra[name])
+        for piece in extra.get("tool_calls", ()):
+            for name, written in (("function", "arguments"), ("custom", "input")):
+                if isinstance(body := piece.get(name), dict) and isinstance(body.get(written), str):
+                    body[written] = self._join_halves((index, piece["index"]), body[written])
+        return text
+
+    def _join_halves(self, place: tuple[int, object], text: str) -> str:
+        text, half = join_surrogates(self._surrogates.pop(place, "") + text)
+        if half:
+            self._surrogates[place] = half
+            self._drop_template()
+        return text
+
+    def _take_surrogates(self, index: int) -> str:
+        """Returns a replacement if the text of a choice ends with half a surrogate pair."""
+        places = [place for place in self._surrogates if place[0] == index]
+        is_cut = (index, "content") in places
+        for place in places:
+            del self._surrogates[place]
+        return "\ufffd" if is_cut else ""
+
+    # --- usage and errors ---
 
     def _total_usage(self, usage: Usage, *, running: bool) -> Usage | None:
         """Returns the usage of the whole response; None if the reported usage covers only one choice.
@@ -229,51 +552,17 @@ class OpenAIStreamParser:
         self._has_usage = True
         return usage
 
-    def _make_delta(self, choice: ChunkChoice) -> TextDelta | None:
-        index, delta = choice.index, choice.delta or _EMPTY_DELTA
-        if not 0 <= index < self._choice_count:
-            raise make_replica_lost(f"it sent a choice {index} of {self._choice_count}")
-        text = choice.text if choice.text is not None else delta.content
-        text = text if isinstance(text, str) else ""
-        extra = None
-        if delta.tool_calls or delta.refusal or delta.reasoning_content or delta.reasoning:
-            extra = {name: value for name in _EXTRA_FIELDS if (value := getattr(delta, name))}
-            if not all(_EXTRA_FIELDS[name](value) for name, value in extra.items()):
-                raise make_replica_lost("it sent a delta whose members have other types than OpenAI's")
-        if not text and extra is None and not choice.finish_reason:
-            return None
-        if index not in self._unfinished_choices:
-            raise make_replica_lost(f"choice {index} went on after its end")
-        logprobs = parse_scores(choice.logprobs, self._text_offsets[index])
-        self._text_offsets[index] += len(text)
-        if text or extra is not None:
-            self._chunk_count += 1
-        finish_reason = None
-        if choice.finish_reason:
-            finish_reason = _FINISH_REASONS.get(choice.finish_reason)
-            if finish_reason is None:
-                raise make_replica_lost(f"a choice ended for the reason {choice.finish_reason[:40]!r}, which is no end")
-            self._unfinished_choices.discard(index)
-        self.has_begun = True
-        return TextDelta(index, text, finish=finish_reason, scores=logprobs, extra=extra)
-
-    def _raise_reported_error(self, data: bytes) -> None:
-        """Raises an exception if the event is an error event."""
-        try:
-            error = parse_error(msgspec.json.decode(data))
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            return
-        if error is not None:
-            raise self._make_error(error)
-
-    def _make_error(self, error: ReportedError) -> MaitredError:
-        """Makes the exception for an error event.
+    def _raise_reported_error(self, fields: Mapping[str, Any]) -> None:
+        """Raises an exception if the event is an error event.
 
         An error after the first output is always ReplicaLost, because the request was valid.
         """
+        error = parse_error(fields)
+        if error is None:
+            return
         if self.has_begun:
-            return make_replica_lost(f"it reported an error: {error.message[:200]}")
-        return make_response_error(self._server_name, error.status or 502, error, None)
+            raise make_replica_lost(f"it reported an error: {error.message[:200]}")
+        raise make_response_error(self._server_name, error.status or 502, error, None)
 
 
 def _merge_usages(usages: Sequence[Usage], choices_per_prompt: int) -> Usage:

@@ -83,7 +83,7 @@ class UpstreamCall:
             deadline_s = now_s + config.total_timeout_s
             first_token_deadline_s = min(now_s + config.first_part_timeout_s, deadline_s)
             response = await self._send(path, body, first_token_deadline_s)
-            if response.status != 200 or _media_type(response.headers.get(b"content-type", b"")) != _EVENT_STREAM:
+            if response.status != 200:
                 raise await self._make_error(response)
             self._stream = UpstreamStream(
                 response,

@@ -30,11 +30,15 @@ class StreamParser(Protocol):
         """
         ...
 
-    def on_end(self) -> None:
-        """Handles the end of the HTTP body.
+    def on_end(self, *, is_framed: bool) -> TextBatch | None:
+        """Handles the end of the HTTP body; returns deltas that were held back until then, if there are any.
+
+        Args:
+            is_framed: Whether the framing of the body says that this is its end, not just the end of the connection.
 
         Raises:
             ReplicaLost: The response is incomplete.
+            MaitredError: The body is an error.
         """
         ...
 
@@ -161,10 +165,10 @@ class UpstreamStream:
         batch = parser.feed(data) if (data := response.take_body()) else None
         if batch is None and not parser.is_complete:
             if response.has_ended:
-                parser.on_end()
+                batch = parser.on_end(is_framed=response.is_framed)
             elif response.failure is not None:
                 raise make_replica_lost(f"the connection broke ({response.failure})")
-        elif self._on_first_token is not None:
+        if self._on_first_token is not None and (batch is not None or parser.is_complete):
             self._on_first_token()
             self._on_first_token = None
             self._stop_timer()  # the next wait may have an earlier deadline

@@ -6,12 +6,13 @@ between `id` and `created` and positions would be easy to confuse. The structs a
 collector skips them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from maitred.core.inference import ChunkMetadata
 from maitred.core.request import FinishReason, Usage
 
 Finish = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
@@ -344,6 +345,44 @@ Body = (
 _encoder = msgspec.json.Encoder()
 
 
-def encode(body: Body) -> bytes:
-    """Encodes a body as JSON in UTF-8."""
+def encode(body: Body | Mapping[str, Any]) -> bytes:
+    """Encodes a body, or its fields, as JSON in UTF-8."""
     return _encoder.encode(body)
+
+
+def usage_fields(usage: Usage) -> dict[str, Any]:
+    """Returns OpenAI's usage with whatever else the server counted."""
+    fields: dict[str, Any] = msgspec.to_builtins(UsageBody.of(usage))
+    for name, value in (usage.details or {}).items():
+        decided = fields.get(name)
+        if decided is None:
+            fields[name] = value
+        elif isinstance(decided, dict) and isinstance(value, dict):
+            # Of these details, cached and reasoning tokens are billed, so they stand as the gateway has them.
+            fields[name] = {**decided, **value, **{key: decided[key] for key in _BILLED_DETAILS if key in decided}}
+    return fields
+
+
+_BILLED_DETAILS = ("cached_tokens", "reasoning_tokens")
+
+
+def add_metadata(fields: dict[str, Any], metadata: Sequence[ChunkMetadata], usage: Usage | None) -> dict[str, Any]:
+    """Returns the fields of a body with the members that the server sent around its choices and in its usage.
+
+    What the gateway decides stays as it is.
+
+    Args:
+        fields: Fields of an answer or a chunk.
+        metadata: Members around each of its choices.
+        usage: Usage to write; None: it stays as it is.
+    """
+    for choice, members in zip(fields["choices"], metadata, strict=False):
+        for name, value in members.choice.items():
+            # The only one that is read here too: the log-probabilities of a refusal stand beside those of the text.
+            choice[name] = (
+                {"content": None, **(choice[name] or {}), **value} if name == "logprobs" else choice.get(name, value)
+            )
+    if usage is not None and usage.details:
+        fields["usage"] = usage_fields(usage)
+    chunk = {name: value for members in metadata for name, value in members.chunk.items()}
+    return {**chunk, **fields}

@@ -1,13 +1,18 @@
 """Passes requests and messages on between a client and a server that speak the same API.
 
 A forwarded request gets only the fields that the client sent, because an added null or an explicit default can have a
-meaning for the server.
+meaning for the server. An answer keeps every member that its server sent: what the gateway decides is laid over it.
 """
 
+import base64
+import binascii
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from maitred.wire.openai.requests import ChatRequest, CompletionRequest
+
+_UNJOINED = frozenset({"id", "type", "index", "role", "format", "mime_type", "url", "signature", "thought_signature"})
+"""Members whose texts replace one another; other texts are pieces of one text."""
 
 
 def request_fields(request: ChatRequest | CompletionRequest) -> Mapping[str, Any]:
@@ -39,31 +44,111 @@ def _without_nulls(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in message.items() if value is not None or name == "content"}
 
 
-def merge_deltas(deltas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merges deltas in their order into the fields of a message: joins texts and tool calls.
+def overlay(sent: Mapping[str, Any], decided: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the members that a server sent, under those that the gateway decides; nested objects likewise."""
+    merged = {**sent}
+    for name, value in decided.items():
+        nested = merged.get(name)
+        merged[name] = overlay(nested, value) if isinstance(nested, dict) and isinstance(value, dict) else value
+    return merged
 
-    A tool call comes in pieces with the same `index`: first its id and its name, then the parts of its arguments.
+
+def merge_metadata(sent: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Merges the members around several deltas into those around the whole: later ones replace earlier ones.
+
+    Objects are merged. A list of numbers is continued, since each delta has its own tokens; other lists are repeated
+    with what they had before.
+    """
+    merged: dict[str, Any] = {}
+    for members in sent:
+        for name, value in members.items():
+            before = merged.get(name)
+            match before, value:
+                case dict(), dict():
+                    merged[name] = overlay(before, value)
+                case [int(), *_], list():
+                    merged[name] = before + value
+                case _:
+                    merged[name] = value
+    return merged
+
+
+def merge_deltas(deltas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Merges deltas in their order into the fields of a message.
+
+    Texts are joined, lists are continued, and objects are merged. Entries of a list with the same `index` are pieces of
+    one entry: of a tool call, first its id and its name, then the parts of its arguments.
     """
     message: dict[str, Any] = {}
-    calls: dict[int, dict[str, Any]] = {}
     for delta in deltas:
         for name, value in delta.items():
-            if name == "tool_calls":
-                for piece in value:
-                    _merge_tool_call(calls, piece)
-            elif isinstance(value, list):
-                message[name] = [*message.get(name, ()), *value]
-            else:
-                message[name] = message.get(name, "") + value
-    if calls:
-        message["tool_calls"] = [calls[index] for index in sorted(calls)]
+            message[name] = _join(name, message[name], value) if name in message else _copy(value)
+    if "tool_calls" in message:
+        message["tool_calls"] = [_whole_call(call) for call in message["tool_calls"]]
     return message
 
 
-def _merge_tool_call(calls: dict[int, dict[str, Any]], piece: Mapping[str, Any]) -> None:
-    index = len(calls) if piece.get("index") is None else piece["index"]
-    call = calls.setdefault(index, {"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
-    call["id"] = piece.get("id") or call["id"]
-    function = piece.get("function") or {}
-    call["function"]["name"] += function.get("name") or ""
-    call["function"]["arguments"] += function.get("arguments") or ""
+def _copy(value: Any) -> Any:  # noqa: ANN401 - whatever JSON can be
+    """Returns a value whose lists can be continued without a change of the delta; merges entries of a list."""
+    return _join_lists("", [], value) if isinstance(value, list) else value
+
+
+def _join(name: str, first: Any, second: Any) -> Any:  # noqa: ANN401 - whatever JSON can be
+    """Joins two values of a member that came one after the other."""
+    match first, second:
+        case str(), str() if name not in _UNJOINED:
+            return first + second
+        case list(), list():
+            return _join_lists(name, first, second)
+        case dict(), dict():
+            return _join_objects(name, first, second)
+        case _, None:
+            return first
+    return second
+
+
+def _join_objects(name: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    joined = {**first}
+    for member, value in second.items():
+        if name == "audio" and member == "data" and isinstance(value, str) and isinstance(first.get(member), str):
+            joined[member] = _join_base64(first[member], value)
+        else:
+            joined[member] = _join(member, first[member], value) if member in first else value
+    return joined
+
+
+def _join_lists(name: str, first: list[Any], second: list[Any]) -> list[Any]:
+    if first and isinstance(first[0], dict | str) and second[: len(first)] == first:
+        return second  # some servers send the whole list so far with each chunk
+    joined = [*first]
+    for entry in second:
+        index = entry.get("index") if isinstance(entry, dict) else None
+        place = None
+        if isinstance(index, int):
+            place = next(
+                (at for at, other in enumerate(joined) if isinstance(other, dict) and other.get("index") == index), None
+            )
+        if place is None:
+            joined.append(entry)
+        else:
+            joined[place] = _join_objects(name, joined[place], entry)
+    return joined
+
+
+def _join_base64(first: str, second: str) -> str:
+    """Joins two pieces of base64, each of which may end in padding."""
+    if not first.endswith("="):
+        return first + second
+    try:
+        return base64.b64encode(base64.b64decode(first) + base64.b64decode(second)).decode()
+    except (binascii.Error, ValueError):
+        return first + second
+
+
+def _whole_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a tool call with the members that each call of its type has, and without its index in the stream."""
+    whole: dict[str, Any] = {"id": "", "type": "custom" if "custom" in call else "function"}
+    whole |= {name: value for name, value in call.items() if name != "index" and value is not None}
+    field, written = ("custom", "input") if whole["type"] == "custom" else ("function", "arguments")
+    whole[field] = {"name": "", written: "", **whole.get(field, {})}
+    return whole

@@ -1,0 +1,162 @@
+"""Tool calls of an answer in pieces, as OpenAI's API streams them.
+
+OpenAI's servers name the call of each piece by an `index`, and the first piece of a call has its id, its type and its
+name. Other servers leave the index out, share one index between all calls, repeat the id or the name with each piece,
+send the id after the name, or send whole calls at once. `ToolCallAssembler` finds the call of each piece and numbers
+the calls, so everything behind it can rely on the index alone.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from maitred.core.ids import new_object_id
+
+_BODY_FIELDS = {"function": "arguments", "custom": "input"}
+"""Field of a call that has the name, and its member that has what the model wrote."""
+
+
+class ToolCallState:
+    """State of one tool call while its pieces arrive.
+
+    Attributes:
+        number: Number of the call in its answer, from 0.
+        id: Id of the call; empty: no piece had one yet.
+        name: Name of the tool as far as it is known.
+        written: Arguments so far, as the model wrote them.
+    """
+
+    __slots__ = ("id", "name", "number", "written")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.id = ""
+        self.name = ""
+        self.written = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the arguments so far are a whole JSON object."""
+        return is_json_object(self.written)
+
+
+class ToolCallAssembler:
+    """Assembler of the tool calls of one choice.
+
+    Attributes:
+        calls: The calls so far, in the order of their first pieces.
+        latest: The call of the latest piece; None: there was none.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[ToolCallState] = []
+        self._by_index: dict[Any, ToolCallState] = {}
+        self._by_id: dict[str, ToolCallState] = {}
+        self.latest: ToolCallState | None = None
+
+    def add(self, pieces: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Returns the pieces of one delta with the numbers of their calls as `index`.
+
+        An id, a type, a name or arguments that a server repeats are left out, because clients join the pieces. All
+        other members stay as they are.
+        """
+        named: set[int] = set()
+        """Numbers of the calls that this delta has named: a second name is another call."""
+        numbered = (self._add(piece, named) for piece in pieces)
+        return [piece for piece in numbered if piece is not None]
+
+    def close(self) -> list[dict[str, Any]]:
+        """Returns a piece with a new id for each call that came without one, because clients answer calls by id."""
+        added = []
+        for call in self.calls:
+            if not call.id:
+                call.id = new_object_id("call")
+                added.append({"index": call.number, "id": call.id})
+        return added
+
+    def _add(self, piece: Mapping[str, Any], named: set[int]) -> dict[str, Any] | None:
+        field, body = _body_of(piece)
+        call_id, name = _text(piece.get("id")), _text(body.get("name"))
+        written = body.get(_BODY_FIELDS[field])
+        text = (
+            written if isinstance(written, str) else "" if written is None else json.dumps(written, ensure_ascii=False)
+        )
+        call = self._find(piece.get("index"), call_id, name, text, named)
+        is_first = call is None
+        if call is None:
+            if not (call_id or name or text or any(piece.get(other) for other in piece if other != "index")):
+                return None
+            call = ToolCallState(len(self.calls))
+            self.calls.append(call)
+        self.latest = call
+        if (index := piece.get("index")) is not None:
+            self._by_index[_key(index)] = call
+        fields = {other: value for other, value in piece.items() if value is not None and other not in _IDENTITY}
+        numbered: dict[str, Any] = {"index": call.number}
+        if call_id and not call.id:
+            numbered["id"] = call.id = call_id
+            self._by_id[call_id] = call
+        if is_first:
+            numbered["type"] = _text(piece.get("type")) or field
+        if name:
+            named.add(call.number)
+        added_name = "" if name == call.name else name
+        call.name += added_name
+        if text and not is_first and call.is_whole:
+            text = ""  # nothing can follow a whole object, so the server repeats the arguments
+        call.written += text
+        if field in piece or is_first:
+            shown = {other: value for other, value in body.items() if other not in ("name", _BODY_FIELDS[field])}
+            if added_name or is_first:
+                shown["name"] = added_name
+            fields[field] = {**shown, _BODY_FIELDS[field]: text}
+        return {**numbered, **fields}
+
+    def _find(self, index: Any, call_id: str, name: str, text: str, named: set[int]) -> ToolCallState | None:  # noqa: ANN401 - whatever JSON can be
+        """Returns the call of a piece; None: the piece begins a new call."""
+        if call_id and (call := self._by_id.get(call_id)) is not None:
+            return call
+        call = self.latest if index is None else self._by_index.get(_key(index))
+        if call is None:
+            # The call began with a piece that had no index.
+            return None if call_id or name else self.latest
+        if call_id and call.id:
+            return None
+        if not name or not call.name:
+            return call
+        if call.number in named:
+            return None
+        is_other_name = name != call.name
+        begins_new_call = is_other_name or bool(text) if call.is_whole else is_other_name and index is None
+        return None if begins_new_call else call
+
+
+_IDENTITY = frozenset({"index", "id", "type", "function", "custom"})
+
+
+def _body_of(piece: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Returns the field of a piece that has the name and the arguments, and its value."""
+    field = "custom" if isinstance(piece.get("custom"), dict) or piece.get("type") == "custom" else "function"
+    body = piece.get(field)
+    return field, body if isinstance(body, dict) else {}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else "" if value is None else str(value)
+
+
+def _key(index: object) -> object:
+    """Returns an index as a key; servers write it as a number or as text."""
+    return str(index)
+
+
+def is_json_object(text: str) -> bool:
+    """Returns whether a text is one whole JSON object."""
+    if not text[-64:].rstrip().endswith("}"):
+        return False  # the usual case, without a copy of the whole text
+    try:
+        return isinstance(msgspec.json.decode(text), dict)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return False

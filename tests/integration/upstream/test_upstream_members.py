@@ -1,0 +1,259 @@
+"""Whatever a server says of its answer reaches the client, on every API, whole and streamed."""
+
+import json
+
+import pytest
+from aiohttp import web
+
+from tests.integration.upstream.test_upstream_passing import client, running
+from tests.support.upstream_gateway import upstream_gateway
+
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in "fg"]
+CLAUDE_TOOLS = [{"name": name, "input_schema": {"type": "object"}} for name in "fg"]
+USER = [{"role": "user", "content": "Hi"}]
+USAGE = {
+    "prompt_tokens": 30,
+    "completion_tokens": 9,
+    "total_tokens": 39,
+    "prompt_tokens_details": {"cached_tokens": 8, "audio_tokens": 2},
+    "completion_tokens_details": {"reasoning_tokens": 4, "accepted_prediction_tokens": 1},
+    "num_search_queries": 2,
+}
+
+
+def event(fields):
+    return b"data: " + (fields if isinstance(fields, bytes) else json.dumps(fields).encode()) + b"\n\n"
+
+
+DONE = event(b"[DONE]")
+COUNTED = event({"choices": [], "usage": USAGE})
+
+
+def chunk(delta, finish=None, choice=None, **more):
+    entry = {"index": 0, "delta": delta, "finish_reason": finish, **(choice or {})}
+    return event({"id": "x", "object": "chat.completion.chunk", "choices": [entry], **more})
+
+
+class Bytes:
+    """A server that answers with the same bytes each time."""
+
+    def __init__(self, body, content_type="text/event-stream"):
+        self.body, self.content_type = body, content_type
+        self.calls = 0
+
+    async def answer(self, request):
+        if request.method == "GET":
+            return web.json_response({"data": []})
+        await request.read()
+        self.calls += 1
+        headers = {} if self.content_type is None else {"content-type": self.content_type}
+        response = web.Response(body=self.body, headers=headers)
+        if self.content_type is None:
+            response.headers.popall("content-type", None)
+        return response
+
+
+def events_of(response):
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n") if line.startswith("data: {")]
+    assert response.status_code == 200
+    return [json.loads(line) for line in lines]
+
+
+async def asked(body, content_type="text/event-stream", **fields):
+    """The whole answer of a chat, and the events of a stream."""
+    server = Bytes(body, content_type)
+    async with running(server.answer) as url, upstream_gateway(f"{url}/v1", dialect="openai", retries=2) as system:
+        whole = await system.chat(**fields)
+        streamed = await system.chat(stream=True, stream_options={"include_usage": True}, **fields)
+        assert server.calls == 2
+        assert system.upstream.status.weight == 1.0
+        return whole.json(), events_of(streamed)
+
+
+async def test_members_of_chunks_choices_deltas_and_usage_reach_the_client():
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}, "index": 0}
+    cited = {"type": "url_citation", "url_citation": {"url": "https://e.x", "title": "t"}}
+    always = {"system_fingerprint": "fp_1", "service_tier": "flex", "citations": ["https://e.x"]}
+    filtered = {"content_filter_results": {"hate": {"filtered": False}}}
+    body = (
+        event({"choices": [], "prompt_filter_results": [{"prompt_index": 0}]})
+        + chunk({"role": "assistant", "content": ""}, **always)
+        + chunk({"content": "He"}, choice=filtered, **always)
+        + chunk({"content": "llo"}, choice=filtered, **always)
+        + chunk({"annotations": [cited]}, **always)
+        + chunk({"images": [image]}, **always)
+        + chunk({"audio": {"id": "au", "data": "AAAA", "transcript": "He"}}, **always)
+        + chunk({"audio": {"data": "AQ==", "transcript": "llo", "expires_at": 5}}, **always)
+        + chunk({"reasoning_details": [{"type": "reasoning.text", "text": "so ", "index": 0}]})
+        + chunk({"reasoning_details": [{"type": "reasoning.text", "text": "it is", "index": 0, "signature": "S"}]})
+        + chunk({}, "stop", choice={"stop_reason": 7, "native_finish_reason": "end_turn"}, **always)
+        + event({"choices": [], "usage": USAGE, **always, "x_groq": {"id": "req"}})
+        + DONE
+    )
+    whole, events = await asked(body)
+    assert {name: whole[name] for name in always} == always
+    assert whole["prompt_filter_results"] == [{"prompt_index": 0}]
+    assert whole["x_groq"] == {"id": "req"}
+    (choice,) = whole["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"], choice["native_finish_reason"]) == ("stop", 7, "end_turn")
+    assert choice["content_filter_results"] == {"hate": {"filtered": False}}
+    message = choice["message"]
+    assert message["content"] == "Hello"
+    assert (message["annotations"], message["images"]) == ([cited], [image])
+    assert message["audio"] == {"id": "au", "data": "AAAAAQ==", "transcript": "Hello", "expires_at": 5}
+    assert message["reasoning_details"] == [
+        {"type": "reasoning.text", "text": "so it is", "index": 0, "signature": "S"}
+    ]
+    assert whole["usage"] == USAGE
+
+    texts = [entry for entry in events if entry["choices"] and entry["choices"][0]["delta"].get("content")]
+    assert "".join(entry["choices"][0]["delta"]["content"] for entry in texts) == "Hello"
+    assert all(entry["choices"][0]["content_filter_results"] for entry in texts)
+    assert all(entry["system_fingerprint"] == "fp_1" for entry in texts)
+    assert [entry["prompt_filter_results"] for entry in events if "prompt_filter_results" in entry]
+    deltas = [entry["choices"][0]["delta"] for entry in events if entry["choices"]]
+    assert [delta["annotations"] for delta in deltas if "annotations" in delta] == [[cited]]
+    assert [delta["images"] for delta in deltas if "images" in delta] == [[image]]
+    assert [delta["audio"]["data"] for delta in deltas if "audio" in delta] == ["AAAA", "AQ=="]
+    (end,) = [entry["choices"][0] for entry in events if entry["choices"] and entry["choices"][0]["finish_reason"]]
+    assert (end["finish_reason"], end["stop_reason"]) == ("stop", 7)
+    assert events[-1]["usage"] == USAGE
+    assert events[-1]["service_tier"] == "flex"
+
+
+async def test_texts_of_the_completions_api_keep_their_members_too():
+    def text(text, finish=None, **more):
+        choice = {"index": 0, "text": text, "finish_reason": finish, **more}
+        return event({"id": "x", "choices": [choice], "system_fingerprint": "fp"})
+
+    body = text("He", token_ids=[1, 2]) + text("llo", token_ids=[3]) + text("", "stop", stop_reason=5) + COUNTED + DONE
+    server = Bytes(body)
+    async with running(server.answer) as url, upstream_gateway(f"{url}/v1", dialect="generic") as system:
+        asked = {"model": "far", "prompt": "Hi", "max_tokens": 8}
+        whole = (await system.client.post("/v1/completions", json=asked)).json()
+        streamed = {**asked, "stream": True, "stream_options": {"include_usage": True}}
+        events = events_of(await system.client.post("/v1/completions", json=streamed))
+    (choice,) = whole["choices"]
+    assert (choice["text"], choice["token_ids"], choice["stop_reason"]) == ("Hello", [1, 2, 3], 5)
+    assert (whole["system_fingerprint"], whole["usage"]) == ("fp", USAGE)
+    assert [entry["choices"][0].get("token_ids") for entry in events[:2]] == [[1, 2], [3]]
+    assert events[-1]["usage"] == USAGE
+
+
+async def test_an_answer_without_text_keeps_what_it_has():
+    signed = {"google": {"thought_signature": "SIG"}}
+    call = {"index": 0, "id": "t", "type": "custom", "custom": {"name": "shell", "input": ""}, "extra_content": signed}
+    more = {"tool_calls": [{"index": 0, "custom": {"input": "ls"}}]}
+    body = chunk({"tool_calls": [call]}) + chunk(more) + chunk({}, "tool_calls") + COUNTED + DONE
+    whole, events = await asked(body)
+    (choice,) = whole["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+    assert choice["message"]["tool_calls"] == [
+        {"id": "t", "type": "custom", "custom": {"name": "shell", "input": "ls"}, "extra_content": signed}
+    ]
+    pieces = [entry["choices"][0]["delta"].get("tool_calls") for entry in events if entry["choices"]]
+    assert [piece for piece in pieces if piece] == [[call], more["tool_calls"]]
+
+
+ANSWER = {
+    "object": "chat.completion",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello"}, "finish_reason": "stop"}],
+    "usage": USAGE,
+}
+STREAM = chunk({"content": "He"}) + chunk({"content": "llo"}) + chunk({}, "end") + COUNTED + DONE
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        (STREAM, "application/json"),
+        (STREAM, "text/plain; charset=utf-8"),
+        (STREAM, "application/octet-stream"),
+        (json.dumps(ANSWER).encode(), "application/json"),
+        (json.dumps(ANSWER, indent=2).encode(), "text/event-stream"),
+        (event(ANSWER) + DONE, "text/event-stream"),
+        (STREAM.removesuffix(DONE), "text/event-stream"),
+        (STREAM.removesuffix(b"\n\n"), "text/event-stream"),
+        (STREAM.replace(COUNTED, b"event: ping\ndata: {}\n\n: comment\n\ndata:\n\n" + COUNTED), "text/event-stream"),
+        (STREAM.replace(COUNTED, chunk({"role": "assistant", "content": ""}, "stop") + COUNTED), "text/event-stream"),
+    ],
+)
+async def test_right_content_in_an_odd_form_is_a_whole_answer_at_the_first_call(body, content_type):
+    whole, events = await asked(body, content_type)
+    assert (whole["choices"][0]["message"]["content"], whole["choices"][0]["finish_reason"]) == ("Hello", "stop")
+    assert whole["usage"] == events[-1]["usage"] == USAGE
+    assert "".join(entry["choices"][0]["delta"].get("content", "") for entry in events[:-1]) == "Hello"
+
+
+def call(index=None, call_id=None, name=None, arguments=None):
+    function = {"name": name, "arguments": arguments}
+    piece = {
+        "index": index,
+        "id": call_id,
+        "function": {key: value for key, value in function.items() if value is not None},
+    }
+    return {"tool_calls": [{key: value for key, value in piece.items() if value is not None}]}
+
+
+TURNS = [
+    *(call(0, "a", "f", ""), call(1, "b", "g", ""), call(0, arguments='{"x":'), call(1, arguments='{"y":')),
+    *(call(0, arguments="1}"), call(1, arguments="2}")),
+]
+IN_ORDER = [call(0, "a", "f", ""), call(0, arguments='{"x":1}'), call(1, "b", "g", ""), call(1, arguments='{"y":2}')]
+NO_INDEX = [call(None, "a", "f", '{"x":1}'), call(None, "b", "g", '{"y":2}')]
+SHARED_INDEX = [call(0, "a", "f", '{"x":1}'), call(0, "b", "g", '{"y":2}')]
+LATE_IDS = [call(0, None, "f", ""), call(0, "a"), call(0, arguments='{"x":1}'), call(1, "b", "g", '{"y":2}')]
+WITH_TEXT = [call(0, "a", "f", '{"x":'), {"content": "mid"}, call(0, arguments="1}"), call(1, "b", "g", '{"y":2}')]
+
+
+@pytest.mark.parametrize("finish", ["tool_calls", "stop"])
+@pytest.mark.parametrize("deltas", [TURNS, IN_ORDER, NO_INDEX, SHARED_INDEX, LATE_IDS, WITH_TEXT])
+async def test_calls_are_whole_on_every_api_however_their_pieces_come(deltas, finish):
+    server = Bytes(chunk({"content": "A"}) + b"".join(map(chunk, deltas)) + chunk({}, finish) + COUNTED + DONE)
+    right = [("a", "f", '{"x":1}'), ("b", "g", '{"y":2}')]
+    text = "Amid" if deltas is WITH_TEXT else "A"
+    async with running(server.answer) as url, upstream_gateway(f"{url}/v1", dialect="generic") as system:
+        async with client(system) as sdk:
+            whole = await sdk.chat.completions.create(model="far", messages=USER, tools=TOOLS)
+            async with sdk.chat.completions.stream(model="far", messages=USER, tools=TOOLS) as stream:
+                final = await stream.get_final_completion()
+        for completion in (whole, final):
+            (choice,) = completion.choices
+            called = [(each.id, each.function.name, each.function.arguments) for each in choice.message.tool_calls]
+            assert (called, choice.finish_reason, choice.message.content) == (right, "tool_calls", text)
+        message = {"model": "far", "max_tokens": 50, "messages": USER, "tools": CLAUDE_TOOLS}
+        headers = {"anthropic-version": "2023-06-01"}
+        answer = (await system.client.post("/v1/messages", json=message, headers=headers)).json()
+        streamed = await system.client.post("/v1/messages", json={**message, "stream": True}, headers=headers)
+    blocks = [block for block in answer["content"] if block["type"] == "tool_use"]
+    assert [(block["id"], block["name"], block["input"]) for block in blocks] == [
+        ("a", "f", {"x": 1}),
+        ("b", "g", {"y": 2}),
+    ]
+    assert answer["stop_reason"] == "tool_use"
+    made, open_block = [], None
+    for entry in events_of(streamed):
+        match entry["type"]:
+            case "content_block_start":
+                assert (open_block, entry["index"]) == (None, len(made))
+                open_block = entry["index"]
+                made.append({**entry["content_block"], "written": ""})
+            case "content_block_delta":
+                assert entry["index"] == open_block
+                made[-1]["written"] += entry["delta"].get("text", "") + entry["delta"].get("partial_json", "")
+            case "content_block_stop":
+                assert entry["index"] == open_block
+                open_block = None
+            case "message_delta":
+                assert (open_block, entry["delta"]["stop_reason"]) == (None, "tool_use")
+    assert [(each["id"], each["name"], each["written"]) for each in made if each["type"] == "tool_use"] == right
+    assert "".join(each["written"] for each in made if each["type"] == "text") == text
+
+
+async def test_a_call_without_an_end_is_as_long_as_it_is():
+    body = chunk(call(0, "a", "f", '{"x": "lo'))
+    whole, events = await asked(body + chunk({}, "length") + COUNTED + DONE)
+    (choice,) = whole["choices"]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x": "lo'}
+    assert [entry["choices"][0]["finish_reason"] for entry in events if entry["choices"]][-1] == "length"
