@@ -19,7 +19,6 @@ import msgspec
 import tokenizers
 import tokenizers.models
 import tokenizers.normalizers
-import tokenizers.processors
 
 from maitred.core.errors import ConfigInvalid
 from maitred.text.chat_template import ChatTemplate
@@ -135,16 +134,9 @@ class Tokenizer:
         text = b"".join([table.get(token, b"") for token in ids]).decode("utf-8", "replace")
         return text.removeprefix(" ") if self.strips_leading_space else text
 
-    def visible_bytes(self, ids: Sequence[int], marks: Mapping[int, bytes] = NO_MARKS) -> bytes:
-        """Returns the bytes that these tokens add to a text; special tokens add none.
-
-        Args:
-            ids: The tokens.
-            marks: Maps a token to the bytes that it adds instead of its own.
-        """
+    def visible_bytes(self, ids: Sequence[int]) -> bytes:
+        """Returns the bytes that these tokens add to a text; special tokens add none."""
         table = self._visible
-        if marks:
-            return b"".join([marks[token] if token in marks else table.get(token, b"") for token in ids])
         if len(ids) == 1:  # most steps have one token
             return table.get(ids[0], b"")
         return b"".join([table.get(token, b"") for token in ids])
@@ -159,7 +151,7 @@ class Tokenizer:
 
 
 def _configure(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
-    """Adds the tokens of the settings to a tokenizer, and has it write the begin of a text as they ask for it."""
+    """Adds the tokens of the settings to a tokenizer, and has it read texts in lower case if they say so."""
     named = set(config.special_tokens.values())
     known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
     wanted = [
@@ -185,14 +177,6 @@ def _configure(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
         lower = tokenizers.normalizers.Lowercase()
         backend.normalizer = (
             lower if backend.normalizer is None else tokenizers.normalizers.Sequence([lower, backend.normalizer])
-        )
-    bos = config.special_tokens.get("bos_token")
-    if config.adds_bos is None or bos is None:
-        return
-    token = backend.token_to_id(bos)
-    if config.adds_bos != (backend.encode("a", add_special_tokens=True).ids[:1] == [token]):
-        backend.post_processor = tokenizers.processors.TemplateProcessing(
-            single=f"{bos} $A" if config.adds_bos else "$A", special_tokens=[(bos, token)] if config.adds_bos else []
         )
 
 
@@ -251,7 +235,7 @@ class Detokenizer:
         tokenizer: Tokenizer of the model.
         prompt_tail: Prompt that the answer continues, or the end of the prompt. Its last few tokens decide whether a
             leading space belongs to the text, and may contain the start of the first character of the answer.
-        marks: Maps a token to the UTF-8 text that replaces it (see `maitred.text.special_tokens`).
+        marks: Maps a token to the code point that replaces it (see `maitred.text.special_tokens`).
     """
 
     def __init__(
@@ -268,7 +252,15 @@ class Detokenizer:
 
     def push(self, tokens: Sequence[int]) -> str:
         """Returns the characters that these tokens complete."""
-        return self._decode(self._visible_bytes(tokens, self._marks))
+        if self._marks:
+            for position, token in enumerate(tokens):
+                if token in self._marks:
+                    # A character that is incomplete before a marker stays so.
+                    before = self._decode(self._visible_bytes(tokens[:position]), final=True)
+                    mark = self._marks[token].decode("utf-8", "surrogatepass")
+                    self._strip = False
+                    return before + mark + self.push(tokens[position + 1 :])
+        return self._decode(self._visible_bytes(tokens))
 
     def flush(self) -> str:
         """Returns the held-back text at the end: U+FFFD for an incomplete character."""

@@ -233,6 +233,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    stop_in_reasoning: bool | None = None
+    """Whether `stop` ends the answer within the reasoning, too; not by default."""
     functions: Any = None
     function_call: Any = None
     modalities: Any = None

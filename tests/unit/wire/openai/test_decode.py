@@ -229,8 +229,8 @@ def test_conversation_is_what_templates_know():
         {"role": "user", "content": "a\nb", "name": "Ann"},
         {
             "role": "assistant",
-            "content": "",
-            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}],
+            "content": None,
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}],
         },
         {"role": "tool", "content": "1", "tool_call_id": "c1"},
     ]
