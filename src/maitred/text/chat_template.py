@@ -217,6 +217,7 @@ class ChatTemplate:
         source: Jinja source of the template.
         tool_source: Jinja source of the template for conversations with tools.
         knows_tools: Whether the template can describe tools to the model.
+        literals: Texts that the templates have, each once, with a null character between them.
 
     Raises:
         ConfigInvalid: The template does not compile.
@@ -239,6 +240,7 @@ class ChatTemplate:
         self.source = source
         self.tool_source = source if tool_source is None else tool_source
         self.knows_tools = re.search(r"\btools\b", self.tool_source) is not None
+        self.literals = "\0".join(sorted({*_literals(environment, source), *_literals(environment, self.tool_source)}))
         self._special_tokens = dict(special_tokens)
         self._plain = _ConversationWriter(environment, source, self._special_tokens)
         self._with_tools = (
@@ -312,6 +314,16 @@ class _ConversationWriter:
                 {**special_tokens, "messages": messages, "tools": None, "add_generation_prompt": True}
             ),
         )
+
+
+def _literals(environment: jinja2.Environment, source: str) -> set[str]:
+    """Returns the texts in a template, outside of its tags and within."""
+    try:
+        tree = environment.parse(source)
+    except jinja2.TemplateError:
+        return set()  # its compilation says what is wrong
+    texts = {node.data for node in tree.find_all(jinja2.nodes.TemplateData)}
+    return texts | {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
 
 
 class _GenerationTag(jinja2.ext.Extension):

@@ -11,7 +11,7 @@ back at most three bytes.
 """
 
 import codecs
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import tokenizers.normalizers
 
 from maitred.core.errors import ConfigInvalid
 from maitred.text.chat_template import ChatTemplate
+from maitred.text.text_tokenizer import TextTokenizer
 from maitred.text.tokenizer_config import TokenizerConfig
 from maitred.text.vocabulary import DecodingRules, read_decoding_rules
 
@@ -44,6 +45,8 @@ class Tokenizer:
         vocab_size: One more than the largest token id.
         bos_token: Text of the token that begins a text, or None.
         eos_token: Text of the token that ends a turn, or None.
+        control_tokens: Tokens that structure a prompt or an answer, with their texts: special ones, and others that the
+            chat template writes.
         strips_leading_space: Whether decoding drops one space at the very start of a text.
     """
 
@@ -66,7 +69,14 @@ class Tokenizer:
         self._bytes, self._visible = _tables(backend, described.model.ids(), rules)
         # WordPiece replaces an unknown word of any length by one token, and ignores spaces.
         self._drops_text = isinstance(backend.model, tokenizers.models.WordPiece)
-        self._added = frozenset(backend.get_added_tokens_decoder())
+        added = backend.get_added_tokens_decoder()
+        self._added = frozenset(added)
+        literals = "" if chat_template is None else chat_template.literals
+        self.control_tokens = {
+            token: entry.content
+            for token, entry in added.items()
+            if entry.special or (entry.content in literals and not entry.content.isspace())
+        }
         self._longest_token_bytes = max(map(len, self._bytes.values()), default=1)
         self.strips_leading_space = rules.strips_leading_space
         self.vocab_size = max(self._bytes, default=-1) + 1
@@ -106,6 +116,10 @@ class Tokenizer:
         """
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
+
+    def text_tokenizer(self, control: Set[int]) -> TextTokenizer:
+        """Makes an encoder of text that gives none of these tokens."""
+        return TextTokenizer(self._backend, self._bytes, control)
 
     def append_end(self, ids: list[int]) -> list[int]:
         """Appends the end-of-text token for an embedding model whose files ask for it.
