@@ -22,6 +22,7 @@ import tokenizers.normalizers
 
 from maitred.core.errors import ConfigInvalid
 from maitred.text.chat_template import ChatTemplate
+from maitred.text.control_tokens import CLOSE_MARK, OPEN_MARK, ControlTokens
 from maitred.text.text_tokenizer import TextTokenizer
 from maitred.text.tokenizer_config import TokenizerConfig
 from maitred.text.vocabulary import DecodingRules, read_decoding_rules
@@ -40,6 +41,7 @@ class Tokenizer:
         special_tokens: Maps a role to its text, such as ``{"eos_token": "</s>"}``.
         chat_template: Chat template of the model, or None.
         adds_eos: Whether the files of the model request an end-of-text token after each text (``add_eos_token``).
+        allows_control_tokens: Whether a control token that a message spells is read as one; otherwise it is text.
 
     Attributes:
         vocab_size: One more than the largest token id.
@@ -57,6 +59,7 @@ class Tokenizer:
         chat_template: ChatTemplate | None,
         *,
         adds_eos: bool = False,
+        allows_control_tokens: bool = False,
     ) -> None:
         self._backend = backend
         # A file may contain the length limit of the training, which would silently cut texts. Other code checks the
@@ -83,11 +86,20 @@ class Tokenizer:
         self.bos_token = special_tokens.get("bos_token")
         self.eos_token = special_tokens.get("eos_token")
         self.chat_template = chat_template
+        self._control = (
+            None
+            if allows_control_tokens or not self.control_tokens
+            else ControlTokens(backend, self.control_tokens, self._bytes)
+        )
         self._closing = backend.token_to_id(self.eos_token) if adds_eos and self.eos_token else None
 
     @classmethod
-    def load(cls, folder: Path) -> "Tokenizer":
+    def load(cls, folder: Path, *, allows_control_tokens: bool = False) -> "Tokenizer":
         """Reads ``tokenizer.json`` and the settings beside it (`maitred.text.tokenizer_config`).
+
+        Args:
+            folder: Folder of the model.
+            allows_control_tokens: Whether a control token that a message spells is read as one; otherwise it is text.
 
         Raises:
             ConfigInvalid: A file is missing or cannot be used.
@@ -106,7 +118,13 @@ class Tokenizer:
         template = None
         if config.template is not None:
             template = ChatTemplate(config.template, config.special_tokens, tool_source=config.tool_template)
-        return cls(backend, config.special_tokens, template, adds_eos=config.adds_eos)
+        return cls(
+            backend,
+            config.special_tokens,
+            template,
+            adds_eos=config.adds_eos,
+            allows_control_tokens=allows_control_tokens,
+        )
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Converts text to token ids, and recognises special tokens that are written in the text.
@@ -115,6 +133,37 @@ class Tokenizer:
         interpreter lock. The fast method omits the offsets, which are unused and would take half of the time.
         """
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding.ids
+
+    def encode_conversation(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        add_special_tokens: bool = False,
+    ) -> list[int]:
+        """Converts a conversation to token ids by the model's chat template; see `ChatTemplate.render`.
+
+        What the messages, the tools and the arguments say is text, also where it spells a control token.
+        """
+        template, control, mark = self.chat_template, self._control, None
+        assert template is not None
+        if control is not None:
+            if tools or arguments:
+                mark = control.mark
+            for message in messages:
+                content = message.get("content")
+                if len(message) > 2 or (content and control.pattern.search(content)):
+                    mark = control.mark
+                    break
+        prompt = template.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, arguments=arguments, mark=mark
+        )
+        if control is not None and mark is not None and (OPEN_MARK in prompt or CLOSE_MARK in prompt):
+            return control.without_cuts(self.encode(control.cut(prompt), add_special_tokens=add_special_tokens))
+        (encoding,) = self._backend.encode_batch_fast([prompt], add_special_tokens=add_special_tokens)
         return encoding.ids
 
     def text_tokenizer(self, control: Set[int]) -> TextTokenizer:
