@@ -340,6 +340,7 @@ def to_inference_request(request: ChatRequest) -> InferenceRequest:
         seed=request.seed,
         priority=request.requested_priority,
         stops=request.stops,
+        stops_in_reasoning=request.stop_in_reasoning is True,
         session=request.prompt_cache_key or None,
         user=request.user or None,
         max_tokens_param=request.token_limit_param,

@@ -11,7 +11,7 @@ from maitred.api.headers import apply_priority_headers
 from maitred.api.routes import Route
 from maitred.api.streaming import CollectedChoice, send_response
 from maitred.core.context import RequestContext
-from maitred.core.inference import ChunkMetadata, InferenceRequest, TextDelta, TokenScore
+from maitred.core.inference import ChunkMetadata, InferenceRequest, TextDelta, TokenLogprob, TokenScore
 from maitred.core.request import Usage
 from maitred.core.service import InferenceService
 from maitred.core.tenancy import Scope
@@ -208,8 +208,25 @@ def _logprobs(scores: list[TokenScore] | None) -> CompletionLogprobs | None:
     if scores is None:
         return None
     return CompletionLogprobs(
-        tokens=[score.chosen.text for score in scores],
+        tokens=[_token_key(score.chosen) for score in scores],
         token_logprobs=[score.chosen.logprob for score in scores],
-        top_logprobs=[{other.text: other.logprob for other in score.top} for score in scores],
+        top_logprobs=[_top_logprobs(score) for score in scores],
         text_offset=[score.offset for score in scores],
     )
+
+
+def _top_logprobs(score: TokenScore) -> dict[str, float]:
+    """Returns the most probable tokens, best first, and the chosen one if it is not among them."""
+    tops: dict[str, float] = {}
+    for token in (*score.top, score.chosen):
+        tops.setdefault(_token_key(token), token.logprob)
+    return tops
+
+
+def _token_key(token: TokenLogprob) -> str:
+    r"""Returns the name of a token in an answer: its text, or ``bytes:\xe2`` for a part of a character, as OpenAI's."""
+    try:
+        token.raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.raw)
+    return token.text

@@ -47,6 +47,14 @@ _ReasoningParser = Annotated[
         "engines run."
     ),
 ]
+_ControlTokens = Annotated[
+    Literal["text", "allow"],
+    Meta(
+        description="What becomes of the model's control tokens, such as `<|im_end|>`, where a message spells them. "
+        "`text`: they are text, so that no document can end a turn or forge one. `allow`: they are tokens. Those that "
+        "the chat template writes are tokens in either case, and so are those of a prompt that is no conversation."
+    ),
+]
 _GenerationConfig = Annotated[
     Literal["auto", "none"],
     Meta(
@@ -107,6 +115,7 @@ class ServedModelConfig(Struct, frozen=True, kw_only=True):
     region: Region = None
     tool_parser: _ToolParser = "auto"
     reasoning_parser: _ReasoningParser = "auto"
+    control_tokens: _ControlTokens = "text"
     generation_config: _GenerationConfig = "auto"
     max_choices: _MaxChoices = 128
     degradation: _Degradation = []
@@ -150,6 +159,7 @@ class TextModelConfig(Struct, frozen=True, kw_only=True):
     engine: EngineConfig = EngineConfig()
     tool_parser: _ToolParser = "auto"
     reasoning_parser: _ReasoningParser = "auto"
+    control_tokens: _ControlTokens = "text"
     generation_config: _GenerationConfig = "auto"
     upstreams: Annotated[list[UpstreamConfig], Meta(description="The servers; each request goes to one of them.")] = []
     context_tokens: Annotated[

@@ -46,6 +46,8 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     """Fields of `sampling` that the caller left out; the model's own defaults may fill them."""
     stops: tuple[str, ...] = ()
     """Strings that end a choice; they are not part of the answer."""
+    stops_in_reasoning: bool = False
+    """Whether a stop string within the reasoning of a choice ends it, too."""
     echo: bool = False
     """Whether every choice begins with its prompt."""
     priority: int | None = None

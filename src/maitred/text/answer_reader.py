@@ -52,6 +52,8 @@ class AnswerParser:
         self._parser = calls
         self._marks = marks
         self._new_id = new_id
+        self._unclosed: list[str] | None = [] if reasoning is not None and reasoning.thinking else None
+        """Reasoning so far, if the prompt has opened it and it is not closed."""
         self._passages: list[AnswerSegment] = []
         self.calls = 0
 
@@ -63,16 +65,38 @@ class AnswerParser:
     def push(self, text: str) -> None:
         """Parses more text of the answer."""
         if self._reasoning is not None:
-            thought, text = self._reasoning.push(text)
-            self._add_thought(thought)
+            text = self.push_thought(text)
         self._add(text)
+
+    def push_thought(self, text: str, *, final: bool = False) -> str:
+        """Parses the reasoning in more text of the answer; returns the text behind it, which is still to be pushed.
+
+        `final` is True at the end of the answer, where no reasoning can follow.
+        """
+        if self._reasoning is None:
+            return text
+        thought, rest = self._reasoning.push(text)
+        self._add_thought(thought)
+        if not self._reasoning.thinking:
+            self._unclosed = None
+        if final:
+            thought, held = self._reasoning.flush()
+            self._add_thought(thought)
+            self._reasoning = None
+            rest += held
+        return rest
+
+    def take_unclosed_thought(self) -> str:
+        """Returns, once, the whole reasoning if the prompt has opened it and the model ended its turn without closing.
+
+        Such a model has answered at once, so this text is the answer.
+        """
+        thought, self._unclosed = self._unclosed or (), None
+        return "".join(thought)
 
     def flush(self) -> None:
         """Ends the answer and parses the text that was held back."""
-        if self._reasoning is not None:
-            thought, text = self._reasoning.flush()
-            self._add_thought(thought)
-            self._add(text)
+        self._add(self.push_thought("", final=True))
         if self._parser is not None:
             self._note(self._parser.flush())
 
@@ -87,6 +111,8 @@ class AnswerParser:
 
     def _add_thought(self, thought: str) -> None:
         if thought:
+            if self._unclosed is not None:
+                self._unclosed.append(thought)
             self._passage(ends_with_thought=True).thought += self._marks.literal(thought)
 
     def _note(self, events: list[Event]) -> None:

@@ -31,11 +31,14 @@ import jinja2.sandbox
 import msgspec
 
 from maitred.core.errors import ConfigInvalid, InvalidRequest
+from maitred.text.control_tokens import CLOSE_MARK, OPEN_MARK
 
 _ONE_CALL = re.compile(r"tool_calls\s*\|\s*length\s*!=\s*1|single tool-calls")
 _SHORT_IDS = re.compile(r"length\s*!=\s*9")
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_ESCAPED = re.compile(rf"[^\x00-~{OPEN_MARK}{CLOSE_MARK}]")
+"""What JSON of ASCII characters escapes, without the marks of control tokens, which are no part of the text."""
 _Message = Mapping[str, Any]
 
 
@@ -217,6 +220,7 @@ class ChatTemplate:
         source: Jinja source of the template.
         tool_source: Jinja source of the template for conversations with tools.
         knows_tools: Whether the template can describe tools to the model.
+        literals: Texts that the templates have, each once, with a null character between them.
 
     Raises:
         ConfigInvalid: The template does not compile.
@@ -239,6 +243,7 @@ class ChatTemplate:
         self.source = source
         self.tool_source = source if tool_source is None else tool_source
         self.knows_tools = re.search(r"\btools\b", self.tool_source) is not None
+        self.literals = "\0".join(sorted({*_literals(environment, source), *_literals(environment, self.tool_source)}))
         self._special_tokens = dict(special_tokens)
         self._plain = _ConversationWriter(environment, source, self._special_tokens)
         self._with_tools = (
@@ -252,6 +257,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         arguments: Mapping[str, Any] | None = None,
+        mark: Callable[[Any], Any] | None = None,
     ) -> str:
         """Renders a conversation as a prompt that includes special tokens.
 
@@ -263,6 +269,7 @@ class ChatTemplate:
             add_generation_prompt: Whether the prompt ends where the answer of the model begins.
             tools: Tool definitions, for templates that support tools.
             arguments: Further variables of this template, such as ``enable_thinking`` of the template of Qwen 3.
+            mark: Function that marks control tokens in what the caller says; None: there are none to mark.
 
         Raises:
             InvalidRequest: The template rejects the conversation or fails on it, or an argument has the name of a
@@ -276,18 +283,22 @@ class ChatTemplate:
         writer = self._plain if tools is None else self._with_tools
         if not writer.knows_developer:
             messages = [{**m, "role": "system"} if m.get("role") == "developer" else m for m in messages]
+        messages = writer.history.shape(messages)
+        if mark is not None:
+            messages, tools, arguments = mark(messages), mark(tools), mark(arguments)
         variables = {
             **self._special_tokens,
             **(arguments or {}),
-            "messages": writer.history.shape(messages),
+            "messages": messages,
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
             return writer.template.render(variables)
         except Exception as error:  # A template is third-party code that can raise any exception.
+            reason = str(error).replace(OPEN_MARK, "").replace(CLOSE_MARK, "")
             raise InvalidRequest(
-                f"The model's chat template cannot write these messages: {error}", param="messages"
+                f"The model's chat template cannot write these messages: {reason}", param="messages"
             ) from error
 
 
@@ -314,6 +325,16 @@ class _ConversationWriter:
         )
 
 
+def _literals(environment: jinja2.Environment, source: str) -> set[str]:
+    """Returns the texts in a template, outside of its tags and within."""
+    try:
+        tree = environment.parse(source)
+    except jinja2.TemplateError:
+        return set()  # its compilation says what is wrong
+    texts = {node.data for node in tree.find_all(jinja2.nodes.TemplateData)}
+    return texts | {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
+
+
 class _GenerationTag(jinja2.ext.Extension):
     """Jinja extension that replaces ``{% generation %}`` … ``{% endgeneration %}`` by the content of the block."""
 
@@ -333,7 +354,8 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Writes a value as JSON; the parameters are those of the filter in `transformers`, in its order."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    return _ESCAPED.sub(lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text
 
 
 def _raise_exception(message: str) -> None:

@@ -2,18 +2,18 @@
 
 At the start of a tool call or of reasoning, models write a token for it (``[TOOL_CALLS]``, ``<think>``). Some of these
 are special tokens, which decode to no text, and any caller can write text that looks like them. This module therefore
-represents a marker token by one of Unicode's noncharacters, which are reserved for use inside a program (The Unicode
-Standard, 23.7). The noncharacter keeps the position of the marker in the text, and markers and caller text can never be
-confused.
+represents a marker token by half of a surrogate pair. No text has one: bytes that would encode it are not valid UTF-8,
+so a model cannot write it either. The half keeps the position of the marker in the text, and markers and text can never
+be confused.
 
 A marker that has no token in the vocabulary is searched for as plain text.
 """
 
 from collections.abc import Iterable, Mapping
 
-_FIRST = 0xFDD0
-MOST_MARKS = 32
-"""Number of contiguous noncharacters."""
+_FIRST = 0xD800
+MOST_MARKS = 1024
+"""Number of first halves of surrogate pairs."""
 
 
 class SpecialTokenText:
@@ -23,7 +23,7 @@ class SpecialTokenText:
         tokens: Maps each marker to its token, or to None if the vocabulary has no token for it.
 
     Attributes:
-        bytes_by_token: Maps each token to the UTF-8 bytes of the character that represents it.
+        bytes_of: Maps each token to the code point that represents it, encoded as UTF-8 would encode it.
         tokens: Maps each marker to its token or to None.
     """
 
@@ -34,7 +34,9 @@ class SpecialTokenText:
             marker: chr(_FIRST + number) for number, (marker, token) in enumerate(tokens.items()) if token is not None
         }
         self.bytes_of = {
-            token: self._characters[marker].encode() for marker, token in tokens.items() if token is not None
+            token: self._characters[marker].encode("utf-8", "surrogatepass")
+            for marker, token in tokens.items()
+            if token is not None
         }
         self._literals = str.maketrans({character: marker for marker, character in self._characters.items()})
 

@@ -11,7 +11,7 @@ back at most three bytes.
 """
 
 import codecs
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ import msgspec
 import tokenizers
 import tokenizers.models
 import tokenizers.normalizers
-import tokenizers.processors
 
 from maitred.core.errors import ConfigInvalid
 from maitred.text.chat_template import ChatTemplate
+from maitred.text.control_tokens import CLOSE_MARK, OPEN_MARK, ControlTokens
+from maitred.text.text_tokenizer import TextTokenizer
 from maitred.text.tokenizer_config import TokenizerConfig
 from maitred.text.vocabulary import DecodingRules, read_decoding_rules
 
@@ -40,11 +41,14 @@ class Tokenizer:
         special_tokens: Maps a role to its text, such as ``{"eos_token": "</s>"}``.
         chat_template: Chat template of the model, or None.
         adds_eos: Whether the files of the model request an end-of-text token after each text (``add_eos_token``).
+        allows_control_tokens: Whether a control token that a message spells is read as one; otherwise it is text.
 
     Attributes:
         vocab_size: One more than the largest token id.
         bos_token: Text of the token that begins a text, or None.
         eos_token: Text of the token that ends a turn, or None.
+        control_tokens: Tokens that structure a prompt or an answer, with their texts: special ones, and others that the
+            chat template writes.
         strips_leading_space: Whether decoding drops one space at the very start of a text.
     """
 
@@ -55,6 +59,7 @@ class Tokenizer:
         chat_template: ChatTemplate | None,
         *,
         adds_eos: bool = False,
+        allows_control_tokens: bool = False,
     ) -> None:
         self._backend = backend
         # A file may contain the length limit of the training, which would silently cut texts. Other code checks the
@@ -67,18 +72,34 @@ class Tokenizer:
         self._bytes, self._visible = _tables(backend, described.model.ids(), rules)
         # WordPiece replaces an unknown word of any length by one token, and ignores spaces.
         self._drops_text = isinstance(backend.model, tokenizers.models.WordPiece)
-        self._added = frozenset(backend.get_added_tokens_decoder())
+        added = backend.get_added_tokens_decoder()
+        self._added = frozenset(added)
+        literals = "" if chat_template is None else chat_template.literals
+        self.control_tokens = {
+            token: entry.content
+            for token, entry in added.items()
+            if entry.special or (entry.content in literals and not entry.content.isspace())
+        }
         self._longest_token_bytes = max(map(len, self._bytes.values()), default=1)
         self.strips_leading_space = rules.strips_leading_space
         self.vocab_size = max(self._bytes, default=-1) + 1
         self.bos_token = special_tokens.get("bos_token")
         self.eos_token = special_tokens.get("eos_token")
         self.chat_template = chat_template
+        self._control = (
+            None
+            if allows_control_tokens or not self.control_tokens
+            else ControlTokens(backend, self.control_tokens, self._bytes)
+        )
         self._closing = backend.token_to_id(self.eos_token) if adds_eos and self.eos_token else None
 
     @classmethod
-    def load(cls, folder: Path) -> "Tokenizer":
+    def load(cls, folder: Path, *, allows_control_tokens: bool = False) -> "Tokenizer":
         """Reads ``tokenizer.json`` and the settings beside it (`maitred.text.tokenizer_config`).
+
+        Args:
+            folder: Folder of the model.
+            allows_control_tokens: Whether a control token that a message spells is read as one; otherwise it is text.
 
         Raises:
             ConfigInvalid: A file is missing or cannot be used.
@@ -97,7 +118,13 @@ class Tokenizer:
         template = None
         if config.template is not None:
             template = ChatTemplate(config.template, config.special_tokens, tool_source=config.tool_template)
-        return cls(backend, config.special_tokens, template, adds_eos=config.adds_eos)
+        return cls(
+            backend,
+            config.special_tokens,
+            template,
+            adds_eos=config.adds_eos,
+            allows_control_tokens=allows_control_tokens,
+        )
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Converts text to token ids, and recognises special tokens that are written in the text.
@@ -107,6 +134,41 @@ class Tokenizer:
         """
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
+
+    def encode_conversation(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        add_special_tokens: bool = False,
+    ) -> list[int]:
+        """Converts a conversation to token ids by the model's chat template; see `ChatTemplate.render`.
+
+        What the messages, the tools and the arguments say is text, also where it spells a control token.
+        """
+        template, control, mark = self.chat_template, self._control, None
+        assert template is not None
+        if control is not None:
+            if tools or arguments:
+                mark = control.mark
+            for message in messages:
+                content = message.get("content")
+                if len(message) > 2 or (content and control.pattern.search(content)):
+                    mark = control.mark
+                    break
+        prompt = template.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, arguments=arguments, mark=mark
+        )
+        if control is not None and mark is not None and (OPEN_MARK in prompt or CLOSE_MARK in prompt):
+            return control.without_cuts(self.encode(control.cut(prompt), add_special_tokens=add_special_tokens))
+        (encoding,) = self._backend.encode_batch_fast([prompt], add_special_tokens=add_special_tokens)
+        return encoding.ids
+
+    def text_tokenizer(self, control: Set[int]) -> TextTokenizer:
+        """Makes an encoder of text that gives none of these tokens."""
+        return TextTokenizer(self._backend, self._bytes, control)
 
     def append_end(self, ids: list[int]) -> list[int]:
         """Appends the end-of-text token for an embedding model whose files ask for it.
@@ -135,16 +197,9 @@ class Tokenizer:
         text = b"".join([table.get(token, b"") for token in ids]).decode("utf-8", "replace")
         return text.removeprefix(" ") if self.strips_leading_space else text
 
-    def visible_bytes(self, ids: Sequence[int], marks: Mapping[int, bytes] = NO_MARKS) -> bytes:
-        """Returns the bytes that these tokens add to a text; special tokens add none.
-
-        Args:
-            ids: The tokens.
-            marks: Maps a token to the bytes that it adds instead of its own.
-        """
+    def visible_bytes(self, ids: Sequence[int]) -> bytes:
+        """Returns the bytes that these tokens add to a text; special tokens add none."""
         table = self._visible
-        if marks:
-            return b"".join([marks[token] if token in marks else table.get(token, b"") for token in ids])
         if len(ids) == 1:  # most steps have one token
             return table.get(ids[0], b"")
         return b"".join([table.get(token, b"") for token in ids])
@@ -159,7 +214,7 @@ class Tokenizer:
 
 
 def _configure(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
-    """Adds the tokens of the settings to a tokenizer, and has it write the begin of a text as they ask for it."""
+    """Adds the tokens of the settings to a tokenizer, and has it read texts in lower case if they say so."""
     named = set(config.special_tokens.values())
     known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
     wanted = [
@@ -185,14 +240,6 @@ def _configure(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
         lower = tokenizers.normalizers.Lowercase()
         backend.normalizer = (
             lower if backend.normalizer is None else tokenizers.normalizers.Sequence([lower, backend.normalizer])
-        )
-    bos = config.special_tokens.get("bos_token")
-    if config.adds_bos is None or bos is None:
-        return
-    token = backend.token_to_id(bos)
-    if config.adds_bos != (backend.encode("a", add_special_tokens=True).ids[:1] == [token]):
-        backend.post_processor = tokenizers.processors.TemplateProcessing(
-            single=f"{bos} $A" if config.adds_bos else "$A", special_tokens=[(bos, token)] if config.adds_bos else []
         )
 
 
@@ -251,7 +298,7 @@ class Detokenizer:
         tokenizer: Tokenizer of the model.
         prompt_tail: Prompt that the answer continues, or the end of the prompt. Its last few tokens decide whether a
             leading space belongs to the text, and may contain the start of the first character of the answer.
-        marks: Maps a token to the UTF-8 text that replaces it (see `maitred.text.special_tokens`).
+        marks: Maps a token to the code point that replaces it (see `maitred.text.special_tokens`).
     """
 
     def __init__(
@@ -268,7 +315,15 @@ class Detokenizer:
 
     def push(self, tokens: Sequence[int]) -> str:
         """Returns the characters that these tokens complete."""
-        return self._decode(self._visible_bytes(tokens, self._marks))
+        if self._marks:
+            for position, token in enumerate(tokens):
+                if token in self._marks:
+                    # A character that is incomplete before a marker stays so.
+                    before = self._decode(self._visible_bytes(tokens[:position]), final=True)
+                    mark = self._marks[token].decode("utf-8", "surrogatepass")
+                    self._strip = False
+                    return before + mark + self.push(tokens[position + 1 :])
+        return self._decode(self._visible_bytes(tokens))
 
     def flush(self) -> str:
         """Returns the held-back text at the end: U+FFFD for an incomplete character."""

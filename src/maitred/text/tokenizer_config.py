@@ -40,7 +40,6 @@ class TokenizerConfig(msgspec.Struct, frozen=True):
         added_tokens: Tokens by id that the settings add to the vocabulary, or whose flags they change.
         template: Chat template, or None.
         tool_template: Chat template for conversations with tools; None: `template`.
-        adds_bos: Whether a text begins with the begin-of-text token; None: as ``tokenizer.json`` says.
         adds_eos: Whether a text ends with the end-of-text token, beside what ``tokenizer.json`` says.
         longest_text: Most tokens of a text; None: the files do not say.
         lowercases: Whether sentence-transformers writes a text in lower case before the model reads it.
@@ -50,7 +49,6 @@ class TokenizerConfig(msgspec.Struct, frozen=True):
     added_tokens: Mapping[int, VocabularyToken]
     template: str | None
     tool_template: str | None
-    adds_bos: bool | None
     adds_eos: bool
     longest_text: int | None
     lowercases: bool = False
@@ -71,14 +69,12 @@ class TokenizerConfig(msgspec.Struct, frozen=True):
         except msgspec.ValidationError as error:
             raise ConfigInvalid(f"{path}: added_tokens_decoder cannot be read: {error}.") from error
         template, tool_template = _templates(folder, fields)
-        adds_bos = fields.get("add_bos_token")
         longest = fields.get("model_max_length")
         return cls(
             special_tokens=dict(_special_tokens(fields)),
             added_tokens=added,
             template=template,
             tool_template=tool_template,
-            adds_bos=adds_bos if isinstance(adds_bos, bool) else None,
             adds_eos=fields.get("add_eos_token") is True,
             longest_text=int(longest) if isinstance(longest, int | float) and 0 < longest < _UNLIMITED_TOKENS else None,
             lowercases=_read_object(folder / "sentence_bert_config.json").get("do_lower_case") is True,

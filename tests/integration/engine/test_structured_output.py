@@ -95,6 +95,8 @@ def test_an_answer_that_is_cut_says_so(client):
         ({"guided_regex": "^(cat|dog)s?$"}, "(cat|dog)s?"),
         ({"structured_outputs": {"choice": ["north", "south"]}}, "north|south"),
         ({"guided_choice": ["yes", "no", "perhaps"]}, "yes|no|perhaps"),
+        ({"guided_choice": ["a <|end|> b", "<|begin|>"]}, r"a <\|end\|> b|<\|begin\|>"),
+        ({"guided_regex": "<[|]system[|]>e\u0301"}, "<[|]system[|]>e\u0301"),
         ({"guided_grammar": 'root ::= "a" root | "b"'}, "a*b"),
         ({"structured_outputs": {"grammar": 'start: ("x" | "y")~3 "z"'}}, "[xy]{3}z"),
         ({"guided_json": {"type": "integer", "minimum": 3, "maximum": 7}}, "[3-7]"),

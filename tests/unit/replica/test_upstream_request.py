@@ -28,9 +28,12 @@ from maitred.wire.openai.written import merge_deltas, request_fields
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
-def sent(dialect="generic", max_tokens=None, parameters=None, chat=True, **fields):
+def sent(dialect="generic", max_tokens=None, parameters=None, chat=True, thinking_of_messages=None, **fields):
     body = {"model": "ours", "messages": MESSAGES, **fields}
-    request = TextRequest("r", request_fields(decode_chat(msgspec.json.encode(body), strict=True)), 1, max_tokens, chat)
+    read = request_fields(decode_chat(msgspec.json.encode(body), strict=True))
+    if thinking_of_messages is not None:
+        read = {**read, MESSAGES_THINKING: thinking_of_messages}
+    request = TextRequest("r", read, 1, max_tokens, chat)
     return msgspec.json.decode(encode_body(request, DIALECTS[dialect], "theirs", parameters or {})[0])
 
 
@@ -94,7 +97,7 @@ THOUGHTS = {
 def test_a_server_gets_the_thoughts_that_it_reads(dialect, read):
     answer = {"role": "assistant", "content": "Yes."}
     body = sent(
-        dialect, messages=[*MESSAGES, {**answer, **THOUGHTS}, *MESSAGES], **{MESSAGES_THINKING: {"type": "adaptive"}}
+        dialect, messages=[*MESSAGES, {**answer, **THOUGHTS}, *MESSAGES], thinking_of_messages={"type": "adaptive"}
     )
     assert body["messages"][1] == {**answer, **{name: THOUGHTS[name] for name in read}}
     assert ("thinking" in body) == (dialect == "litellm")

@@ -4,6 +4,7 @@ import pytest
 
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.text.answer_format import AnswerFormat
+from maitred.text.answer_reader import AnswerParser
 from maitred.text.chat_template import ToolHistory
 from maitred.text.tokenizer import Detokenizer, Tokenizer
 from tests.support.tool_models import save_tool_tokenizer
@@ -47,6 +48,37 @@ def test_markers_show_only_where_they_are_looked_for(tmp_path):
     assert Detokenizer(tokenizer, marks=answers.marks.bytes_of).push(spelt) == "[TOOL_CALLS]", "text stays text"
 
 
+@pytest.mark.parametrize("family", ["hermes", "thinking", "mistral"])
+def test_no_text_is_taken_for_a_marker(tmp_path, family):
+    tokenizer = save_tool_tokenizer(tmp_path, family)
+    answers = AnswerFormat.of(tokenizer)
+    byte_tokens = {tokenizer.token_bytes(token): token for token in range(4096)}
+    noncharacters = "".join(map(chr, range(0xFDD0, 0xFDF0))) + "\ufffe\U0001ffff"
+    halves = b"".join(chr(0xD800 + number).encode("utf-8", "surrogatepass") for number in range(32))
+    call = '{"name": "go", "arguments": {}}'
+    for written in (*(noncharacter.encode() for noncharacter in noncharacters), noncharacters.encode(), halves):
+        tokens = [byte_tokens[bytes([byte])] for byte in written + call.encode()]
+        shown = Detokenizer(tokenizer, marks=answers.marks.bytes_of)
+        parser = AnswerParser(answers.reasoning_parser(inside=False), answers.call_parser({"go"}), answers.marks)
+        for token in tokens:
+            parser.push(shown.push([token]))
+        parser.push(shown.flush())
+        parser.flush()
+        segments = parser.take()
+        assert "".join(segment.text for segment in segments) == written.decode("utf-8", "replace") + call
+        assert not any(segment.calls or segment.thought for segment in segments)
+
+
+def test_a_character_that_a_marker_cuts_stays_incomplete(tmp_path):
+    tokenizer = save_tool_tokenizer(tmp_path, "hermes")
+    answers = AnswerFormat.of(tokenizer)
+    byte_tokens = {tokenizer.token_bytes(token): token for token in range(4096)}
+    (marker,) = tokenizer.encode("<tool_call>", add_special_tokens=False)
+    shown = Detokenizer(tokenizer, marks=answers.marks.bytes_of)
+    text = shown.push([byte_tokens[b"\xe2"], marker, byte_tokens[b"\x82"], byte_tokens[b"a"]])
+    assert answers.marks.literal(text) == "\ufffd<tool_call>\ufffda"
+
+
 def test_a_prompt_may_have_opened_the_thought(tmp_path):
     tokenizer = save_tool_tokenizer(tmp_path, "thinking")
     answers = AnswerFormat.of(tokenizer)
@@ -63,12 +95,16 @@ def call(id_):
     return {"id": id_, "type": "function", "function": {"name": "look", "arguments": {}}}
 
 
+def reject(messages):
+    raise ValueError
+
+
 def result(id_):
     return {"role": "tool", "tool_call_id": id_, "content": id_}
 
 
 def test_several_calls_become_one_to_a_message():
-    history = ToolHistory("{%- if message.tool_calls | length != 1 %}", str)
+    history = ToolHistory("{%- if message.tool_calls | length != 1 %}", reject)
     first, last = {"role": "user", "content": "?"}, {"role": "user", "content": "And?"}
     asked = {"role": "assistant", "content": "Let me see.", "tool_calls": [call("a"), call("b"), call("c")]}
     shaped = history.shape([first, asked, result("b"), result("a"), result("x"), last])
@@ -82,11 +118,11 @@ def test_several_calls_become_one_to_a_message():
         result("x"),
         last,
     ]
-    assert ToolHistory("", str).shape([first, asked]) == [first, asked]
+    assert ToolHistory("", reject).shape([first, asked]) == [first, asked]
 
 
 def test_ids_are_shortened_alike():
-    history = ToolHistory("{%- if call.id | length != 9 %}", str)
+    history = ToolHistory("{%- if call.id | length != 9 %}", reject)
     messages = [
         {"role": "assistant", "content": "", "tool_calls": [call("call-1"), call("abcDEF123")]},
         result("call-1"),

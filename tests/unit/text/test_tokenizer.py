@@ -129,7 +129,7 @@ def test_templates_by_name(folder):
 
 SETTINGS = [
     {"eos_token": "<|end|>", "pad_token": "<pad>", "unk_token": "<unk>"},
-    {"eos_token": {"content": "<|end|>"}, "added_tokens_decoder": {"4096": {"content": "<tool>", "special": False}}},
+    {"eos_token": "<|end|>", "added_tokens_decoder": {"4096": {"content": "<tool>", "special": False}}},
     {
         "added_tokens_decoder": {
             "4096": {"content": "<x>", "special": True},
@@ -139,7 +139,6 @@ SETTINGS = [
     {"eos_token": "<|end|>", "added_tokens_decoder": {"4": {"content": "<|end|>", "special": False}}},
     {"extra_special_tokens": {"image_token": "<image>"}, "bos_token": "<|begin|>"},
     {"bos_token": "<|begin|>", "add_bos_token": False},
-    {"bos_token": "<|system|>", "add_bos_token": True},
 ]
 
 

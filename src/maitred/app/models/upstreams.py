@@ -281,4 +281,5 @@ def _tokenizer(config: TextModelConfig) -> Tokenizer | None:
     if config.tokenizer is None:
         return None
     path = Path(config.tokenizer)
-    return Tokenizer.load(path.parent if path.name == "tokenizer.json" else path)
+    # Prompts are counted as the servers read them, and those look for control tokens in messages, too.
+    return Tokenizer.load(path.parent if path.name == "tokenizer.json" else path, allows_control_tokens=True)

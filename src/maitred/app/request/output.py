@@ -63,6 +63,8 @@ class OutputProcessor:
         self._parser = parser
         self.plain = not request.stops and request.sampling.top_logprobs is None and parser is None
         self._stop_checker = StopWindow(request.stops) if request.stops else None
+        self._passes_thoughts = parser is not None and not request.stops_in_reasoning
+        """Whether stop strings are looked for only behind the reasoning."""
         self._min_tokens = request.sampling.min_tokens
         self._hidden_stop_token_ids = frozenset(
             (*request.sampling.stop_token_ids, *(() if request.sampling.ignore_eos else eos_token_ids))
@@ -147,6 +149,8 @@ class OutputProcessor:
     def _append_text(self, text: str) -> bool:
         """Passes text through the stop window; True if a stop string completed."""
         self._text_length += len(text)
+        if self._stop_checker is not None and self._passes_thoughts and self._parser is not None:
+            text = self._parser.push_thought(text)
         if self._stop_checker is None or self.tokens <= self._min_tokens:
             self._pending_text.append(text)
             return False
@@ -158,6 +162,10 @@ class OutputProcessor:
         """Handles the end at the replica: flushes held-back text."""
         self.finish = finish
         rest = self._detokenizer.flush()
+        if self._parser is not None and self._passes_thoughts:
+            rest = self._parser.push_thought(rest, final=True)
+            if finish is FinishReason.STOP:
+                rest += self._parser.take_unclosed_thought()
         if self._append_text(rest):
             self.finish = FinishReason.STOP
         elif self._stop_checker is not None:

@@ -182,12 +182,12 @@ def _encode(model: TokenizerSource, prompt: Prompt, add_special_tokens: bool | N
                 )
             if prompt.tools and not template.knows_tools:
                 raise Unsupported(NO_TOOLS.format(name=model.name), param="tools")
-            text = template.render(
+            return model.tokenizer.encode_conversation(
                 prompt.messages,
                 add_generation_prompt=prompt.add_generation_prompt,
                 tools=prompt.tools or None,
                 arguments=prompt.template_arguments,
+                add_special_tokens=add_special_tokens is True,
             )
-            return model.tokenizer.encode(text, add_special_tokens=add_special_tokens is True)
         case str():
             return model.tokenizer.encode(prompt, add_special_tokens=add_special_tokens is not False)

