@@ -219,7 +219,9 @@ class Supervisor:
             self._init_child(role)
             code = self._mains[role](workers)
         except MaitredError as error:
-            sys.stderr.write(f"{error.message}\n")
+            from maitred.store.outage import explain_outage  # the supervisor itself needs no database
+
+            sys.stderr.write(f"{explain_outage(error)}\n")
             code = 2 if isinstance(error, CallerError) else 1
         except BaseException:  # the outermost frame of the process: nothing above could handle it
             _log.exception("%s failed.", _describe_role(role))
