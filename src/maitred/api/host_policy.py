@@ -9,11 +9,17 @@ the first by ``Origin`` or ``Sec-Fetch-Site``, the second by a ``Host`` that is 
 from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
+from maitred.api.config import ServerConfig
 from maitred.core.errors import Forbidden
 from maitred.core.loopback import is_loopback
 
 _LOCAL_SUFFIX = ".localhost"
 """Names that stand for this machine (RFC 6761, section 6.3)."""
+
+
+def host_policy(config: ServerConfig) -> "HostPolicy | None":
+    """Returns the policy of a server with these settings; None: it accepts every host and origin."""
+    return HostPolicy(config.allowed_hosts) if config.is_local_without_keys else None
 
 
 class HostPolicy:
