@@ -32,7 +32,7 @@ class ProcessHeartbeat:
         return int(_COUNTER.unpack(self._memory[: _COUNTER.size])[0])
 
     def beat(self) -> None:
-        """Increments the counter."""
+        """Adds one to the counter."""
         self._memory[: _COUNTER.size] = _COUNTER.pack(self.count + 1)
 
     async def run(self, work: Coroutine[Any, Any, int]) -> int:
