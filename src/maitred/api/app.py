@@ -177,7 +177,7 @@ class GatewayApp:
                 if route.needs not in principal.scopes:
                     require(principal, route.needs)
                 exchange.context.principal = principal
-            if self._host_policy is not None and exchange.principal is ANONYMOUS and not head.is_checked:
+            if self._host_policy is not None and not head.is_checked and exchange.principal is ANONYMOUS:
                 self._host_policy.check(exchange.method, exchange.header)
                 head.is_checked = True
             if route.reads is None:
