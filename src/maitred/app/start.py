@@ -120,6 +120,10 @@ async def _start(
     async with AsyncExitStack() as stack:
         if ipc is None:
             await stack.enter_async_context(_lock_data(config))
+        if config.store.url is not None:
+            from maitred.store.database_lock import lock_database  # slow to import
+
+            await stack.enter_async_context(lock_database(config.store, exclusive=config.counters.url is None))
         engines = None
         if config.has_engine:
             if ipc is None or config.model.attached:
