@@ -197,13 +197,19 @@ class Admission:
 
     async def rate_limit_status(self, principal: Principal, model: str) -> RateLimitStatus | None:
         """Returns a caller's rate limit status without a reservation; None if no rate applies or unknown."""
-        rates = self._plans.plan_for(principal, model, self._clock.wall_s()).demand.rates
-        if not rates:
+        demand = self._plans.plan_for(principal, model, self._clock.wall_s()).demand
+        if not demand.rates:
             return None
         try:
-            return rate_limit_status(rates, await self._counters.read(rates))
+            readings = await self._counters.read(demand.rates)
         except StoreUnavailable:
             return None
+        status = rate_limit_status(demand.rates, readings)
+        if status is None or status.requests is None:
+            return status
+        claim = next(claim for claim, reading in zip(demand.rates, readings, strict=True) if reading is status.requests)
+        rule = demand.rules[demand.claims.index(claim)]
+        return msgspec.structs.replace(status, subject=rule.subject, value=rule.limit.value)
 
     async def budgets(self, subject: str) -> list[BudgetState]:
         """Returns the states of all budgets of one subject: ``tenant:acme``, ``key:5b1f``, ``*``.

@@ -12,6 +12,7 @@ from maitred.api.dialect import Header, clear_traceback, to_public_error
 from maitred.api.exchange import HttpExchange, Receive, ResponseState, Scope, Send
 from maitred.api.host_policy import HostPolicy
 from maitred.api.in_flight import ClientDisconnected, InFlightLimiter
+from maitred.api.large_body import LARGE_BODY_BYTES, LargeBody
 from maitred.api.routes import RouteTable
 from maitred.core.clock import Clock
 from maitred.core.cohort import COHORT, CohortStage
@@ -176,7 +177,7 @@ class GatewayApp:
                 if route.needs not in principal.scopes:
                     require(principal, route.needs)
                 exchange.context.principal = principal
-            if self._host_policy is not None and exchange.principal is ANONYMOUS and not head.is_checked:
+            if self._host_policy is not None and not head.is_checked and exchange.principal is ANONYMOUS:
                 self._host_policy.check(exchange.method, exchange.header)
                 head.is_checked = True
             if route.reads is None:
@@ -194,6 +195,8 @@ class GatewayApp:
                         await exchange.read_body(self._max_body_bytes, self._body_timeout_s)
                     if head.content_encoding is not None:
                         await exchange.decompress_body(self._max_body_bytes)
+                    if len(exchange.body) > LARGE_BODY_BYTES:
+                        exchange.large_body = LargeBody(exchange.body, exchange.context, self._rate_limit_status)
                     with exchange.cancel_on_disconnect(block):  # the client may disconnect
                         handler = route.handler if head.repeat_key is None else route.repeat_handler or route.handler
                         await handler(exchange)

@@ -9,7 +9,7 @@ from maitred.api.completions import CompletionRoutes
 from maitred.api.config import ServerConfig
 from maitred.api.embeddings import EmbeddingRoutes
 from maitred.api.health import ServiceRoutes
-from maitred.api.host_policy import HostPolicy
+from maitred.api.host_policy import host_policy
 from maitred.api.idempotent import Idempotency
 from maitred.api.in_flight import InFlightLimiter
 from maitred.api.messages import MessagesRoutes
@@ -96,6 +96,6 @@ def build_app(
         begin=begin,
         max_body_bytes=config.max_body_bytes,
         body_timeout_s=config.body_timeout_s,
-        host_policy=HostPolicy(config.allowed_hosts) if config.is_local_without_keys else None,
+        host_policy=host_policy(config),
         clock=clock,
     )

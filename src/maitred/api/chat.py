@@ -313,7 +313,10 @@ class ChatRoutes:
 
     async def create(self, exchange: HttpExchange) -> None:
         """Answers a conversation, whole or as a stream."""
-        request = decode_chat(exchange.body, strict=self._strict)
+        if exchange.large_body is None:
+            request = decode_chat(exchange.body, strict=self._strict)
+        else:
+            request = await exchange.large_body.decode(decode_chat, strict=self._strict)
         inference_request = apply_priority_headers(
             to_inference_request(request), exchange.header, retries=exchange.retries
         )

@@ -21,6 +21,7 @@ from maitred.api.dialect import OPENAI, ApiDialect, Header, error_headers
 from maitred.api.headers import Headers, retries_in
 from maitred.api.http.connection import EXTENSION, PlainAsgiConnection, ServerConnection
 from maitred.api.in_flight import CancelScope, ClientDisconnected
+from maitred.api.large_body import LargeBody
 from maitred.api.response_head import encode_lines, response_head_lines, response_headers
 from maitred.api.routes import Route, RouteTable
 from maitred.core.context import RequestContext
@@ -123,6 +124,7 @@ class HttpExchange:
         parameter: The value of the path parameter.
         dialect: The dialect of the API that was called.
         body: The body that was read.
+        large_body: The same body if it must be decoded beside the event loop; None: it is small.
         status: The status that was sent; 0 before it is sent.
         answer_headers: Additional headers of the response, for every kind of response.
         connection: The connection that the response is sent on.
@@ -136,6 +138,7 @@ class HttpExchange:
     dialect: ApiDialect = OPENAI
     body = b""
     status = 0
+    large_body: LargeBody | None = None
     retries = 0
     sent_s = 0.0
     on_disconnect: Callable[[], None] | None = None

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
+from maitred.core.errors import BodyTooLarge
 from maitred.core.feedback import Feedback, FeedbackReceipt
 from maitred.core.tenancy import Principal, Scope
 from maitred.wire.admin.decode import decode_body
@@ -45,6 +46,8 @@ class FeedbackRoutes:
 
     async def give(self, exchange: HttpExchange) -> None:
         """Stores the feedback of a request. It needs no idempotency key: later feedback replaces the earlier one."""
+        if exchange.large_body is not None:
+            raise BodyTooLarge("This is too long for feedback. Send less text.")
         request = decode_body(exchange.body, GiveFeedback)
         kept = await self._keeping.store(exchange.principal, request.request_id, to_feedback(request))
         self._told(kept)

@@ -9,11 +9,17 @@ the first by ``Origin`` or ``Sec-Fetch-Site``, the second by a ``Host`` that is 
 from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
+from maitred.api.config import ServerConfig
 from maitred.core.errors import Forbidden
 from maitred.core.loopback import is_loopback
 
 _LOCAL_SUFFIX = ".localhost"
 """Names that stand for this machine (RFC 6761, section 6.3)."""
+
+
+def host_policy(config: ServerConfig) -> "HostPolicy | None":
+    """Returns the policy of a server with these settings; None: it accepts every host and origin."""
+    return HostPolicy(config.allowed_hosts) if config.is_local_without_keys else None
 
 
 class HostPolicy:
@@ -25,6 +31,8 @@ class HostPolicy:
 
     def __init__(self, allowed_hosts: Iterable[str] = ()) -> None:
         self._allowed_hosts = frozenset(name.lower().rstrip(".") for name in allowed_hosts)
+        self._last_host: str | None = None
+        """Value of the last `Host` that was accepted; most clients send the same."""
 
     def check(self, method: str, header: Callable[[bytes], str | None]) -> None:
         """Checks a request without a key.
@@ -33,11 +41,12 @@ class HostPolicy:
             Forbidden: It is for another host, or it comes from a web page of another host.
         """
         host = header(b"host")
-        if host is not None and not self._is_allowed("//" + host):
+        if host is not None and host != self._last_host and not self._is_allowed("//" + host):
             raise Forbidden(
                 f"Without a key, this server answers only requests to this machine, and {host[:200]!r} is another. "
                 "Send a key, or have the host named in server.allowed_hosts."
             )
+        self._last_host = host
         origin = header(b"origin")
         if origin is None:
             # Whoever follows a link comes from another site, too.

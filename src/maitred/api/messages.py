@@ -104,7 +104,10 @@ class MessagesRoutes:
     async def create(self, exchange: HttpExchange) -> None:
         """Answers a conversation, whole or as a stream."""
         check_version(exchange.header(b"anthropic-version"))
-        request = decode_messages(exchange.body, strict=self._strict)
+        if exchange.large_body is None:
+            request = decode_messages(exchange.body, strict=self._strict)
+        else:
+            request = await exchange.large_body.decode(decode_messages, strict=self._strict)
         chat = to_chat(request)
         inference_request = apply_priority_headers(
             to_inference_request(chat), exchange.header, retries=exchange.retries
@@ -125,9 +128,14 @@ class MessagesRoutes:
     async def count(self, exchange: HttpExchange) -> None:
         """Counts the tokens of a conversation as the model would read them."""
         check_version(exchange.header(b"anthropic-version"))
-        chat = to_chat(decode_count_tokens(exchange.body, strict=self._strict))
-        exchange.context.ignored_fields = unsupported_by_engine(chat).ignored
-        if needs := [need for need in unsupported_by_engine(chat).refused if need not in TOOL_FIELDS]:
+        if exchange.large_body is None:
+            request = decode_count_tokens(exchange.body, strict=self._strict)
+        else:
+            request = await exchange.large_body.decode(decode_count_tokens, strict=self._strict)
+        chat = to_chat(request)
+        unsupported = unsupported_by_engine(chat)
+        exchange.context.ignored_fields = unsupported.ignored
+        if needs := [need for need in unsupported.refused if need not in TOOL_FIELDS]:
             raise InvalidRequest(f"Tokens are counted of text only here. Remove {needs[0]}.", param=needs[0])
         rules = to_tool_rules(chat)
         prompt = Conversation(chat.conversation(), tools=[] if rules is None else rules.declared)

@@ -22,6 +22,7 @@ import uvloop
 
 from maitred.app.address import bind
 from maitred.app.models.engines import engines_in, make_engines
+from maitred.app.workers.heartbeat import ProcessHeartbeat
 from maitred.app.workers.ipc import IpcFolder, open_ipc
 from maitred.app.workers.supervisor import CONTROLLER, ENGINE_HOST, ProcessMain, Supervisor
 from maitred.config.loader import LoadedConfig
@@ -68,18 +69,19 @@ def _several(loaded: LoadedConfig, command: CommandFactory | None, read: Read, l
         nonlocal in_force
         in_force = read()
 
-    def control(workers: Collection[int]) -> int:
-        return uvloop.run(_start(in_force, command, read, listener, replace(ipc, worker_pids=workers)))
+    def control(workers: Collection[int], heartbeat: ProcessHeartbeat) -> int:
+        start = _start(in_force, command, read, listener, replace(ipc, worker_pids=workers))
+        return uvloop.run(heartbeat.run(start))
 
-    def keep(_: Collection[int]) -> int:
+    def keep(_: Collection[int], heartbeat: ProcessHeartbeat) -> int:
         from maitred.app.workers.engine_host import run_engine_host
 
-        return uvloop.run(run_engine_host(loaded.config, command, ipc))
+        return uvloop.run(heartbeat.run(run_engine_host(loaded.config, command, ipc)))
 
-    def work(number: int, _: Collection[int]) -> int:
+    def work(number: int, _: Collection[int], heartbeat: ProcessHeartbeat) -> int:
         from maitred.app.workers.worker import run_worker
 
-        return uvloop.run(run_worker(in_force.config, number, listener, ipc, SystemClock()))
+        return uvloop.run(heartbeat.run(run_worker(in_force.config, number, listener, ipc, SystemClock())))
 
     listener.listen(_BACKLOG)
     with _let(loaded.config), open_ipc() as ipc:
@@ -118,6 +120,10 @@ async def _start(
     async with AsyncExitStack() as stack:
         if ipc is None:
             await stack.enter_async_context(_lock_data(config))
+        if config.store.url is not None:
+            from maitred.store.database_lock import lock_database  # slow to import
+
+            await stack.enter_async_context(lock_database(config.store, exclusive=config.counters.url is None))
         engines = None
         if config.has_engine:
             if ipc is None or config.model.attached:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import typer
 from typer.core import TyperGroup
 
-from maitred.core.errors import CallerError, MaitredError
+from maitred.core.errors import CallerError, MaitredError, StoreUnavailable
 
 INTERRUPTED = 130
 
@@ -25,10 +25,18 @@ def explain_errors() -> Iterator[None]:
     try:
         yield
     except MaitredError as error:
-        typer.echo(error.message, err=True)
+        typer.echo(_explain(error), err=True)
         raise typer.Exit(2 if isinstance(error, CallerError) else 1) from error
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _explain(error: MaitredError) -> str:
+    if not isinstance(error, StoreUnavailable) or error.__cause__ is None:
+        return error.message
+    from maitred.store.outage import explain_outage  # slow to import, and `maitred --help` must be quick
+
+    return explain_outage(error)
 
 
 class CommandGroup(TyperGroup):

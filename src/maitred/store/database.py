@@ -216,6 +216,7 @@ async def _lock_file(file: Path) -> AsyncIterator[None]:
     except OSError as error:
         raise StoreUnavailable(f"The database {file} cannot be opened: {error.strerror}.") from error
     try:
+        _make_private(file)
         async with asyncio.timeout(_MIGRATION_DEADLINE_S):
             while True:
                 try:
@@ -228,6 +229,23 @@ async def _lock_file(file: Path) -> AsyncIterator[None]:
         raise StoreUnavailable(f"Another process has been opening the database {file} for too long.") from None
     finally:
         os.close(descriptor)
+
+
+def _make_private(file: Path) -> None:
+    """Lets only the owner read the database: the folder may have existed before, and others may read it.
+
+    SQLite makes its further files with the mode of the database.
+    """
+    try:
+        with suppress(FileExistsError):
+            os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        for path in (file, file.with_name(file.name + "-wal"), file.with_name(file.name + "-shm")):
+            with suppress(FileNotFoundError):
+                status = path.stat()
+                if status.st_mode & 0o077 and status.st_uid == os.geteuid():
+                    path.chmod(0o600)
+    except OSError as error:
+        raise StoreUnavailable(f"The database {file} cannot be opened: {error.strerror}.") from error
 
 
 async def _enable_wal(engine: AsyncEngine) -> None:

@@ -5,6 +5,8 @@ import sqlite3
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoConnectionLeft
 
+from maitred.core.errors import MaitredError, StoreUnavailable
+
 _SQLSTATE_PREFIXES = (
     "08",  # The connection broke, or was never made.
     "25006",  # The server is read-only: a standby that is not yet the primary.
@@ -54,6 +56,20 @@ def is_outage(error: BaseException) -> bool:
         return code & 0xFF in _SQLITE_CODES
     # An exception that an adapter raised for the driver has no information itself; its cause has it.
     return error.__cause__ is not None and is_outage(error.__cause__)
+
+
+def explain_outage(error: MaitredError) -> str:
+    """Returns the message of an error for the operator: of an outage of the store, with its cause.
+
+    The message for callers says nothing about the store.
+    """
+    cause = error.__cause__
+    if not isinstance(error, StoreUnavailable) or cause is None or error.message != error.default_message:
+        return error.message
+    reason = first_line(cause)
+    is_full = any(word in reason.lower() for word in ("full", "no space"))
+    remedy = "Make room on its disk" if is_full else "Repair it, or restore a backup of it"
+    return f"The store cannot be used: {reason}. {remedy}, and start again."
 
 
 def first_line(error: BaseException) -> str:

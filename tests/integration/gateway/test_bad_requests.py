@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from maitred.core.limits import Limit, LimitKind
 from tests.support.gateway import CARD, MODEL, gateway
 from tests.support.openai_schemas import validate
 
@@ -239,3 +240,30 @@ async def test_a_page_of_another_site_cannot_use_a_server_without_keys():
         assert (await system.client.get("/v1/models", headers={"host": "evil.example"})).status_code == 200
     async with gateway(allow_unauthenticated=False) as system:
         assert (await system.client.get("/v1/models", headers={"host": "evil.example"})).status_code == 200
+
+
+FAR_TOO_MANY = [{"role": "user", "content": "a"}] * 200_000
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/tokenize"])
+async def test_a_body_with_too_many_strings_is_refused_on_every_route(path):
+    async with gateway() as system:
+        body = {"model": MODEL, "max_tokens": 1, "messages": FAR_TOO_MANY}
+        response = await system.client.post(path, json=body, headers={"anthropic-version": "2023-06-01"})
+        assert response.status_code == 400
+        assert "strings" in response.json()["error"]["message"]
+
+
+async def test_a_large_body_is_read_as_a_small_one_but_not_beyond_the_rate():
+    limit = Limit(id="two", subject="tenant:anonymous", kind=LimitKind.REQUESTS_PER_MINUTE, value=2)
+    large = {"model": MODEL, "messages": USER, "max_tokens": 1, "user": "x" * 400_000}
+    async with gateway(limited=[limit]) as system:
+        assert (await system.client.post(CHAT, json=large)).status_code == 200
+        assert (await system.client.post(CHAT, json=large | {"n": 1000})).status_code == 400
+        assert (await system.client.post(CHAT, json=large)).status_code == 200
+        response = await system.client.post(CHAT, content=b"{" * 400_000)
+        assert response.status_code == 429
+        assert response.json()["error"]["limit"] | {"reset_s": 0} == {
+            **{"scope": "tenant:anonymous", "limit": "requests_per_minute"},
+            **{"value": 2, "used": 2, "remaining": 0, "reset_s": 0},
+        }

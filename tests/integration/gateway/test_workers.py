@@ -251,7 +251,16 @@ async def test_a_burst_of_connections_that_stay_is_spread_over_the_workers(serve
     assert min(taken) >= 40, taken
 
 
+async def interruption_cost_usd(server):
+    """What all answers cost that did not come to their end."""
+    await asyncio.sleep(1)  # the ledger is written twice a second
+    lines = (await administer(server, "GET", "usage/events?limit=500"))["data"]
+    return sum(line["cost_usd"] for line in lines if line["outcome"] != "finished")
+
+
 async def test_a_killed_worker_takes_only_its_own_streams_with_it(server, client):
+    """Nobody pays for them."""
+    before_usd = await interruption_cost_usd(server)
     _, workers = processes(server)
     streams = [Stream(client, MODELS[number % 2], max_tokens=60) for number in range(6)]
     await asyncio.gather(*(stream.begun.wait() for stream in streams))
@@ -264,6 +273,7 @@ async def test_a_killed_worker_takes_only_its_own_streams_with_it(server, client
     assert all(stream.whole for stream in again), [stream.text for stream in again]
     await wait_until(lambda: len(processes(server)[1]) == 2)
     assert workers[0].pid not in [worker.pid for worker in processes(server)[1]]
+    assert await interruption_cost_usd(server) == before_usd
 
 
 async def test_workers_are_replaced_without_a_lost_stream(server, client):

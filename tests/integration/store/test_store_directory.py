@@ -232,7 +232,7 @@ async def test_the_last_admin_key_cannot_lock_everybody_out(store: DirectoryStor
     await store.create_key(key("lost", "org", **(admin | {"secrets": (KeySecret(b"x" * 32, clock.now_s + 5),)})))
     await store.create_key(key("out", "closed", **admin))
     clock.now_s += 10
-    ways: list[Callable[[], Awaitable[object]]] = [
+    changes: list[Callable[[], Awaitable[object]]] = [
         lambda: store.revoke_key("last"),
         lambda: store.update_key("last", scopes=["inference"]),
         lambda: store.update_key("last", expires_s=clock.now_s + 5),
@@ -240,18 +240,18 @@ async def test_the_last_admin_key_cannot_lock_everybody_out(store: DirectoryStor
         lambda: store.update_tenant("org", disabled=True),
     ]
     before = await store.changes(0)
-    for way in ways:
+    for change in changes:
         with pytest.raises(Conflict, match="scope `admin`"):
-            await way()
+            await change()
     assert await store.changes(0) == before
     await store.update_key("last", name="the last", scopes=["admin"])
     await store.create_key(key("next", "team", **admin, expires_s=clock.now_s + 50))
     await store.update_key("next", expires_s=clock.now_s + 40)
     await store.revoke_key("last")
     await store.update_key("next", expires_s=clock.now_s + 60)
-    for way in (lambda: store.revoke_key("next"), lambda: store.update_tenant("org", disabled=True)):
+    for change in (lambda: store.revoke_key("next"), lambda: store.update_tenant("org", disabled=True)):
         with pytest.raises(Conflict):
-            await way()
+            await change()
     clock.now_s += 100  # nobody can any more, so nothing can be lost
     await store.revoke_key("next")
     await store.update_tenant("org", disabled=True)

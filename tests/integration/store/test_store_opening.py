@@ -84,3 +84,21 @@ async def test_tables_are_made_once_and_those_of_a_newer_version_are_not_touched
 def test_the_newest_step_is_known_without_alembic():
     steps = ScriptDirectory(str(Path(maitred.store.__file__).parent / "migrations"))
     assert [latest_revision()] == steps.get_heads()
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+async def test_only_its_owner_reads_the_database_whatever_the_folder(tmp_path, is_new):
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o777)
+    config = StoreConfig(folder=str(folder))
+    if not is_new:
+        async with open_database(config):
+            pass
+        (folder / "maitred.db").chmod(0o644)
+    async with open_database(config) as database:
+        async with database.begin() as connection:
+            await connection.execute(text("UPDATE directory_version SET version = version"))
+        modes = {file.name: file.stat().st_mode & 0o777 for file in folder.iterdir()}
+    assert {"maitred.db", "maitred.db-wal", "maitred.db-shm"} <= modes.keys()
+    assert set(modes.values()) == {0o600}

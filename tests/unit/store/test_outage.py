@@ -6,7 +6,8 @@ import pytest
 from asyncpg import exceptions as postgres
 from sqlalchemy import exc
 
-from maitred.store.outage import is_outage
+from maitred.core.errors import ConfigInvalid, StoreUnavailable
+from maitred.store.outage import explain_outage, is_outage
 
 
 def _wrapped(error: Exception, *, lost: bool = False) -> exc.DBAPIError:
@@ -73,3 +74,29 @@ def test_the_cause_of_what_an_adapter_raised_counts() -> None:
     assert adapted.orig is not None
     adapted.orig.__cause__ = ConnectionResetError()
     assert is_outage(adapted)
+
+
+def _unavailable(cause: Exception | None, message: str = "") -> StoreUnavailable:
+    error = StoreUnavailable(message)
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("cause", "says"),
+    [
+        (_wrapped(sqlite3.OperationalError("database or disk is full")), ("disk is full", "Make room")),
+        (OSError(28, "No space left on device"), ("No space left", "Make room")),
+        (_wrapped(postgres.DiskFullError("could not extend file: No space left on device")), ("extend", "Make room")),
+        (_wrapped(sqlite3.OperationalError("disk I/O error")), ("disk I/O error", "Repair")),
+    ],
+)
+def test_the_operator_hears_what_is_wrong_with_the_store(cause: Exception, says: tuple[str, str]) -> None:
+    message = explain_outage(_unavailable(cause))
+    assert all(words in message for words in says)
+
+
+def test_a_message_that_says_more_is_kept() -> None:
+    assert explain_outage(_unavailable(OSError(28, "x"), "The journal is full.")) == "The journal is full."
+    assert explain_outage(ConfigInvalid("Wrong.")) == "Wrong."
+    assert explain_outage(_unavailable(None)) == StoreUnavailable.default_message

@@ -101,8 +101,6 @@ class HttpProtocol(FastPathProtocol):
 
     _head_bytes = 0
     """Bytes of the current head, chunk extension or trailer."""
-    _read_bytes = 0
-    """Size of the current read."""
     _in_head = True
     _has_advanced = False
     """Whether the current read held the end of a head, a piece of a body, or the end of a request."""
@@ -162,7 +160,6 @@ class HttpProtocol(FastPathProtocol):
             self._take(repeated, body)
             return
         self._has_advanced = False
-        self._read_bytes = len(data)
         self._feed(data)
         self._repeated = self._repeatable(data) if between and self.cycle is not before else None
         # The data belongs to the head, chunk extension or trailer that is being read, unless it holds something else;
@@ -228,7 +225,14 @@ class HttpProtocol(FastPathProtocol):
         """
         if self._has_offer:
             return
-        self._check_head()
+        hosts, size = 0, len(self.url)
+        for name, value in self.headers:
+            hosts += name == _HOST
+            size += len(name) + len(value)
+        if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
+            raise InvalidHead(*_NO_HOST)
+        if size > HEAD_LIMIT_BYTES:
+            raise InvalidHead(*_TOO_LARGE)
         super().on_headers_complete()
         self._head_is_complete()
         self._has_advanced = True
@@ -314,15 +318,6 @@ class HttpProtocol(FastPathProtocol):
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         # A close would wait until all data was read.
         self.transport.abort()
-
-    def _check_head(self) -> None:
-        hosts = sum(name == _HOST for name, _ in self.headers)
-        if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
-            raise InvalidHead(*_NO_HOST)
-        if self._head_bytes + self._read_bytes > HEAD_LIMIT_BYTES:  # most of it may be a body
-            size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-            if size > HEAD_LIMIT_BYTES:
-                raise InvalidHead(*_TOO_LARGE)
 
     def _turn_away(self, refusal: InvalidHead) -> None:
         """Answers data that did not become a request, and closes the connection.

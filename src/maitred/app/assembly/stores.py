@@ -12,7 +12,6 @@ settle.
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -29,12 +28,9 @@ from maitred.store.directory import DirectoryStore
 from maitred.store.feedback import FeedbackStore
 from maitred.store.journal import Journal
 from maitred.store.ledger import UsageLedger
-from maitred.store.location import database_url
 from maitred.store.orphan_journal import NOTHING_SURVIVED, SurvivingWork
 from maitred.store.rollouts import RolloutStore
 from maitred.store.usage import UsageQueries
-
-log = logging.getLogger(__name__)
 
 _JOURNAL = "journal"
 _MOST_RECALLED_S = 3600.0
@@ -111,11 +107,6 @@ async def restore_rates(stores: GatewayStores, clock: Clock) -> None:
 
 async def _counters(config: Config, clock: Clock, ledger: UsageLedger, stack: AsyncExitStack) -> Counters:
     if config.counters.url is None:
-        if database_url(config.store).get_backend_name() != "sqlite":
-            log.warning(
-                "Limits are counted in this gateway's memory. If other gateways use the same database, each of them "
-                "lets as much through: set counters.url to a Redis that they share."
-            )
         # The leases are renewed three times before they end; only a pause makes the gateway miss a renewal.
         steady = PauseFreeClock(clock, config.admission.lease_s / 3)
         await stack.enter_async_context(running(steady.run(), "steady clock"))

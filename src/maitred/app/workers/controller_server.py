@@ -6,8 +6,7 @@
                                     |
                               ControllerServer  serves them once it is open
 
-When a worker process ends, its requests end with it: each is cancelled as if its client had disconnected, and all that
-it held is released.
+When a worker process ends, its requests end with it: each fails, all that it held is released, and nothing is billed.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ from maitred.app.workers.ipc import IpcConnection
 from maitred.app.workers.worker_request import WorkerRequest
 from maitred.core.clock import Clock
 from maitred.core.context import RequestObserver
-from maitred.core.errors import MaitredError, Unavailable
+from maitred.core.errors import MaitredError, ReplicaLost, Unavailable
 from maitred.core.tenancy import DirectoryChanges, DirectorySource
 from maitred.core.timeline import TimelineSpan
 from maitred.identity.identity import DirectoryRefresher
@@ -275,14 +274,14 @@ class WorkerSession:
             observer.on_request_end(context)
 
     def _on_disconnect(self) -> None:
-        """Handles the end of the connection or of the worker: cancels all of its requests."""
+        """Handles the end of the connection or of the worker: its requests fail, and so nobody pays for them."""
         self._worker_sessions.on_disconnect(self)
         if self._controller is not None:
             self._controller.sessions.discard(self)
         if self._requests:
             _log.warning("Worker %d (pid %d) is gone, with %d requests.", self.worker, self.pid, len(self._requests))
         for task in self.tasks:
-            task.cancel()
+            task.cancel(ReplicaLost("The process that answered this request has ended."))
         self._start_task(self._set_directory_version(self._directory_version), "end of a worker connection")
 
 

@@ -82,7 +82,7 @@ class ControllerProxy:
         try:
             response = await self._session.request(
                 scope["method"],
-                yarl.URL(f"http://controller{target}", encoded=True),
+                yarl.URL(f"http://localhost{target}", encoded=True),
                 headers=headers,
                 data=body or None,
                 allow_redirects=False,

@@ -6,6 +6,8 @@
                -- controller      admission, dispatch, accounting and the admin API
                -- worker 1..N     HTTP, text; each accepts connections from the one listening socket
 
+A process that hangs does not die: one whose heartbeat stops for 20 s is killed, and so started again.
+
 The supervisor decides nothing and holds nothing but the listening socket, so there is nothing in it that could fail. It
 has one thread and no event loop, so it may fork at any time: a child has the configuration in memory as it was read
 once, and shares what was imported.
@@ -22,6 +24,7 @@ changed, the workers are replaced.
 """
 
 import logging
+import math
 import os
 import signal
 import sys
@@ -30,6 +33,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
+from maitred.app.workers.heartbeat import ProcessHeartbeat, ProcessMonitor
 from maitred.app.workers.ipc import CONFIG_CHANGED, READY, REPLACE_WORKERS, RETIRE
 from maitred.core.backoff import BackoffCeiling
 from maitred.core.errors import CallerError, MaitredError
@@ -37,13 +41,16 @@ from maitred.core.parent_watch import LIFELINE_VARIABLE, follow_parent
 
 CONTROLLER = 0
 ENGINE_HOST = -1
-ProcessMain = Callable[[Collection[int]], int]
-"""The main function of one process: takes the process ids of the running workers and returns an exit code."""
+ProcessMain = Callable[[Collection[int], ProcessHeartbeat], int]
+"""The main function of one process: takes the process ids of the running workers and its heartbeat, and returns an exit
+code."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _HANDLED_SIGNALS = {*_STOP_SIGNALS, signal.SIGCHLD, REPLACE_WORKERS, signal.SIGHUP, READY, CONFIG_CHANGED}
 _RESTART_BACKOFF = BackoffCeiling(first_s=0.1, most_s=5.0)
 """Minimum time between two starts of a process, by the number of early deaths in a row."""
 _EARLY_DEATH_S = 10.0
+_CHECK_INTERVAL_S = 2.0
+"""Time between two looks at the heartbeats."""
 _ROLE_NAMES = {CONTROLLER: "controller", ENGINE_HOST: "keeper"}
 _log = logging.getLogger(__name__)
 
@@ -78,6 +85,7 @@ class Supervisor:
         self._started_s: dict[int, float] = {}
         self._pids_to_replace: deque[int] = deque()
         """Processes that are to be replaced, the next one first."""
+        self._monitor = ProcessMonitor()
         self._is_stopping = False
         self._exit_code = 0
         self._parent_pipe = os.pipe()
@@ -90,9 +98,10 @@ class Supervisor:
         self._prepare()
         self._start(CONTROLLER)
         while self._running or (self._restart_due_s and not self._is_stopping):
-            received = signal.sigtimedwait(_HANDLED_SIGNALS, self._next_restart_in_s())
+            received = signal.sigtimedwait(_HANDLED_SIGNALS, self._next_wake_in_s())
             if received is not None:
                 self._on_signal(received.si_signo, received.si_pid)
+            self._kill_hung_processes()
             self._restart_due_processes()
         return self._exit_code
 
@@ -169,6 +178,7 @@ class Supervisor:
 
     def _on_exit(self, pid: int, code: int) -> None:
         role = self._running.pop(pid)
+        self._monitor.remove(pid)
         if pid in self._stopping_pids:
             self._stopping_pids.discard(pid)
             self._start_successor()
@@ -194,9 +204,15 @@ class Supervisor:
         """Process ids of the running workers, including those that are leaving."""
         return [pid for pid, role in self._running.items() if role > 0]
 
-    def _next_restart_in_s(self) -> float:
-        soonest_s = min(self._restart_due_s.values(), default=None)
-        return 60.0 if soonest_s is None else max(0.0, soonest_s - time.monotonic())
+    def _next_wake_in_s(self) -> float:
+        """Time until the next restart, or until the next look at the heartbeats if that is sooner."""
+        soonest_s = min(self._restart_due_s.values(), default=math.inf)
+        return min(_CHECK_INTERVAL_S, max(0.0, soonest_s - time.monotonic()))
+
+    def _kill_hung_processes(self) -> None:
+        for pid in self._monitor.hung_pids(time.monotonic()):
+            _log.error("%s (pid %d) has hung for too long. It is killed.", _describe_role(self._running[pid]), pid)
+            os.kill(pid, signal.SIGKILL)
 
     def _restart_due_processes(self) -> None:
         if self._is_stopping:
@@ -208,18 +224,21 @@ class Supervisor:
     def _start(self, role: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        workers = self._workers
+        workers, heartbeat = self._workers, ProcessHeartbeat()
         pid = os.fork()
         if pid:
+            self._monitor.add(pid, heartbeat)
             self._running[pid] = role
             self._started_s[pid] = time.monotonic()
             return
         code = 1
         try:
             self._init_child(role)
-            code = self._mains[role](workers)
+            code = self._mains[role](workers, heartbeat)
         except MaitredError as error:
-            sys.stderr.write(f"{error.message}\n")
+            from maitred.store.outage import explain_outage  # the supervisor itself needs no database
+
+            sys.stderr.write(f"{explain_outage(error)}\n")
             code = 2 if isinstance(error, CallerError) else 1
         except BaseException:  # the outermost frame of the process: nothing above could handle it
             _log.exception("%s failed.", _describe_role(role))

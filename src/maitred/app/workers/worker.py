@@ -21,6 +21,7 @@ from maitred.api.chat import ChatRoutes
 from maitred.api.completions import CompletionRoutes
 from maitred.api.exchange import HttpExchange, Receive, ResponseState, Scope, Send
 from maitred.api.health import LIVE
+from maitred.api.host_policy import host_policy
 from maitred.api.http.server import HttpServer
 from maitred.api.in_flight import InFlightLimiter
 from maitred.api.messages import MessagesRoutes
@@ -104,6 +105,7 @@ async def run_worker(config: Config, worker_number: int, listener: socket.socket
             begin=None if traces is None else traces.start_trace,
             max_body_bytes=config.server.max_body_bytes,
             body_timeout_s=config.server.body_timeout_s,
+            host_policy=host_policy(config.server),
             clock=clock,
         )
         server = HttpServer(
@@ -241,7 +243,9 @@ def _with_forwarding(
             reporter.exclude(exchange.context)
             scope, send = _ASGI_REQUEST.get()
             exchange.state = ResponseState.COMPLETE
-            exchange.status = await proxy.forward(scope, exchange.body, send)
+            # The body has been decompressed.
+            headers = [header for header in scope["headers"] if header[0] != b"content-encoding"]
+            exchange.status = await proxy.forward({**scope, "headers": headers}, exchange.body, send)
 
     return handle
 

@@ -1,0 +1,92 @@
+"""Large bodies: what is counted in them, and what is asked before."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maitred.api import large_body
+from maitred.api.large_body import LargeBody, check_count
+from maitred.core.context import RateLimitStatus, RequestContext
+from maitred.core.counters import CounterState
+from maitred.core.errors import InvalidRequest, RateLimited
+
+JSON = st.recursive(
+    st.none() | st.integers() | st.text(alphabet='a",\\[]{}:\n\u00e9', max_size=8),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(alphabet='k",\\', max_size=3), inner),
+    max_leaves=20,
+)
+
+
+def counts(value):
+    """Strings, and commas between values."""
+    match value:
+        case str():
+            return 1, 0
+        case list():
+            inner = [counts(item) for item in value]
+        case dict():
+            inner = [(1 + counts(item)[0], counts(item)[1]) for item in value.values()]
+        case _:
+            return 0, 0
+    return sum(strings for strings, _ in inner), sum(commas for _, commas in inner) + max(0, len(inner) - 1)
+
+
+@settings(deadline=None)
+@given(value=JSON, step_bytes=st.integers(1, 9), ascii_only=st.booleans())
+def test_strings_and_values_are_counted_exactly_wherever_a_step_ends(value, step_bytes, ascii_only):
+    body = json.dumps(value, ensure_ascii=ascii_only).encode()
+    strings, commas = counts(value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(large_body, "_STEP_BYTES", step_bytes)
+        for most, name, real in (("MAX_STRINGS", "strings", strings), ("MAX_VALUES", "values", commas)):
+            patch.setattr(large_body, "MAX_STRINGS", 1000)
+            patch.setattr(large_body, "MAX_VALUES", 1000)
+            patch.setattr(large_body, most, real)
+            check_count(body)
+            if real:
+                patch.setattr(large_body, most, real - 1)
+                with pytest.raises(InvalidRequest, match=name):
+                    check_count(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        json.dumps({"messages": [{"role": "user", "content": "a"}] * 200_000}).encode(),
+        json.dumps({"metadata": {str(number): "1" for number in range(500_000)}}).encode(),
+        b"[" + b"5," * 2_000_000 + b"5]",
+        b'"' * 10_000_000,
+    ],
+)
+def test_what_would_take_long_is_refused(body):
+    with pytest.raises(InvalidRequest, match="more than"):
+        check_count(body)
+
+
+@pytest.mark.parametrize("body", [b"\\" * 1_000_001, b'\\"' * 1_000_000, b'"' + b"a, " * 1_000_000 + b'"'])
+def test_one_long_text_is_one_string(body):
+    check_count(body)
+
+
+async def test_a_rate_that_is_used_up_refuses_before_anything_is_decoded():
+    statuses = [
+        RateLimitStatus(CounterState(10, 0, 60.0), subject="tenant:acme", value=10),
+        None,
+        RateLimitStatus(),
+        RateLimitStatus(CounterState(10, 1, 54.0), subject="*", value=10),
+    ]
+
+    async def rate_limit_status(context):
+        return statuses.pop(0)
+
+    def decode(body, *, strict):
+        return body, strict
+
+    large = LargeBody(b"{}", RequestContext("req-1", 0.0), rate_limit_status)
+    with pytest.raises(RateLimited, match="tenant acme may send 10 requests per minute") as caught:
+        await large.decode(None, strict=True)
+    assert (caught.value.retry_after_s, caught.value.subject) == (6.0, "tenant:acme")
+    while statuses:
+        assert await large.decode(decode, strict=True) == (b"{}", True)
