@@ -273,7 +273,7 @@ class OpenAIStreamParser:
         """
         if self.has_begun:
             return make_replica_lost(f"it reported an error: {error.message[:200]}")
-        return make_response_error(self._server_name, error.status or 502, error, None)
+        return make_response_error(self._server_name, None, error)
 
 
 def _merge_usages(usages: Sequence[Usage], choices_per_prompt: int) -> Usage:
