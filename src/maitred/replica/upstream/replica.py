@@ -15,7 +15,7 @@ from types import TracebackType
 import msgspec
 
 from maitred import __version__
-from maitred.core.errors import MaitredError, ReplicaBusy, ReplicaLost, ReplicaUnavailable
+from maitred.core.errors import AccountRefused, MaitredError, ReplicaBusy, ReplicaLost, ReplicaUnavailable
 from maitred.core.replica import ExternalLoad, LoadReport, ModelCard
 from maitred.core.text_replica import TextRequest
 from maitred.replica.health.breaker import AttemptOutcome, BreakerAttempt
@@ -120,8 +120,10 @@ class UpstreamCall:
         elif isinstance(error, ReplicaLost):
             outcome = AttemptOutcome.FAILURE
             log.warning("An answer of the upstream %s failed: %s.", self._upstream.name, failure_details(error))
-        elif isinstance(error, ReplicaUnavailable) and not isinstance(error, ReplicaBusy):
-            outcome = AttemptOutcome.FAILURE
+        elif isinstance(error, AccountRefused):
+            outcome = AttemptOutcome.ACCOUNT_REFUSED
+        elif isinstance(error, ReplicaUnavailable):
+            outcome = AttemptOutcome.BUSY if isinstance(error, ReplicaBusy) else AttemptOutcome.FAILURE
         self._upstream.open_streams -= 1
         self._upstream.status.on_end(self._attempt, outcome)
 
@@ -171,10 +173,10 @@ class UpstreamCall:
         body = self._upstream.secret_mask.apply(body)
         name, headers = self._upstream.name, response.headers
         if response.status != 200:
-            retry_headers = [
+            after_ms, after, date = (
                 headers.get(header, b"").decode("latin-1") for header in (b"retry-after-ms", b"retry-after", b"date")
-            ]
-            retry_after_s = parse_retry_after(*retry_headers, time.time())
+            )
+            retry_after_s = parse_retry_after(after_ms, after, date, time.time())
             return make_response_error(name, response.status, parse_error_body(body), retry_after_s, self._body)
         error = None
         with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
