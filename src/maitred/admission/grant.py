@@ -128,7 +128,7 @@ class Grant:
         """Writes the usage to the ledger and charges it. Only the first call counts.
 
         Complete answers and answers that the caller cancelled are billed. Failed requests are free: no budget is
-        charged, but token rates keep the processed tokens. Requests that were refused before any work began do not
+        charged, but token rates keep the processed tokens. Requests that were refused before a replica was asked do not
         count in the rates. A budget is never charged more than was reserved in it: what a server counts beyond that is
         an error of its count, or of the estimate of its prompt.
 
@@ -149,7 +149,9 @@ class Grant:
             if self._plan.demand.budgets:
                 output_tokens = size.choices * self.max_tokens
                 cost_nusd = min(cost_nusd, price.max_cost_nusd(size.prompt_tokens, output_tokens))
-        spent, taken = spend_amounts(self._plan.demand, cost_nusd), rate_amounts(self._plan.demand, usage, outcome)
+        demand = self._plan.demand
+        spent = spend_amounts(demand, cost_nusd)
+        taken = rate_amounts(demand, usage, outcome, was_dispatched=bool(self.replica))
         self._books.ledger.record(self._event(usage, outcome, cost_nusd, spent, taken))
         self._recorded = True
         self._record_span(usage, outcome, cost_nusd)

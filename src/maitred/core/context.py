@@ -102,6 +102,8 @@ class RequestContext(msgspec.Struct):
     """Predicted queue position when the request joined the queue."""
     position: Callable[[], QueuePosition | None] | None = None
     """Returns the current queue position; None, or a result of None: the request does not wait."""
+    is_counted: bool = False
+    """Whether a replica was asked, so that rates of requests have counted this one; a fallback is not counted again."""
     dispatched_s: float | None = None
     """Time of the dispatch from the queue."""
     waited_ms: dict[str, float] = {}
@@ -183,6 +185,7 @@ class RequestContext(msgspec.Struct):
         """Resets the context for a larger model after a failed check. Returns a copy of the previous state."""
         known = replace(self, fallbacks=[*self.fallbacks], degraded=[*self.degraded])
         self._reset()
+        self.is_counted = False  # the answer of the next model is a request of its own
         self.first_token_s, self.gaps_s, self.waited_ms = None, [], {}
         return known
 

@@ -32,11 +32,14 @@
     ├── Unavailable           the operator, or time, must act
     │   ├── ReplicaUnavailable        503  no replica of the model is ready
     │   │   ├── ReplicaBusy           503  a replica takes no more requests now
+    │   │   ├── AccountRefused        503  a server refuses the account or the credential of this gateway
     │   │   ├── ModelLoading          503  the model is being loaded
     │   │   ├── ModelLoadFailed       503  the load of the model failed
     │   │   └── ModelHeld             503  the operator keeps the model unloaded
     │   ├── ReplicaLost               502  the replica died while it was answering
-    │   │   └── ReplicaTooSlow        502  the answer took longer than answers may
+    │   │   ├── ReplicaSilent         502  the answer stopped coming in its middle
+    │   │   ├── ReplicaTooSlow        502  the answer took longer than answers may
+    │   │   └── ReplicaTooLong        502  the answer has more bytes than answers may
     │   ├── DeadlineExceeded          504  the answer was not complete within the caller's deadline
     │   ├── StoreUnavailable          503  the database or the shared counters are away
     │   └── Draining                  503  the server is shutting down
@@ -325,6 +328,15 @@ class ReplicaBusy(ReplicaUnavailable):
     """The replica is healthy but accepts no more requests now."""
 
 
+class AccountRefused(ReplicaUnavailable):
+    """A server refuses the operator's account or credential; the caller is told nothing about either."""
+
+    default_message = (
+        "The server that runs this model does not serve this gateway now: its operator must look at the credential and "
+        "the account. Name another model, or try again later."
+    )
+
+
 class ModelLoading(ReplicaUnavailable):
     """The model is not in memory. A request loads it; `retry_after_s` says when."""
 
@@ -361,6 +373,16 @@ class ReplicaTooSlow(ReplicaLost):
     """The answer exceeded the time limit of the replica; another attempt would take as long."""
 
     default_message = "The answer took longer than answers may take here. Ask for a shorter one."
+
+
+class ReplicaSilent(ReplicaLost):
+    """The answer stopped coming in its middle, for longer than its parts may take."""
+
+
+class ReplicaTooLong(ReplicaLost):
+    """The answer has more bytes than answers may have; another attempt would have as many."""
+
+    default_message = "The answer is longer than answers may be here. Ask for a shorter one."
 
 
 class DeadlineExceeded(Unavailable):

@@ -70,6 +70,7 @@ class AdmitRequest(msgspec.Struct, frozen=True, array_like=True, tag="asks"):
     session: str | None
     max_tokens_param: str
     prompt_param: str
+    is_counted: bool = False
 
 
 class TokensUsed(msgspec.Struct, frozen=True, array_like=True, tag="took"):
@@ -88,6 +89,8 @@ class WorkerAttemptOutcome(StrEnum):
 
     SUCCESS = "success"
     FAILURE = "failure"
+    BUSY = "busy"
+    ACCOUNT_REFUSED = "account"
     NEUTRAL = "neither"
     UNREACHABLE = "away"
     """The worker could not reach the server."""

@@ -13,6 +13,7 @@ from maitred.replica.http.pool import ConnectFailed, HttpConnectionPool, OpenCon
 from maitred.replica.http.request_head import encode_head, encode_header, encode_request
 from maitred.replica.upstream.dialects import DIALECTS
 from maitred.replica.upstream.openai_stream import OpenAIStreamParser
+from maitred.replica.upstream.secret_mask import SecretMask
 from maitred.replica.upstream.stream import UpstreamStream
 from maitred.testing.server_process import free_port
 
@@ -280,6 +281,8 @@ async def test_text_is_poured_while_its_reader_waits_and_the_end_is_read():
         response = await line.send(REQUEST)
         now_s = asyncio.get_running_loop().time()
         times = {
+            "max_bytes": 1 << 20,
+            "mask": SecretMask([]),
             "first_token_deadline_s": now_s + WAIT_S,
             "idle_timeout_s": WAIT_S,
             "deadline_s": now_s + WAIT_S,
@@ -306,6 +309,8 @@ async def test_a_failure_of_the_sink_is_raised_by_the_reader():
         response = await line.send(REQUEST)
         now_s = asyncio.get_running_loop().time()
         times = {
+            "max_bytes": 1 << 20,
+            "mask": SecretMask([]),
             "first_token_deadline_s": now_s + WAIT_S,
             "idle_timeout_s": WAIT_S,
             "deadline_s": now_s + WAIT_S,

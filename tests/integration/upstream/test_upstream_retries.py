@@ -9,8 +9,11 @@ import pytest
 
 from maitred.config.tree import TextModelConfig
 from maitred.core.context import Outcome
+from maitred.core.limits import Limit, LimitKind
 from maitred.replica.health.breaker import BreakerState
 from maitred.replica.upstream.config import UpstreamConfig
+from maitred.routing.config import RoutingConfig
+from maitred.routing.pools.config import FallbackConfig
 from maitred.testing.scripted_openai import DelayDistribution, FaultKind, ScriptedFault, ServerScript, scripted_openai
 from tests.integration.upstream.test_upstream_faults import AFTER, BEFORE, QUICK, TEXT, name, stream, texts
 from tests.support.upstream_gateway import upstream_gateway
@@ -142,3 +145,27 @@ async def test_retries_come_from_the_tenants_budget():
                 assert (await system.chat()).status_code in (502, 503)
             made = sum(context.recoveries for context in system.contexts)
             assert made <= 10 + 0.2 * 6, "what the budget has"
+
+
+PER_MINUTE = Limit(id="rate", subject="*", kind=LimitKind.REQUESTS_PER_MINUTE, value=3)
+
+
+@pytest.mark.parametrize("status", [400, 422, 429, 401, 500])
+async def test_what_a_server_refuses_counts_in_the_rate_of_requests(status):
+    fault = ScriptedFault(kind=FaultKind.STATUS, status=status, share=1.0, headers={"retry-after": "30"})
+    with scripted_openai(ServerScript(faults=[fault])) as server:
+        async with upstream_gateway(f"{server.url}/v1", limited=[PER_MINUTE]) as system:
+            statuses = [(await system.chat()).status_code for _ in range(6)]
+            assert statuses[3:] == [429] * 3
+            assert len(server.truth().requests) == 3
+
+
+async def test_a_request_that_falls_back_counts_once():
+    fault = ScriptedFault(kind=FaultKind.STATUS, status=500, share=1.0)
+    with scripted_openai(ServerScript(faults=[fault])) as broken, scripted_openai(SOUND) as sound:
+        models = {"far": servers(broken.url), "near": servers(sound.url)}
+        routing = RoutingConfig(fallbacks={"far": FallbackConfig(general=["near"])})
+        async with upstream_gateway("", models=models, routing=routing, limited=[PER_MINUTE]) as system:
+            answers = [await system.chat() for _ in range(4)]
+            assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
+            assert answers[0].headers["x-ratelimit-remaining-requests"] == "2"

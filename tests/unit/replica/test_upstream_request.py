@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from maitred.core.errors import (
+    AccountRefused,
     ContextLengthExceeded,
     InvalidRequest,
     ReplicaBusy,
@@ -16,11 +17,18 @@ from maitred.replica.health.breaker import BreakerState
 from maitred.replica.http.pool import OpenConnections
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.replica.upstream.dialects import DIALECTS
-from maitred.replica.upstream.errors import ReportedError, make_response_error, parse_error, parse_retry_after
+from maitred.replica.upstream.errors import (
+    ReportedError,
+    make_response_error,
+    parse_error,
+    parse_error_body,
+    parse_retry_after,
+)
 from maitred.replica.upstream.external_load import ScrapedLoad, parse_load
 from maitred.replica.upstream.probe import parse_context_length
 from maitred.replica.upstream.replica import UpstreamReplica
 from maitred.replica.upstream.request_body import encode_body
+from maitred.replica.upstream.secret_mask import SecretMask
 from maitred.wire.openai.decode import decode_chat
 from maitred.wire.openai.fields import MESSAGES_THINKING
 from maitred.wire.openai.written import merge_deltas, request_fields
@@ -164,12 +172,24 @@ def test_usage_comes_with_every_chunk_where_it_can():
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
-        ({"error": {"message": "m", "type": "t", "param": "p", "code": "c"}}, ReportedError("m", "c", "p")),
+        ({"error": {"message": "m", "type": "t", "param": "p", "code": "c"}}, ReportedError("m", "c", "p", kind="t")),
         ({"error": {"message": "m", "type": "t", "code": 400}}, ReportedError("m", "t", None, 400)),
+        ({"error": {"message": "m", "type": "t", "code": "400"}}, ReportedError("m", "t", None, 400)),
         ({"error": "m", "error_type": "validation"}, ReportedError("m", "validation")),
         ({"object": "error", "message": "m", "type": "t", "code": 404}, ReportedError("m", "t", None, 404)),
+        ({"type": "error", "error": {"type": "t", "message": "m"}}, ReportedError("m", "t")),
         ({"detail": "m"}, ReportedError("m")),
         ({"detail": [{"msg": "m"}]}, ReportedError('[{"msg":"m"}]')),
+        ([{"error": {"code": 400, "message": "m", "status": "S"}}], ReportedError("m", "S", None, 400)),
+        ({"errors": [{"message": "m", "code": "c"}]}, ReportedError("m", "c")),
+        (
+            {"error": {"code": 400, "message": "m", "status": "S", "details": [{"reason": "API_KEY_INVALID"}]}},
+            ReportedError("m", "API_KEY_INVALID", None, 400, "S"),
+        ),
+        (
+            {"error": {"code": 429, "message": "m", "status": "S", "details": [{"retryDelay": "34.5s"}]}},
+            ReportedError("m", "S", None, 429, retry_after_s=34.5),
+        ),
         ({"choices": []}, None),
         ({"error": None, "choices": []}, None),
         ([], None),
@@ -181,23 +201,131 @@ def test_errors_in_every_shape(fields, error):
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"),
+    ("body", "message"),
     [
-        (400, InvalidRequest),
-        (422, InvalidRequest),
-        (401, ReplicaUnavailable),
-        (403, ReplicaUnavailable),
-        (404, ReplicaUnavailable),
-        (302, ReplicaUnavailable),
-        (429, ReplicaBusy),
-        (503, ReplicaBusy),
-        (500, ReplicaLost),
+        (b'{"error": {"message": "no"}}', "no"),
+        (b'[{"error": {"message": "no"}}]', "no"),
+        (b'{"message": "no"}', "no"),
+        (b'{"title": "no", "status": 400}', "no"),
+        (b'{"fault": {"why": "no"}}', '{"fault":{"why":"no"}}'),
+        (b'["no", "never"]', '["no","never"]'),
+        (b'"no"', "no"),
+        (b"42", "42"),
+        (b"no", "no"),
+        (b"<html><head><title>x</title></head><body><h1>no</h1>\n<p>n&eacute;ver</p></body></html>", "no n\u00e9ver"),
+        (b"n\xff", "n\ufffd"),
+        (b"[" * 100_000, "[" * 500),
+        (b'{"error": {"message": "a\\u001b[31m\\r\\nb"}}', "a [31m b"),
+        (b"{}", "The server that runs this model refuses the request with the status 418."),
+        (b"", "The server that runs this model refuses the request with the status 418."),
     ],
 )
-def test_whose_fault_a_status_is(status, kind):
-    failure = make_response_error("there", status, ReportedError("Key sk-123 has no money."), None)
-    assert type(failure) is kind
-    assert ("sk-123" in failure.message) == (kind is InvalidRequest)
+def test_whatever_the_body_is_its_words_are_told(body, message):
+    failure = make_response_error("there", 418, parse_error_body(body), None, b"{}")
+    assert (type(failure), failure.message) == (InvalidRequest, message)
+
+
+def kind_of(status):
+    if status in (401, 402, 403):
+        return AccountRefused
+    if status == 404 or status < 400:
+        return ReplicaUnavailable
+    return ReplicaBusy if status in (408, 409, 425, 429, 503, 529) else InvalidRequest if status < 500 else ReplicaLost
+
+
+@pytest.mark.parametrize("status", [302, *range(400, 432), 451, 499, 500, 502, 503, 504, 529, 599])
+def test_whose_fault_a_status_is(status):
+    for error in (ReportedError("Key sk-123 is odd."), ReportedError(), None):
+        failure = make_response_error("there", status, error, None, b"{}")
+        assert type(failure) is kind_of(status)
+        assert ("sk-123" in failure.message) == (
+            kind_of(status) is InvalidRequest and error == ReportedError("Key sk-123 is odd.")
+        )
+
+
+ACCOUNT_WORDS = [
+    "Your credit balance is too low to access the Anthropic API. Please go to Plans & Billing to upgrade.",
+    "You exceeded your current quota, please check your plan and billing details.",
+    "Billing hard limit has been reached",
+    "You have reached your specified API usage limits. You will regain access on 2026-12-01 at 00:00 UTC.",
+    "This organization has been disabled.",
+    "API key not valid. Please pass a valid API key.",
+    "Incorrect API key provided: sk-proj-0123456789.",
+    "Invalid API Key",
+    "invalid x-api-key",
+    "Insufficient Balance",
+    "Not enough credits",
+    "Access denied, please make sure your account is in good standing.",
+    "Your account org-abcdefgh is not active, please check your billing details on our website.",
+    "The api_key provided is invalid",
+]
+
+
+@pytest.mark.parametrize("status", [400, 403, 405, 422, 429])
+@pytest.mark.parametrize("words", ACCOUNT_WORDS)
+def test_an_account_is_the_operators(status, words, caplog):
+    failure = make_response_error("there", status, ReportedError(words, "invalid_request_error"), None, b"{}")
+    assert type(failure) is AccountRefused
+    assert words[:12] not in failure.message
+    assert "sk-proj" not in caplog.text
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+@pytest.mark.parametrize(
+    "code", ["insufficient_quota", "invalid_api_key", "billing_error", "InvalidApiKey", "Arrearage", "API_KEY_INVALID"]
+)
+def test_so_says_its_code(code):
+    for error in (ReportedError("Sorry.", code), ReportedError("Sorry.", "x", kind=code)):
+        assert type(make_response_error("there", 400, error)) is AccountRefused
+        assert type(make_response_error("there", 429, error, 5.0)) is AccountRefused
+
+
+def test_words_that_the_caller_has_sent_are_the_callers():
+    error = ReportedError("messages[0].role: 'credit balance' is none of user, assistant")
+    body = b'{"messages": [{"role": "Credit balance"}]}'
+    assert type(make_response_error("there", 400, error, None, body)) is InvalidRequest
+    assert type(make_response_error("there", 400, error, None, b"{}")) is AccountRefused
+
+
+def test_a_rate_that_names_its_time_is_no_account():
+    error = ReportedError("You exceeded your current quota. Please retry in 34s.", "RESOURCE_EXHAUSTED")
+    assert type(make_response_error("there", 429, error, 34.0, b"{}")) is ReplicaBusy
+
+
+def test_what_looks_like_a_credential_is_not_told():
+    error = ReportedError("No model for sk-0123456789abcdef, org-a1b2c3d4e5 or Bearer eyJhbGciOi")
+    message = make_response_error("there", 400, error, None, b"{}").message
+    assert message == "No model for [masked], [masked] or [masked]"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ReportedError("m", "invalid_request_error"), InvalidRequest),
+        (ReportedError("m", "BadRequestError"), InvalidRequest),
+        (ReportedError("m", "x", kind="invalid_request_error"), InvalidRequest),
+        (ReportedError("m", "rate_limit_error"), ReplicaBusy),
+        (ReportedError("m", "overloaded_error"), ReplicaBusy),
+        (ReportedError("m", "authentication_error"), AccountRefused),
+        (ReportedError("m", "x", status=401), AccountRefused),
+        (ReportedError("m"), ReplicaLost),
+    ],
+)
+def test_an_error_in_place_of_an_answer_says_by_itself_what_it_is(error, kind):
+    assert type(make_response_error("there", None, error)) is kind
+
+
+def test_a_credential_is_masked_however_it_is_cut():
+    mask = SecretMask(["sk-abc/def-123", "EMPTY"])
+    text = b'{"a": "sk-abc/def-123", "b": "sk-abc\\/def-123", "c": "EMPTY sk-abc"}' * 3
+    masked = text.replace(b"sk-abc/def-123", b"*" * 14).replace(b"sk-abc\\/def-123", b"*" * 15)
+    assert mask.apply(text) == masked
+    for size in range(1, len(text)):
+        held, shown = b"", b""
+        for at in range(0, len(text), size):
+            piece, held = mask.split(held + text[at : at + size], body_over=at + size >= len(text))
+            shown += piece
+        assert (shown, held) == (masked, b"")
 
 
 def test_a_prompt_that_is_too_long_is_called_so():
@@ -209,12 +337,44 @@ def test_a_prompt_that_is_too_long_is_called_so():
         assert type(make_response_error("there", 400, ReportedError(message), None)) is ContextLengthExceeded
 
 
-def test_when_to_come_back():
+NOW_S = 1_792_567_660.0
+"""2026-10-21T07:27:40Z."""
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "value", "date", "seconds"),
+    [
+        ("1500", "9", None, 1.5),
+        (None, "9", None, 9),
+        ("", "2.5", None, 2.5),
+        ("", " 7 ", None, 7),
+        ("x", "9", None, 9),
+        # a date in its three forms
+        (None, "Wed, 21 Oct 2026 07:28:20 GMT", None, 40),
+        (None, "Wednesday, 21-Oct-26 07:28:20 GMT", None, 40),
+        (None, "Wed Oct 21 07:28:20 2026", None, 40),
+        ("nan", "Wed, 21 Oct 2026 07:28:20 GMT", None, 40),
+        # by the clock of the server, if it tells its time
+        (None, "Wed, 21 Oct 2026 07:28:20 GMT", "Wed, 21 Oct 2026 07:28:10 GMT", 10),
+        (None, "Wed, 21 Oct 2026 07:28:20 GMT", "today", 40),
+        (None, "Wed, 21 Oct 2026 07:00:00 GMT", None, 0),
+        (None, "Wed, 21 Oct 2099 07:00:00 GMT", None, 86_400),
+        (None, "99999999999999999999", None, 86_400),
+        (None, "nan", None, None),
+        (None, "inf", None, None),
+        (None, "-5", None, None),
+        (None, "soon", None, None),
+        (None, None, None, None),
+    ],
+)
+def test_when_to_come_back(milliseconds, value, date, seconds):
+    assert parse_retry_after(milliseconds, value, date, NOW_S) == seconds
+
+
+def test_a_busy_server_says_when_to_come_back():
     assert make_response_error("there", 429, None, 7.5).retry_after_s == 7.5
-    assert parse_retry_after("1500", "9") == 1.5
-    assert parse_retry_after(None, "9") == 9
-    assert parse_retry_after("nan", "Wed, 21 Oct 2026 07:28:00 GMT") is None
-    assert parse_retry_after("-5", None) is None
+    assert make_response_error("there", 429, ReportedError(retry_after_s=34.5)).retry_after_s == 34.5
+    assert make_response_error("there", 429, None).retry_after_s == 1.0
 
 
 def test_the_window_in_a_list_of_models():

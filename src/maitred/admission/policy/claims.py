@@ -98,6 +98,22 @@ class LimitDemand(msgspec.Struct, frozen=True):
         """Returns the claims of a request of this size."""
         return msgspec.structs.replace(self, claims=tuple(claim.of(size) for claim in self.claims))
 
+    def without_request_rates(self) -> "LimitDemand":
+        """Returns the demand without the rates of requests of all models, which count a request once.
+
+        It is for the fallback of a request that they have counted.
+        """
+        kept = [index for index, claim in enumerate(self.claims) if not _counts_requests_of_all_models(claim)]
+        places = {index: place for place, index in enumerate(kept)}
+        claims = tuple(self.claims[index] for index in kept)
+        return LimitDemand(
+            claims,
+            rules=tuple(self.rules[index] for index in kept),
+            soft=tuple((places[index], limit) for index, limit in self.soft),
+            budgets=self.budgets,
+            rates=tuple(claim for claim in claims if claim.kind is _BUCKET),
+        )
+
 
 class WatchedCounter(msgspec.Struct, frozen=True):
     """One counter, with the part of its claim that is equal for all requests."""
@@ -155,20 +171,27 @@ def spend_amounts(demand: LimitDemand, cost_nusd: int) -> dict[str, int]:
     return dict.fromkeys(demand.budgets, cost_nusd)
 
 
-def rate_amounts(demand: LimitDemand, usage: Usage, outcome: Outcome) -> dict[str, int]:
+def rate_amounts(
+    demand: LimitDemand, usage: Usage, outcome: Outcome, *, was_dispatched: bool = False
+) -> dict[str, int]:
     """Returns the final charge of each rate, without charges of 0.
 
-    A request counts as one request, unless it was refused before any work was done for it. Token rates count all
-    processed tokens (`usage`), whatever the cause of a failure, because they protect the processing capacity.
+    A request counts as one request, unless it was refused before a replica was asked: what a replica refuses has cost
+    it work, and has used up the operator's own rate there. Token rates count all processed tokens (`usage`), whatever
+    the cause of a failure, because they protect the processing capacity.
     """
     taken = {}
     for claim in demand.rates:
         amount = claim.per_prompt * usage.prompt_tokens + claim.per_output * usage.completion_tokens
-        if outcome is not _REFUSED:
+        if was_dispatched or outcome is not _REFUSED:
             amount += claim.fixed
         if amount:
             taken[claim.counter] = amount
     return taken
+
+
+def _counts_requests_of_all_models(claim: LimitClaim) -> bool:
+    return claim.kind is _BUCKET and bool(claim.fixed) and claim.counter.endswith("|*")
 
 
 def reserved_amounts(demand: LimitDemand, size: RequestSize, output: int) -> dict[str, int]:

@@ -185,6 +185,7 @@ class Upstreams:
                 kv_usage=server.scraped_load.kv_usage,
                 breaker=server.status.breaker_state,
                 weight=server.weight,
+                account_refused=server.status.account_refused,
             )
             for name, servers in self.current.servers.items()
             for server in servers

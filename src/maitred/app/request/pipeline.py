@@ -426,5 +426,6 @@ def _admission_request(principal: Principal, context: RequestContext, tokenized:
         choices=tokenized.choice_count,
         max_tokens_param=request.max_tokens_param,
         prompt_param=request.prompt_param,
+        is_counted=context.is_counted,
         context=context,
     )

@@ -153,6 +153,7 @@ class ReplicaResponse(PushStream, Generic[A]):
         """Opens an attempt at the dispatched replica, hedged where hedging applies."""
         entry = self._entry
         self._grant.set_replica(endpoint.name)
+        self._context.is_counted = True
         hedge_delay_s = entry.start_hedge_timer()
         if hedge_delay_s is None:
             attempt = await self._new_attempt(endpoint, entry.on_submitted).__aenter__()

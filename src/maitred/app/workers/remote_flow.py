@@ -537,6 +537,7 @@ def _make_admit_request(
         session=dispatch_request.session,
         max_tokens_param=admission_request.max_tokens_param,
         prompt_param=admission_request.prompt_param,
+        is_counted=admission_request.is_counted,
     )
 
 
@@ -550,6 +551,8 @@ _log = logging.getLogger(__name__)
 _WORKER_ATTEMPT_OUTCOMES = {
     AttemptOutcome.SUCCESS: WorkerAttemptOutcome.SUCCESS,
     AttemptOutcome.FAILURE: WorkerAttemptOutcome.FAILURE,
+    AttemptOutcome.BUSY: WorkerAttemptOutcome.BUSY,
+    AttemptOutcome.ACCOUNT_REFUSED: WorkerAttemptOutcome.ACCOUNT_REFUSED,
     AttemptOutcome.NEUTRAL: WorkerAttemptOutcome.NEUTRAL,
 }
 

@@ -50,6 +50,8 @@ _ATTEMPT_OUTCOMES = {
     WorkerAttemptOutcome.SUCCESS: AttemptOutcome.SUCCESS,
     WorkerAttemptOutcome.FAILURE: AttemptOutcome.FAILURE,
     WorkerAttemptOutcome.UNREACHABLE: AttemptOutcome.FAILURE,
+    WorkerAttemptOutcome.BUSY: AttemptOutcome.BUSY,
+    WorkerAttemptOutcome.ACCOUNT_REFUSED: AttemptOutcome.ACCOUNT_REFUSED,
 }
 WorkerCommand = ReplicaFailed | SettleRequest | ReleaseRequest
 
@@ -350,6 +352,7 @@ class WorkerRequest:
             choices=admit_request.choices,
             max_tokens_param=admit_request.max_tokens_param,
             prompt_param=admit_request.prompt_param,
+            is_counted=admit_request.is_counted,
             context=self.context,
         )
 

@@ -18,6 +18,7 @@ class UpstreamState:
     kv_usage: float | None = None
     breaker: str = "closed"
     weight: float = 1.0
+    account_refused: bool = False
 
 
 _GAUGES: Mapping[str, tuple[str, Callable[[UpstreamState], float | None]]] = {
@@ -32,6 +33,10 @@ _GAUGES: Mapping[str, tuple[str, Callable[[UpstreamState], float | None]]] = {
     "maitred_upstream_weight": (
         "The part of its load that it gets; less while it comes back.",
         lambda state: state.weight,
+    ),
+    "maitred_upstream_account_refused": (
+        "1 while it refuses the account or the credential of this gateway.",
+        lambda state: state.account_refused,
     ),
     "maitred_upstream_kv_usage": ("How full its KV cache is, from 0 to 1.", lambda state: state.kv_usage),
 }

@@ -39,6 +39,10 @@ class AttemptOutcome(StrEnum):
     SUCCESS = "success"
     FAILURE = "failure"
     """The replica failed: no connection, a time-out, a 5xx status, or an incomplete stream."""
+    BUSY = "busy"
+    """The replica had no room for the request; it counts for neither health nor failure."""
+    ACCOUNT_REFUSED = "account"
+    """The replica refused the account or the credential of this gateway: a failure that time does not mend."""
     NEUTRAL = "neither"
     """The outcome is no evidence: the caller cancelled the request, or the request was invalid."""
 
@@ -143,6 +147,10 @@ class CircuitBreaker:
         if attempt.has_ended:
             return False
         attempt.has_ended = True
+        if outcome is AttemptOutcome.BUSY:
+            outcome = AttemptOutcome.NEUTRAL
+        elif outcome is AttemptOutcome.ACCOUNT_REFUSED:
+            outcome = AttemptOutcome.FAILURE
         if outcome is not AttemptOutcome.NEUTRAL:
             self._window.record_outcome(now_s, failed=outcome is AttemptOutcome.FAILURE)
         if attempt is self._trial:

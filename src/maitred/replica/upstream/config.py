@@ -95,6 +95,14 @@ class UpstreamConfig(Struct, frozen=True, kw_only=True):
     total_timeout_s: Annotated[
         float, Meta(gt=0, le=86_400, description="From the request to the end of the answer.", extra=_SECONDS_UNIT)
     ] = 1800.0
+    max_answer_bytes: Annotated[
+        int,
+        Meta(
+            ge=1 << 16,
+            description="Most bytes of an answer with all that is around its text; a longer one is broken off.",
+            extra={"unit": "bytes"},
+        ),
+    ] = 128 << 20
     probe_every_s: Annotated[
         float, Meta(gt=0, le=3600, description="Between two looks whether it is there.", extra=_SECONDS_UNIT)
     ] = 5.0

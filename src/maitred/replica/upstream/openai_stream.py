@@ -562,7 +562,7 @@ class OpenAIStreamParser:
             return
         if self.has_begun:
             raise make_replica_lost(f"it reported an error: {error.message[:200]}")
-        raise make_response_error(self._server_name, error.status or 502, error, None)
+        raise make_response_error(self._server_name, None, error)
 
 
 def _merge_usages(usages: Sequence[Usage], choices_per_prompt: int) -> Usage:

@@ -15,7 +15,7 @@ from types import TracebackType
 import msgspec
 
 from maitred import __version__
-from maitred.core.errors import MaitredError, ReplicaBusy, ReplicaLost, ReplicaUnavailable
+from maitred.core.errors import AccountRefused, MaitredError, ReplicaBusy, ReplicaLost, ReplicaUnavailable
 from maitred.core.replica import ExternalLoad, LoadReport, ModelCard
 from maitred.core.text_replica import TextRequest
 from maitred.replica.health.breaker import AttemptOutcome, BreakerAttempt
@@ -31,11 +31,13 @@ from maitred.replica.upstream.errors import (
     make_replica_lost,
     make_response_error,
     parse_error,
+    parse_error_body,
     parse_retry_after,
 )
 from maitred.replica.upstream.external_load import ExternalLoadTracker, ScrapedLoad
 from maitred.replica.upstream.openai_stream import OpenAIStreamParser
 from maitred.replica.upstream.request_body import encode_body
+from maitred.replica.upstream.secret_mask import SecretMask
 from maitred.replica.upstream.status import UpstreamStatus
 from maitred.replica.upstream.stream import StreamParser, UpstreamStream
 from maitred.replica.upstream.url import UpstreamUrl
@@ -63,9 +65,11 @@ class UpstreamCall:
         request: The request.
     """
 
-    __slots__ = ("_attempt", "_parser", "_request", "_stream", "_upstream")
+    __slots__ = ("_attempt", "_body", "_parser", "_request", "_stream", "_upstream")
 
     _attempt: BreakerAttempt
+    _body: bytes
+    """Body of the request, to tell the caller's words from the server's."""
     _parser: StreamParser
     _stream: UpstreamStream
 
@@ -82,6 +86,7 @@ class UpstreamCall:
             now_s = asyncio.get_running_loop().time()
             deadline_s = now_s + config.total_timeout_s
             first_token_deadline_s = min(now_s + config.first_part_timeout_s, deadline_s)
+            self._body = body
             response = await self._send(path, body, first_token_deadline_s)
             if response.status != 200:
                 raise await self._make_error(response)
@@ -91,6 +96,8 @@ class UpstreamCall:
                 first_token_deadline_s=first_token_deadline_s,
                 idle_timeout_s=config.idle_timeout_s,
                 deadline_s=deadline_s,
+                max_bytes=config.max_answer_bytes,
+                mask=upstream.secret_mask,
                 on_first_token=partial(upstream.status.on_first_token, attempt),
                 ignored_fields=ignored_fields,
             )
@@ -114,8 +121,10 @@ class UpstreamCall:
         elif isinstance(error, ReplicaLost):
             outcome = AttemptOutcome.FAILURE
             log.warning("An answer of the upstream %s failed: %s.", self._upstream.name, failure_details(error))
-        elif isinstance(error, ReplicaUnavailable) and not isinstance(error, ReplicaBusy):
-            outcome = AttemptOutcome.FAILURE
+        elif isinstance(error, AccountRefused):
+            outcome = AttemptOutcome.ACCOUNT_REFUSED
+        elif isinstance(error, ReplicaUnavailable):
+            outcome = AttemptOutcome.BUSY if isinstance(error, ReplicaBusy) else AttemptOutcome.FAILURE
         self._upstream.open_streams -= 1
         self._upstream.status.on_end(self._attempt, outcome)
 
@@ -162,16 +171,19 @@ class UpstreamCall:
             body = b""
         finally:
             response.close()
-        name, headers, error = self._upstream.name, response.headers, None
+        body = self._upstream.secret_mask.apply(body)
+        name, headers = self._upstream.name, response.headers
+        if response.status != 200:
+            after_ms, after, date = (
+                headers.get(header, b"").decode("latin-1") for header in (b"retry-after-ms", b"retry-after", b"date")
+            )
+            retry_after_s = parse_retry_after(after_ms, after, date, time.time())
+            return make_response_error(name, response.status, parse_error_body(body), retry_after_s, self._body)
+        error = None
         with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
             error = parse_error(msgspec.json.decode(body))
-        if response.status != 200:
-            retry_headers = [
-                headers.get(header, b"").decode("latin-1") for header in (b"retry-after-ms", b"retry-after")
-            ]
-            return make_response_error(name, response.status, error, parse_retry_after(*retry_headers))
         if error is not None:
-            return make_response_error(name, error.status or 502, error, None)
+            return make_response_error(name, None, error, request_body=self._body)
         if not body:
             return make_replica_lost("it sent nothing")
         media_type = _media_type(headers.get(b"content-type", b"")).decode("latin-1")
@@ -199,6 +211,7 @@ class UpstreamReplica:
         scraped_load: Load as of the last scrape of the server's metrics.
         open_streams: Number of open `generate` contexts. It is 0 when no request is running.
         trace_attributes: Attributes of the server for traces.
+        secret_mask: Masks the server's credential in what it sends.
     """
 
     def __init__(
@@ -231,6 +244,7 @@ class UpstreamReplica:
             "model": self.server_model,
         }
         self._static_headers = self._make_static_headers()
+        self.secret_mask = SecretMask([] if config.api_key is None else [config.api_key.reveal()])
         self._request_heads: dict[tuple[str, str], bytes] = {}
         """Encoded shared heads by method and path; see `encode_head`."""
         self._configured_context_tokens = context_tokens

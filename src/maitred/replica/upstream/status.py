@@ -32,6 +32,8 @@ class UpstreamStatus:
         reason: Reason why the server is down; empty while it is up.
         admin_state: State set by an operator, such as draining.
         health: Health of the server, from the outcomes of its requests.
+        account_refused: Whether the server has refused the account or the credential of this gateway since its last
+            answer.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class UpstreamStatus:
         self.reason = "nobody has looked yet"
         self._config = health or HealthConfig()
         self.admin_state = AdminState()
+        self.account_refused = False
         self.health = ReplicaHealth(server, self._config, draw, lambda: not (self.is_up and self.admin_state.serving))
         self._pool_health = PoolHealth(self._config.outliers)
         self._pool_health.add(self.health)
@@ -139,6 +142,8 @@ class UpstreamStatus:
     def on_end(self, attempt: BreakerAttempt, outcome: AttemptOutcome) -> None:
         """Records the outcome of an attempt, and runs outlier detection if its interval has passed."""
         now_s = self._clock()
+        if outcome in (AttemptOutcome.SUCCESS, AttemptOutcome.ACCOUNT_REFUSED):
+            self.account_refused = outcome is AttemptOutcome.ACCOUNT_REFUSED
         self.health.on_end(attempt, outcome, now_s)
         ejected = self._pool_health.eject_outliers(now_s)
         if attempt.is_trial or ejected or not self.health.breaker.is_closed:

@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
-from maitred.core.errors import ReplicaLost, ReplicaTooSlow
+from maitred.core.errors import ReplicaLost, ReplicaTooLong, ReplicaTooSlow
 from maitred.core.text_replica import TextBatch
 from maitred.replica.http.connection import Response
 from maitred.replica.upstream.errors import make_replica_lost
+from maitred.replica.upstream.secret_mask import SecretMask
 
 _DRAIN_TIMEOUT_S = 0.05
 """Time to wait for the end of the HTTP body after ``[DONE]``, so that the connection can be reused."""
@@ -59,6 +60,8 @@ class UpstreamStream:
         first_token_deadline_s: Deadline of the first batch, by the clock of the event loop.
         idle_timeout_s: Maximum time between two reads of data after the first batch.
         deadline_s: Deadline of the whole response, by the clock of the event loop.
+        max_bytes: Most bytes of the body.
+        mask: Masks the gateway's credentials in the body.
         on_first_token: Called when the first batch was parsed.
         ignored_fields: Fields of the request that the upstream was not given.
     """
@@ -71,6 +74,8 @@ class UpstreamStream:
         first_token_deadline_s: float,
         idle_timeout_s: float,
         deadline_s: float,
+        max_bytes: int,
+        mask: SecretMask,
         on_first_token: Callable[[], None] = lambda: None,
         ignored_fields: Sequence[str] = (),
     ) -> None:
@@ -80,6 +85,10 @@ class UpstreamStream:
         self._first_token_deadline_s = first_token_deadline_s
         self._idle_timeout_s = idle_timeout_s
         self._deadline_s = deadline_s
+        self._remaining_bytes = max_bytes
+        self._mask = mask
+        self._held_data = b""
+        """End of the data that may begin a credential."""
         self._on_first_token: Callable[[], None] | None = on_first_token
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[TextBatch | None] | None = None
@@ -162,7 +171,14 @@ class UpstreamStream:
         parser, response = self._parser, self._response
         if parser.is_complete:
             return None
-        batch = parser.feed(data) if (data := response.take_body()) else None
+        batch, data = None, response.take_body()
+        body_over = response.has_ended or response.failure is not None
+        if data or (self._held_data and body_over):
+            self._remaining_bytes -= len(data)
+            if self._remaining_bytes < 0:
+                raise make_replica_lost("its answer has more bytes than answers may have", ReplicaTooLong)
+            data, self._held_data = self._mask.split(self._held_data + data, body_over=body_over)
+            batch = parser.feed(data)
         if batch is None and not parser.is_complete:
             if response.has_ended:
                 batch = parser.on_end(is_framed=response.is_framed)

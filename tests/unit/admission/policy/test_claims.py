@@ -176,6 +176,29 @@ def test_charges(usage, cost, outcome, expected):
     assert all(name.startswith("usd_") for name in spent)
 
 
+def test_what_a_replica_refuses_counts_as_a_request():
+    demand = make_demand(watched_counters(rules_for(ALICE.subjects, Limits(*ALL), "tiny")), PRICE, day_at(SATURDAY_S))
+    taken = rate_amounts(demand, Usage(0, 0), Outcome.REFUSED, was_dispatched=True)
+    assert taken == {"requests_per_minute|*|*": 1}
+
+
+def test_a_fallback_is_not_counted_again():
+    limits = [*ALL, limit("*", "requests_per_minute", 7, model="tiny"), limit("*", "usd_total", 5, hard=False)]
+    rules = watched_counters(rules_for(ALICE.subjects, Limits(*limits), "tiny"))
+    demand = make_demand(rules, PRICE, day_at(SATURDAY_S))
+    again = demand.without_request_rates()
+    assert {claim.counter for claim in demand.claims} - {claim.counter for claim in again.claims} == {
+        "requests_per_minute|*|*"
+    }
+    assert "requests_per_minute|*|tiny" in {claim.counter for claim in again.rates}
+    assert [limit.kind for limit in (rule.limit for rule in again.rules)] == [
+        rule.limit.kind for rule, claim in zip(demand.rules, demand.claims, strict=True) if claim in again.claims
+    ]
+    (index, _), *_ = again.soft
+    assert again.claims[index].counter == demand.claims[demand.soft[0][0]].counter
+    assert again.budgets == demand.budgets
+
+
 def test_what_is_held_of_rates_is_what_was_reserved():
     demand = make_demand(watched_counters(rules_for(ALICE.subjects, Limits(*ALL), "tiny")), PRICE, day_at(SATURDAY_S))
     held = {name.split("|")[0]: value for name, value in reserved_amounts(demand, RequestSize(0, 3), 7).items()}
