@@ -107,12 +107,15 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         self._next_is_continuation = False
         """Whether the next delta is the first of a continuing server."""
         self._prompt_count = len(upstream_request.prompts)
+        self._requested_stops = upstream_request.request.stops
         self._usage_counter = usage_counter
         self._retry_state = retry_state
         self._deadline_s = deadline_s
         self._buffered: list[TextDelta] | None = [] if upstream_request.request.whole else None
         """Deltas of a buffered answer; None: the answer is streamed."""
         self._finish_reasons: dict[int, FinishReason] = {}
+        self._stop_strings: dict[int, str] = {}
+        """Stop string of the request that ended a choice, by the server's word."""
         self._last_delta_s: dict[int, float] = {}
         self._is_finished = False
 
@@ -221,6 +224,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         """Resets the response: nothing has been sent, so the next attempt starts over."""
         self._usage_counter.restart()
         self._finish_reasons.clear()
+        self._stop_strings.clear()
         self._last_delta_s.clear()
         if self._buffered is not None:
             self._buffered.clear()
@@ -252,6 +256,8 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         for part in batch.parts:
             if part.finish is not None:
                 self._finish_reasons[part.index] = part.finish
+                if part.stop is not None and part.stop in self._requested_stops:
+                    self._stop_strings[part.index] = part.stop
             if part.text or part.extra or part.scores:
                 if part.finish is not None or self._next_is_continuation:
                     part = TextDelta(
@@ -287,7 +293,8 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
 
     def _final_delta(self, index: int, finish: FinishReason) -> TextDelta:
         """Makes the final delta of a choice."""
-        return TextDelta(index, "", finish, continued=self._next_is_continuation)
+        stop = self._stop_strings.get(index)
+        return TextDelta(index, "", finish, stop=stop, continued=self._next_is_continuation)
 
     async def _end_at_deadline(self) -> list[TextDelta]:
         """Ends the response at the deadline, if a partial answer is allowed."""

@@ -95,6 +95,10 @@ class ChunkChoice(msgspec.Struct):
     delta: ChunkDelta | None = None
     text: str | None = None
     finish_reason: str | None = None
+    stop_reason: Any = None
+    """What ended the choice, in vLLM: a stop string, or the number of a stop token."""
+    matched_stop: Any = None
+    """The same in SGLang."""
     logprobs: Logprobs | None = None
 
 

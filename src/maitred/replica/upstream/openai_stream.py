@@ -252,7 +252,10 @@ class OpenAIStreamParser:
                 raise make_replica_lost(f"a choice ended for the reason {choice.finish_reason[:40]!r}, which is no end")
             self._unfinished_choices.discard(index)
         self.has_begun = True
-        return TextDelta(index, text, finish=finish_reason, scores=logprobs, extra=extra)
+        stop = None
+        if finish_reason is FinishReason.STOP:
+            stop = next((stop for stop in (choice.stop_reason, choice.matched_stop) if isinstance(stop, str)), None)
+        return TextDelta(index, text, finish=finish_reason, scores=logprobs, extra=extra, stop=stop)
 
     def _raise_reported_error(self, data: bytes) -> None:
         """Raises an exception if the event is an error event."""
