@@ -7,6 +7,7 @@ the usage is marked as estimated.
 import msgspec
 
 from maitred.core.context import RequestContext
+from maitred.core.inference import AnswerPrefix
 from maitred.core.request import Usage
 from maitred.core.text_replica import TextBatch
 from maitred.routing.catalog import TextModel
@@ -20,6 +21,9 @@ class UpstreamUsageCounter:
         model: Has the estimation ratios to update.
         context: Request context with the reserved prompt tokens; gets the usage.
         estimated_prompt: Raw estimate of the prompt tokens; None: they were counted.
+
+    Attributes:
+        has_estimates: Whether the output tokens of an earlier server are estimates.
     """
 
     def __init__(self, model: TextModel, context: RequestContext, estimated_prompt: float | None) -> None:
@@ -31,8 +35,7 @@ class UpstreamUsageCounter:
         self._reported_usage: Usage | None = None
         self._previous_output_tokens = 0
         """Output tokens of earlier servers, whose streams broke."""
-        self._has_estimates = False
-        """Whether the output tokens of an earlier server are estimates."""
+        self.has_estimates = False
         self._prompt_reported = False
         self._chunks = 0
 
@@ -73,14 +76,19 @@ class UpstreamUsageCounter:
         if self._reported_usage is None:
             context.completion_tokens = max(context.completion_tokens, self._previous_output_tokens + self._chunks)
         self._previous_output_tokens = context.completion_tokens
-        self._has_estimates = self._has_estimates or self._reported_usage is None
+        self.has_estimates = self.has_estimates or self._reported_usage is None
         self._prompt_reported = self._prompt_reported or self._reported_usage is not None
         self._estimated_output_tokens, self._reported_usage, self._chunks = 0.0, None, 0
+
+    def resume_from(self, prefix: AnswerPrefix) -> None:
+        """Counts on where another model broke off; the counts are those of the whole answer."""
+        self._previous_output_tokens = self._context.completion_tokens = prefix.tokens
+        self.has_estimates = prefix.estimated
 
     def close(self) -> None:
         """Finishes counting at the end of the answer; updates the estimation ratios."""
         usage = self._reported_usage
-        if usage is None or self._has_estimates:
+        if usage is None or self.has_estimates:
             self._context.estimated = True
         if usage is None or self._previous_output_tokens:
             return
