@@ -6,7 +6,7 @@ has at least one character, each call has an id of its own, the schema of a tool
 ``max_tokens`` is required.
 
 A field that Messages does not have is rejected where the answer would differ without it (several choices,
-log-probabilities, penalties, a JSON schema), and left out where it is a hint (`seed`, `reasoning_effort`,
+log-probabilities, penalties, JSON of any form), and left out where it is a hint (`seed`, `reasoning_effort`,
 `prompt_cache_key`, reasoning without a signature...). A temperature above 1, the maximum of Messages, is reduced to 1,
 as in Anthropic's own translation (https://platform.claude.com/docs/en/api/openai-sdk).
 """
@@ -53,7 +53,6 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "min_tokens": (0,),
     "ignore_eos": (False,),
     "stop_token_ids": ([],),
-    "response_format": ({"type": "text"},),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -89,6 +88,7 @@ def to_messages(chat: ChatRequest, *, model: str, max_tokens: int) -> MessagesRe
         value = getattr(chat, field)
         if value is not None and value not in neutral_values:
             raise InvalidRequest(f"{field} is not known to the server that runs this model. Remove it.", param=field)
+    output_config = _output_config(chat.response_format)
     tools = _tools(chat)
     end_user = chat.safety_identifier or chat.user
     return MessagesRequest(
@@ -105,6 +105,7 @@ def to_messages(chat: ChatRequest, *, model: str, max_tokens: int) -> MessagesRe
         top_k=chat.top_k if chat.top_k is not None and chat.top_k > 0 else None,
         metadata=RequestMetadata(user_id=end_user) if end_user else None,
         thinking=chat.thinking,
+        output_config=output_config,
         stream=True,
     )
 
@@ -119,6 +120,18 @@ def _system(messages: Sequence[Message]) -> str | list[TextBlock] | None:
     if len(texts) == 1:
         return texts[0].text
     return texts or None
+
+
+def _output_config(response_format: object) -> dict[str, Any] | None:
+    match response_format:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_schema", "json_schema": {"schema": dict() as schema}}:
+            return {"format": {"type": "json_schema", "schema": schema}}
+    raise InvalidRequest(
+        "response_format must be of the type json_schema, with a schema, or text for this model.",
+        param="response_format",
+    )
 
 
 def _turns(messages: Sequence[Message]) -> list[InputMessage]:
@@ -199,6 +212,9 @@ class CallIds:
 
 def _blocks(path: str, message: Message, call_ids: CallIds) -> Iterator[Block]:
     content = list(_content(path, message))
+    if message.role == "assistant":
+        # Models write white space before their calls, and Messages refuses it as a text of its own.
+        content = [block for block in content if not isinstance(block, TextBlock) or block.text.strip()]
     if message.role in ("tool", "function"):
         result: str | list[TextBlock | ImageBlock] | None = content or None
         if len(content) == 1 and isinstance(content[0], TextBlock):

@@ -98,6 +98,12 @@ def test_thoughts_come_to_the_server_that_wrote_them_and_as_text_to_others():
     assert sent["thinking"] == {"type": "adaptive"}
 
 
+def test_the_form_of_the_answer_stays_one_for_a_server_of_messages():
+    output = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    sent = json.loads(encode_request(to_messages(chat(output_config=output), model="m", max_tokens=9)))
+    assert sent["output_config"] == output
+
+
 def test_a_turn_of_thoughts_alone_is_left_out():
     thought = {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}
     assert messages_in(chat([USER, thought, USER])) == [USER, USER]
@@ -163,7 +169,7 @@ calls = st.builds(
     words,
     inputs,
 )
-turn = st.tuples(words, words | st.none(), st.lists(calls, max_size=2), words)
+turn = st.tuples(words, words.filter(str.strip) | st.none(), st.lists(calls, max_size=2), words)
 
 
 @given(
