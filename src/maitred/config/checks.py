@@ -50,7 +50,11 @@ def find_conflicts(config: Config) -> Iterator[ConfigConflict]:
             for name, model in config.models.items()
             for fault in (
                 *(upstream_faults(model.upstreams, f"models.{name}.upstreams") if model.path is None else ()),
-                *(continuation_faults(model.upstreams, f"models.{name}.upstreams") if model.reprompts else ()),
+                *(
+                    continuation_faults(model.upstreams, f"models.{name}.upstreams")
+                    if model.continuation == "reprompt"
+                    else ()
+                ),
                 *_local_faults(model, f"models.{name}"),
                 *ladder_faults(model.degradation, f"models.{name}.degradation"),
             )

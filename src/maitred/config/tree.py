@@ -178,12 +178,13 @@ class TextModelConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = None
     continuation: Annotated[
-        Literal["none", "reprompt"],
+        Literal["none", "reprompt", "fallback"],
         Meta(
             description="What becomes of a stream whose server breaks off in its middle: `none` ends it with an error, "
             "`reprompt` sends prompt and text so far to another server, or to the same one once it is back, and marks "
-            "the place; see [upstreams](upstreams.md#in-the-middle-of-an-answer). With `upstreams` of the dialects "
-            "`vllm`, `sglang` and `llamacpp` only."
+            "the place; `fallback` then also sends them to the model's fallbacks, so that two models write one answer. "
+            "See [upstreams](upstreams.md#in-the-middle-of-an-answer). `reprompt` needs `upstreams` of the dialects "
+            "`vllm`, `sglang` and `llamacpp`, or with `continues_answers`."
         ),
     ] = "none"
     max_choices: _MaxChoices = 128
@@ -202,7 +203,12 @@ class TextModelConfig(Struct, frozen=True, kw_only=True):
     @property
     def reprompts(self) -> bool:
         """Whether a stream that breaks off continues at another server, by its text."""
-        return self.continuation == "reprompt"
+        return self.continuation != "none"
+
+    @property
+    def continues_at_fallback(self) -> bool:
+        """Whether such a stream may also continue at a fallback model."""
+        return self.continuation == "fallback"
 
 
 class Config(Struct, frozen=True, kw_only=True):

@@ -30,6 +30,16 @@ Prompt = str | list[int] | Conversation
 """Prompt as text, as token ids, or as a conversation."""
 
 
+class AnswerPrefix(msgspec.Struct, frozen=True):
+    """Beginning of an answer that its caller already has, and that another model continues."""
+
+    text: str
+    tokens: int
+    """Output tokens of the text."""
+    estimated: bool
+    """Whether the tokens are estimated."""
+
+
 class InferenceRequest(msgspec.Struct, frozen=True):
     """One request that is parsed and checked but not tokenised."""
 
@@ -80,6 +90,8 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     """Maximum cost in US dollars; None: only the limits apply."""
     whole: bool = False
     """Whether the caller receives the answer only when it is complete."""
+    prefix: AnswerPrefix | None = None
+    """Beginning of the answer, after which the model goes on; None: a new answer."""
     max_tokens_param: str = "max_tokens"
     """What this API calls the limit, and..."""
     prompt_param: str = "prompt"

@@ -95,6 +95,7 @@ class TextModel(_CatalogModel):
         replicas: The upstreams; at least one.
         tokenizer: Tokenizer of the model, if it is installed here; None means that tokens are estimated.
         reprompts: Whether another server continues an interrupted stream from the text so far.
+        continues_at_fallback: Whether a fallback model may continue it, too.
 
     Attributes:
         prompt_ratio: Tokens that its servers count for each one estimated in a prompt...
@@ -108,11 +109,13 @@ class TextModel(_CatalogModel):
         tokenizer: Tokenizer | None = None,
         *,
         reprompts: bool = False,
+        continues_at_fallback: bool = False,
     ) -> None:
         super().__init__(name, replicas)
         self.replicas = replicas
         self.tokenizer = tokenizer
         self.reprompts = reprompts
+        self.continues_at_fallback = continues_at_fallback
         self.prompt_ratio = LearntRatio()
         self.output_ratio = LearntRatio()
         self._card: ModelCard | None = None
@@ -138,10 +141,17 @@ class TextModel(_CatalogModel):
         return self._card
 
     def with_replicas(
-        self, replicas: Sequence[TextReplica], tokenizer: Tokenizer | None, *, reprompts: bool
+        self,
+        replicas: Sequence[TextReplica],
+        tokenizer: Tokenizer | None,
+        *,
+        reprompts: bool,
+        continues_at_fallback: bool,
     ) -> "TextModel":
         """Returns a copy of the model with other replicas, and with the learnt ratios and the last card."""
-        model = TextModel(self.name, replicas, tokenizer, reprompts=reprompts)
+        model = TextModel(
+            self.name, replicas, tokenizer, reprompts=reprompts, continues_at_fallback=continues_at_fallback
+        )
         model.prompt_ratio, model.output_ratio, model._card = self.prompt_ratio, self.output_ratio, self._card
         return model
 

@@ -13,9 +13,14 @@ import httpx
 import pytest
 from aiohttp import web
 
+from maitred.admission.config import AdmissionConfig, PriceConfig
 from maitred.config.tree import TextModelConfig
 from maitred.core.context import Outcome
 from maitred.replica.upstream.config import UpstreamConfig
+from maitred.routing.config import RoutingConfig
+from maitred.routing.pools.config import FallbackConfig
+from maitred.testing.scripted_anthropic import Reply, ScriptedAnthropic
+from maitred.testing.scripted_anthropic import text as anthropic_text
 from tests.integration.upstream.test_upstream_faults import QUICK
 from tests.integration.upstream.test_upstream_passing import running
 from tests.support.upstream_gateway import upstream_gateway
@@ -51,7 +56,8 @@ class Teller:
         await response.prepare(request)
         chat = "messages" in body
         first = len(given.split())
-        for made, number in enumerate(range(first, first + body["max_tokens"]), 1):
+        most = body.get("max_tokens") or body["max_completion_tokens"]
+        for made, number in enumerate(range(first, first + most), 1):
             text = f" {number}" if number else "0"
             delta = {"delta": {"content": text}} if chat else {"text": text}
             event = {"id": "x", "choices": [{"index": 0, **delta, "finish_reason": None}]}
@@ -63,7 +69,7 @@ class Teller:
                 return response
         end = {"delta": {}} if chat else {"text": ""}
         await self.send(response, {"id": "x", "choices": [{"index": 0, **end, "finish_reason": "length"}]})
-        usage = {"prompt_tokens": PROMPT_TOKENS + first, "completion_tokens": body["max_tokens"]}
+        usage = {"prompt_tokens": PROMPT_TOKENS + first, "completion_tokens": most}
         await self.send(response, {"id": "x", "choices": [], "usage": usage})
         await response.write(b"data: [DONE]\n\n")
         return response
@@ -74,7 +80,8 @@ class Teller:
             return "".join(
                 takewhile(lambda letter: letter.isdigit() or letter == " ", body["prompt"].partition(":")[2])
             )
-        return body["messages"][-1]["content"] if body.get("continue_final_message") else ""
+        last = body["messages"][-1]
+        return last["content"] if last["role"] == "assistant" else ""
 
     @staticmethod
     async def send(response, event):
@@ -83,12 +90,14 @@ class Teller:
 
 
 @asynccontextmanager
-async def gateway_before(*tellers, dialect="vllm", continuation="reprompt", retries=2):
+async def gateway_before(*tellers, dialect="vllm", continuation="reprompt", retries=2, continues=False):
     """A gateway whose one model these run."""
     async with AsyncExitStack() as stack:
         urls = [await stack.enter_async_context(running(teller.answer)) for teller in tellers]
         upstreams = [
-            UpstreamConfig(url=f"{url}/v1", name=f"server-{number}", dialect=dialect, **QUICK)
+            UpstreamConfig(
+                url=f"{url}/v1", name=f"server-{number}", dialect=dialect, continues_answers=continues, **QUICK
+            )
             for number, url in enumerate(urls)
         ]
         model = TextModelConfig(upstreams=upstreams, continuation=continuation)
@@ -208,3 +217,114 @@ async def test_messages_are_marked_in_their_own_shape():
         assert "".join(event["delta"]["text"] for event in pieces) == TEXT
         assert [event["delta"]["text"] for event in pieces if event.get("maitred")] == [" 3"]
         assert data[-1]["type"] == "message_stop"
+
+
+@pytest.mark.parametrize("dialect", ["generic", "openai"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_server_that_takes_a_begun_answer_without_flags_goes_on_where_the_operator_says_so(dialect, path):
+    teller = Teller(3)
+    async with gateway_before(teller, dialect=dialect, continues=True) as system:
+        events, done, clean = await streamed(system, path)
+        assert (text_of(events), done, clean) == (TEXT, True, True)
+        assert "continue_final_message" not in teller.bodies[1]
+
+
+@asynccontextmanager
+async def two_models(first, second, continuation="fallback", begun=None, **settings):
+    """A gateway with the model `far` and its fallback `near`."""
+    async with AsyncExitStack() as stack:
+        models = {}
+        for name, teller, how in (("far", first, begun or {}), ("near", second, {"dialect": "vllm", **settings})):
+            url = (
+                await stack.enter_async_context(running(teller.answer)) + "/v1" if hasattr(teller, "answer") else teller
+            )
+            upstream = UpstreamConfig(url=url, name=name, **how, **QUICK)
+            models[name] = TextModelConfig(upstreams=[upstream], continuation=continuation if name == "far" else "none")
+        routing = RoutingConfig(fallbacks={"far": FallbackConfig(general=["near"])})
+        prices = {"far": PriceConfig(prompt=1, output=1), "near": PriceConfig(prompt=2, output=3)}
+        yield await stack.enter_async_context(
+            upstream_gateway("", models=models, routing=routing, retries=1, admitting=AdmissionConfig(prices=prices))
+        )
+
+
+@pytest.mark.parametrize("counts", [True, False])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_stream_goes_on_at_the_fallback_model_and_is_billed_as_one_answer(path, counts):
+    first, second = Teller(3, counts=counts), Teller()
+    async with two_models(first, second) as system:
+        events, done, clean = await streamed(system, path)
+        assert (text_of(events), done, clean) == (TEXT, True, True)
+        assert [text_of([event]) for event in events if event.get("maitred") == {"continued": True}] == [" 3"]
+        assert (len(first.bodies), [body["max_tokens"] for body in second.bodies]) == (1, [5])
+        (context,) = system.contexts
+        assert (context.continued, context.recoveries, context.fallbacks) == (1, 1, ["general=near"])
+        await system.wait_until(lambda: system.nothing_left)
+        begun, ended = sorted(system.ledger.events, key=lambda event: event.model)
+        # Whoever broke off gets nothing; whoever ended it is paid for the whole answer, and for its prompt once.
+        assert (begun.model, begun.outcome, begun.cost_nusd) == ("far", Outcome.FAILED, 0)
+        assert (ended.model, ended.outcome, ended.output_tokens) == ("near", Outcome.FINISHED, 8)
+        assert ended.prompt_tokens == pytest.approx(PROMPT_TOKENS, abs=0 if counts else 1)
+        assert ended.cost_nusd == 2000 * ended.prompt_tokens + 3000 * 8
+        assert events[-1]["usage"]["completion_tokens"] == 8
+        assert events[-1]["usage"]["prompt_tokens"] == ended.prompt_tokens
+        assert events[-1]["usage"].get("estimated", False) is not counts
+
+
+async def test_a_fallback_model_that_breaks_is_followed_by_its_own_servers_only_if_it_may_be():
+    first, second = Teller(3), Teller(2)
+    async with two_models(first, second) as system:
+        events, done, clean = await streamed(system)
+        assert (text_of(events), done, clean) == ("0 1 2 3 4", False, False)
+        assert events[-1]["error"]["code"] == "replica_lost"
+        await system.wait_until(lambda: system.nothing_left)
+        assert [event.cost_nusd for event in system.ledger.events] == [0, 0]
+
+
+@pytest.mark.parametrize("continuation", ["none", "reprompt"])
+async def test_two_models_write_one_answer_only_where_the_operator_allows_it(continuation):
+    first, second = Teller(3, 3, 3, 3), Teller()
+    begun = {"dialect": "vllm"} if continuation == "reprompt" else {}
+    async with two_models(first, second, continuation=continuation, begun=begun) as system:
+        events, done, _ = await streamed(system)
+        assert (done, events[-1]["error"]["code"]) == (False, "replica_lost")
+        assert second.bodies == []
+
+
+async def test_a_whole_answer_is_that_of_one_model():
+    first, second = Teller(3, 3, 3), Teller()
+    async with two_models(first, second) as system:
+        body = {"model": "far", "max_tokens": 8, "messages": [{"role": "user", "content": "Count."}]}
+        answer = await system.client.post("/v1/chat/completions", json=body)
+        assert answer.json()["choices"][0]["message"]["content"] == TEXT
+        assert [Teller.given(sent) for sent in second.bodies] == [""]
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+async def test_a_fallback_model_that_cannot_go_on_is_no_fault_of_the_caller(refuses):
+    second = Teller(refuses=refuses)
+    async with two_models(Teller(3), second, dialect="vllm" if refuses else "generic") as system:
+        events, done, _ = await streamed(system)
+        assert (text_of(events), events[-1]["error"]["code"], done) == ("0 1 2", "replica_lost", False)
+        assert len(second.bodies) == refuses
+        await system.wait_until(lambda: system.nothing_left)
+
+
+@pytest.mark.parametrize("continues", [True, False])
+async def test_a_server_of_messages_goes_on_where_it_takes_a_begun_answer(continues):
+    rest = anthropic_text(*(f" {number}" for number in range(3, 8)), prompt_tokens=PROMPT_TOKENS + 3)
+    async with ScriptedAnthropic([Reply(rest)]) as server:
+        more = {
+            "kind": "anthropic",
+            "dialect": "generic",
+            "continues_answers": continues,
+            "parameters": {"thinking": {"type": "adaptive"}},
+        }
+        async with two_models(Teller(3), server.url, **more) as system:
+            events, done, _ = await streamed(system)
+            assert (text_of(events), done) == ((TEXT, True) if continues else ("0 1 2", False))
+            if continues:
+                (asked,) = server.asked
+                assert asked.body["messages"][-1] == {"role": "assistant", "content": "0 1 2"}
+                assert "thinking" not in asked.body
+                ended = next(event for event in system.ledger.events if event.outcome is Outcome.FINISHED)
+                assert (ended.prompt_tokens, ended.output_tokens) == (PROMPT_TOKENS, 8)

@@ -135,7 +135,7 @@ ENABLED = {"type": "enabled", "budget_tokens": 1024}
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_thoughts_with_their_signatures_pass_both_ways_for_clients_of_messages(streams):
+async def test_thoughts_with_their_signatures_pass_in_both_directions_for_clients_of_messages(streams):
     tools = [{"name": "look", "input_schema": {"type": "object"}}]
     asked = {"model": MODEL, "max_tokens": 4096, "tools": tools, "thinking": ENABLED}
     async with KeepsThoughts([Reply(THOUGHT_AND_CALL)]) as server, behind(server) as system:
@@ -191,7 +191,7 @@ async def test_thoughts_in_a_conversation_with_tools_for_clients_of_chat_complet
         ({"tools": [TOOL], "tool_choice": "required"}, False),
     ],
 )
-async def test_configured_thinking_gives_way_to_what_the_caller_asks_for(fields, thinks):
+async def test_configured_thinking_yields_to_what_the_caller_asks_for(fields, thinks):
     parameters = {"thinking": ENABLED, "max_tokens": 4096}
     async with ScriptedAnthropic([Reply(text("x"))]) as server, behind(server, parameters=parameters) as system:
         assert (await system.chat(**{"max_tokens": 2048, **fields})).status_code == 200
@@ -243,6 +243,16 @@ async def test_an_end_that_only_messages_has_a_word_for(reason, told, finish):
         assert (await system.chat()).json()["choices"][0]["finish_reason"] == finish
         asked = {"model": MODEL, "max_tokens": 20, "messages": ASKED[1:]}
         assert (await system.client.post("/v1/messages", json=asked, headers=VERSION)).json()["stop_reason"] == told
+
+
+async def test_the_stop_sequence_is_named_between_clients_and_servers_of_messages():
+    events = text("x", stop_reason="stop_sequence")
+    events[-2] = {**events[-2], "delta": {"stop_reason": "stop_sequence", "stop_sequence": "END"}}
+    async with ScriptedAnthropic([Reply(events)]) as server, behind(server) as system:
+        asked = {"model": MODEL, "max_tokens": 20, "messages": ASKED[1:], "stop_sequences": ["END"]}
+        whole = (await system.client.post("/v1/messages", json=asked, headers=VERSION)).json()
+        assert (whole["stop_reason"], whole["stop_sequence"]) == ("stop_sequence", "END")
+        assert server.asked[0].body["stop_sequences"] == ["END"]
 
 
 async def test_a_body_that_ends_after_the_reason_for_its_end_is_whole():

@@ -96,6 +96,20 @@ def test_answers_go_on_by_their_text_where_the_server_can(tmp_path, dialect):
 
 
 @pytest.mark.parametrize("how", ["dialect: generic", "dialect: openai", "kind: anthropic"])
+def test_and_where_the_operator_says_so(tmp_path, how):
+    upstream = f"{{url: 'http://127.0.0.1:1/v1', {how}, continues_answers: true}}"
+    loaded = read(tmp_path, f"models: {{far: {{continuation: reprompt, upstreams: [{upstream}]}}}}")
+    assert loaded.config.models["far"].reprompts
+    assert not loaded.config.models["far"].continues_at_fallback
+
+
+def test_and_at_a_fallback_whoever_began_them(tmp_path):
+    upstream = "{url: 'http://127.0.0.1:1/v1', kind: anthropic}"
+    loaded = read(tmp_path, f"models: {{far: {{continuation: fallback, upstreams: [{upstream}]}}}}")
+    assert loaded.config.models["far"].continues_at_fallback
+
+
+@pytest.mark.parametrize("how", ["dialect: generic", "dialect: openai", "kind: anthropic"])
 def test_and_nowhere_else(tmp_path, how):
     upstream = f"{{url: 'http://127.0.0.1:1/v1', {how}}}"
     with pytest.raises(ConfigInvalid, match="Those that are: vllm, sglang, llamacpp"):

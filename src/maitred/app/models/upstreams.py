@@ -209,10 +209,14 @@ class Upstreams:
         self, name: str, config: TextModelConfig, servers: "Sequence[UpstreamReplica]", before: Mapping[str, TextModel]
     ) -> TextModel:
         known = before.get(name)
+        reprompts = config.reprompts and all(server.can_continue for server in servers)
+        at_fallback = config.continues_at_fallback
         if known is None:
-            return TextModel(name, servers, _tokenizer(config), reprompts=config.reprompts)
+            tokenizer = _tokenizer(config)
+            return TextModel(name, servers, tokenizer, reprompts=reprompts, continues_at_fallback=at_fallback)
         same = self._tokenizers.get(name) == config.tokenizer
-        return known.with_replicas(servers, known.tokenizer if same else _tokenizer(config), reprompts=config.reprompts)
+        tokenizer = known.tokenizer if same else _tokenizer(config)
+        return known.with_replicas(servers, tokenizer, reprompts=reprompts, continues_at_fallback=at_fallback)
 
 
 @asynccontextmanager

@@ -2,7 +2,8 @@
 
 Engines of this gateway continue with the same token ids; see `TokenContinuation`. Upstream servers take text. The new
 server may tokenise the text differently and samples with a new random state. So this must be enabled for the model
-(`reprompts`), and the first delta of the new server has `continued`.
+(`reprompts`), and the first delta of the new server has `continued`. It must be enabled once more for another model to
+continue (`continues_at_fallback`), which then gets the text as the `AnswerPrefix` of a request of its own.
 
 The new server must reach the same state as the old one from the text alone. `_CONTINUABLE_FIELDS` lists the request
 fields for which this is certain. A request with any other field (tools, a grammar, log-probabilities, penalties that
@@ -51,11 +52,24 @@ class TextContinuation:
     Args:
         request: The request that the first server got.
         prompt_count: The number of its prompts.
+        text: Text that another model has sent before.
+        at_own_servers: Whether a server of the same model may continue the answer.
+        at_fallback: Whether another model may continue it.
     """
 
-    def __init__(self, request: TextRequest, prompt_count: int) -> None:
+    def __init__(
+        self,
+        request: TextRequest,
+        prompt_count: int,
+        text: str = "",
+        *,
+        at_own_servers: bool = True,
+        at_fallback: bool = False,
+    ) -> None:
+        self.at_own_servers = at_own_servers
+        self.at_fallback = at_fallback
         self._request = request
-        self._text: list[str] = []
+        self._text = [text]
         self._can_continue = prompt_count == 1 == request.choices and _fields_are_continuable(request.fields)
 
     def on_delta(self, parts: Iterable[TextDelta]) -> None:

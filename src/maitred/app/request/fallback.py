@@ -4,6 +4,9 @@
 way (see `maitred.routing.pools.route_table`); each is admitted, queued and billed as what it is. Where none gives an
 answer, the caller is told of the first failure: it is that of the model that was asked for.
 
+A stream that breaks off later goes on at the next model only if the operator allows it for the model that began it. The
+one that ends the answer is then billed for the whole of it, and the one that broke off for nothing, as for any failure.
+
 **Overflow.** A request that waits for its model can move to another one, if that would serve it sooner.
 
 **Escalation.** Small models answer most questions well, and what they get wrong can sometimes be seen without knowing
@@ -24,8 +27,9 @@ from msgspec.structs import replace
 
 from maitred.admission.policy.ladder import DegradedRequest
 from maitred.app.request.planner import RequestPlan
+from maitred.app.request.upstream_response import UpstreamResponse
 from maitred.core.context import RejectedAnswer, RequestContext
-from maitred.core.errors import DeadlineUnmeetable, MaitredError
+from maitred.core.errors import DeadlineUnmeetable, MaitredError, ReplicaLost
 from maitred.core.inference import InferenceRequest, TextDelta
 from maitred.core.request import FinishReason
 from maitred.core.resource_stack import ResourceStack
@@ -79,7 +83,11 @@ class FallbackStream(PushStream):
         """Owns the grant and queue entry at the current model."""
         self._batches: AsyncIterator[list[TextDelta]] | None = None
         self._seen: AsyncIterator[list[TextDelta]] | None = None
-        """The response, once its first batch was returned; no fallback from then on."""
+        """The response, once its first batch was returned; no fallback from then on, unless another model may continue
+        it."""
+        self._continuable: UpstreamResponse | None = None
+        """The same response if another model may continue it."""
+        self._sink: StreamSink | None = None
         self.first_failure: MaitredError | None = None
 
     def __aenter__(self) -> Coroutine[Any, Any, Self]:
@@ -95,10 +103,13 @@ class FallbackStream(PushStream):
 
     def __anext__(self) -> Awaitable[list[TextDelta]]:
         # After the first batch, read the inner stream directly: saves a coroutine frame per token.
+        if self._continuable is not None:
+            return self._next_or_continue(self._continuable)
         return self._first_batch() if self._seen is None else anext(self._seen)
 
     def push_to(self, sink: StreamSink) -> None:
         """Pushes deltas to a sink as they come; implements `PushStream.push_to`."""
+        self._sink = sink
         response: object = self._seen
         if isinstance(response, PushStream):
             response.push_to(sink)
@@ -115,8 +126,34 @@ class FallbackStream(PushStream):
                 await self._start(target)
             else:
                 # The first batch of a stream sends the response head, even if it is empty.
-                self._seen = self._batches if parts or not self._request.whole else None
+                if parts or not self._request.whole:
+                    self._seen = response = self._batches
+                    if isinstance(response, UpstreamResponse) and response.continues_at_fallback:
+                        self._continuable = response
                 return parts
+
+    async def _next_or_continue(self, response: UpstreamResponse) -> list[TextDelta]:
+        """Returns the next batch; if the stream breaks off, that of the next model that continues it."""
+        while True:
+            try:
+                return await anext(response)
+            except ReplicaLost as failure:
+                prefix = response.prefix
+                if prefix is None:
+                    raise
+                self.first_failure = failure
+                await self.__aexit__(ReplicaLost, failure, failure.__traceback__)
+                self._request = replace(self._request, prefix=prefix)
+                await self._start(self._next_target(failure))
+            self._context.recoveries += 1
+            self._context.continued += 1
+            self._seen, self._continuable = self._batches, None
+            if self._sink is not None:
+                self.push_to(self._sink)
+            assert self._seen is not None
+            if not isinstance(self._seen, UpstreamResponse):
+                return await anext(self._seen)  # it may overflow to a third model, which then ends the answer
+            response = self._continuable = self._seen
 
     async def _start(self, target: RouteTarget) -> Self:
         """Starts the response at a model, or at one of those after it."""

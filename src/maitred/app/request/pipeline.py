@@ -38,6 +38,7 @@ from maitred.core.context import DeltaListener, RateLimitStatus, RequestContext
 from maitred.core.errors import (
     InvalidRequest,
     LimitReached,
+    ReplicaLost,
     ResourceNotFound,
 )
 from maitred.core.flow import QueuePosition
@@ -171,6 +172,8 @@ class Pipeline:
             timeline.fail(SpanName.PLAN, began_s, now_s(), {"model": target.name}, failure)
             raise
         timeline.record(SpanName.PLAN, began_s, now_s(), _plan_attributes(plan, context))
+        if request.prefix is not None and not isinstance(plan.tokenized, UpstreamRequest):
+            raise ReplicaLost  # our own engines continue token ids, and another model has no ids of theirs
         overflow_request = self._planner.overflow_request(target, request, principal) if plan.target is target else None
         if overflow_request is None:
             return await self._admit(plan, principal, context, stack)
@@ -259,22 +262,36 @@ class Pipeline:
         )
         with_logprobs = inference_request.scored and self._router.supports_logprobs(target)
         request = _text_request(upstream_request, target, grant, scored=with_logprobs)
+        usage_counter = UpstreamUsageCounter(
+            upstream_request.model, context, upstream_request.estimated, _output_grant(upstream_request, grant)
+        )
+        model, prefix, continuation = upstream_request.model, inference_request.prefix, None
+        if prefix is not None or model.reprompts or model.continues_at_fallback:
+            continuation = TextContinuation(
+                request,
+                len(upstream_request.prompts),
+                "" if prefix is None else prefix.text,
+                at_own_servers=model.reprompts,
+                at_fallback=model.continues_at_fallback or prefix is not None,
+            )
+        if continuation is not None and prefix is not None:
+            rest = continuation.remaining_request(prefix.tokens)
+            if rest is None:
+                raise ReplicaLost
+            request = rest
+            usage_counter.resume_from(prefix)
         return UpstreamResponse(
             entry,
             stack,
             upstream_request=upstream_request,
             request=request,
-            usage_counter=UpstreamUsageCounter(
-                upstream_request.model, context, upstream_request.estimated, _output_grant(upstream_request, grant)
-            ),
+            usage_counter=usage_counter,
             context=context,
             clock=self._clock,
             grant=grant,
             retry_state=self._retry_policy.new_state(principal.tenants[0], deadline_s),
             deadline_s=deadline_s,
-            continuation=TextContinuation(request, len(upstream_request.prompts))
-            if upstream_request.model.reprompts
-            else None,
+            continuation=continuation,
         )
 
     def _engine_requests(

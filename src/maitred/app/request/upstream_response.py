@@ -32,7 +32,7 @@ from maitred.core.errors import (
     ReplicaUnavailable,
 )
 from maitred.core.ids import new_span_id
-from maitred.core.inference import TextDelta
+from maitred.core.inference import AnswerPrefix, TextDelta
 from maitred.core.request import FinishReason
 from maitred.core.resource_stack import ResourceStack
 from maitred.core.text_replica import TextBatch, TextReplica, TextRequest
@@ -91,6 +91,9 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         retry_state: Retry state of the request.
         deadline_s: Deadline on the monotonic clock; None: no deadline.
         continuation: Records sent text to continue it at another server; None: streams are not continued.
+
+    Attributes:
+        continues_at_fallback: Whether another model may continue the answer.
     """
 
     def __init__(
@@ -113,19 +116,25 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         )
         self._request = request
         self._continuation = continuation
-        self._next_is_continuation = False
+        self.continues_at_fallback = continuation is not None and continuation.at_fallback
+        self._next_is_continuation = upstream_request.request.prefix is not None
         """Whether the next delta is the first of a continuing server."""
         self._prompt_count = len(upstream_request.prompts)
+        self._requested_stops = upstream_request.request.stops
         self._usage_counter = usage_counter
         self._retry_state = retry_state
         self._deadline_s = deadline_s
         self._buffered: list[TextDelta] | None = [] if upstream_request.request.whole else None
         """Deltas of a buffered answer; None: the answer is streamed."""
         self._finish_reasons: dict[int, FinishReason] = {}
+        self._stop_strings: dict[int, str] = {}
+        """Stop string of the request that ended a choice, by the server's word."""
         self._last_delta_s: dict[int, float] = {}
         self._is_finished = False
         self._is_over_grant = False
         """Whether every unfinished choice has more tokens than were granted."""
+        self._has_begun = False
+        """Whether a part of the answer has come; where another model has begun the answer, its parts do not count."""
 
     async def __anext__(self) -> list[TextDelta]:
         if self._is_finished:
@@ -209,7 +218,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
             if not isinstance(failure, ReplicaLost):
                 error = ReplicaLost()
                 error.__cause__ = failure
-            if not self._prepare_continuation():
+            if self._has_begun and not self._prepare_continuation():
                 raise error
         else:
             self._restart()
@@ -235,6 +244,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         """Resets the response: nothing has been sent, so the next attempt starts over."""
         self._usage_counter.restart()
         self._finish_reasons.clear()
+        self._stop_strings.clear()
         self._last_delta_s.clear()
         if self._buffered is not None:
             self._buffered.clear()
@@ -245,16 +255,27 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
             return False
         self._usage_counter.resume()
         rest = self._continuation.remaining_request(self._context.completion_tokens)
-        if rest is None:
+        if rest is None or not self._continuation.at_own_servers:
             return False
         self._request, self._next_is_continuation = rest, True
         return True
 
+    @property
+    def prefix(self) -> AnswerPrefix | None:
+        """The text that the caller has, for another model to continue; None: it cannot be continued."""
+        if self._continuation is None or self._buffered is not None or self._finish_reasons:
+            return None
+        tokens = self._context.completion_tokens
+        rest = self._continuation.remaining_request(tokens)
+        return None if rest is None else AnswerPrefix(rest.given, tokens, self._usage_counter.has_estimates)
+
     def _process_batch(self, batch: TextBatch) -> list[TextDelta]:
         """Processes a batch; returns its deltas without finish reasons, which `_end` returns."""
         now_s, context, entry = self._clock.monotonic_s(), self._context, self._entry
-        if context.first_token_s is None and batch.parts:
-            context.first_token_s = now_s
+        if not self._has_begun and batch.parts:
+            self._has_begun = True
+            if context.first_token_s is None:
+                context.first_token_s = now_s
             entry.on_first_token()
             entry.charge_tokens(prompt_tokens=context.prompt_tokens)
         before, over = context.completion_tokens, self._usage_counter.choices_over_grant
@@ -267,6 +288,8 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         for part in parts:
             if part.finish is not None:
                 self._finish_reasons[part.index] = part.finish
+                if part.stop is not None and part.stop in self._requested_stops:
+                    self._stop_strings[part.index] = part.stop
             if over and part.index in over:
                 part = replace(part, text=part.text[: int(len(part.text) * over[part.index])])
             if part.text or part.extra or part.scores or part.metadata is not None:
@@ -309,7 +332,8 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
 
     def _final_delta(self, index: int, finish: FinishReason) -> TextDelta:
         """Makes the final delta of a choice."""
-        return TextDelta(index, "", finish, continued=self._next_is_continuation)
+        stop = self._stop_strings.get(index)
+        return TextDelta(index, "", finish, stop=stop, continued=self._next_is_continuation)
 
     async def _end_at_grant(self) -> list[TextDelta]:
         """Ends the response because its choices have all tokens that were granted; cancels the request."""

@@ -12,6 +12,7 @@ server ignores `max_tokens`, and ends there.
 import msgspec
 
 from maitred.core.context import RequestContext
+from maitred.core.inference import AnswerPrefix
 from maitred.core.request import Usage
 from maitred.core.text_replica import TextBatch
 from maitred.routing.catalog import TextModel
@@ -62,6 +63,7 @@ class UpstreamUsageCounter:
     Attributes:
         choices_over_grant: Choices that certainly have more tokens than were granted, each with the share of its last
             text that is not over it. Later text is not counted.
+        has_estimates: Whether the output tokens of an earlier server are estimates.
     """
 
     def __init__(
@@ -87,8 +89,7 @@ class UpstreamUsageCounter:
         self._reported_usage: Usage | None = None
         self._previous_output_tokens = 0
         """Output tokens of earlier servers, whose streams broke."""
-        self._has_estimates = False
-        """Whether the output tokens of an earlier server are estimates."""
+        self.has_estimates = False
         self._prompt_reported = False
         self._chunks = 0
         self.choices_over_grant: dict[int, float] = {}
@@ -139,9 +140,14 @@ class UpstreamUsageCounter:
             tokens = max(context.completion_tokens, self._previous_output_tokens + self._chunks)
             context.completion_tokens = min(tokens, self._grant.tokens)
         self._previous_output_tokens = context.completion_tokens
-        self._has_estimates = self._has_estimates or self._reported_usage is None
+        self.has_estimates = self.has_estimates or self._reported_usage is None
         self._prompt_reported = self._prompt_reported or self._reported_usage is not None
         self._forget_attempt()
+
+    def resume_from(self, prefix: AnswerPrefix) -> None:
+        """Counts on where another model broke off; the counts are those of the whole answer."""
+        self._previous_output_tokens = self._context.completion_tokens = prefix.tokens
+        self.has_estimates = prefix.estimated
 
     def close(self) -> str:
         """Finishes counting at the end of the answer; updates the estimation ratios.
@@ -150,7 +156,7 @@ class UpstreamUsageCounter:
             What is not credible about the server's counts, for a log message; empty: nothing.
         """
         usage, context = self._reported_usage, self._context
-        if usage is None or self._has_estimates:
+        if usage is None or self.has_estimates:
             context.estimated = True
         if self.choices_over_grant:
             context.completion_tokens = self._previous_output_tokens + self._estimate_output()

@@ -16,18 +16,27 @@ from maitred.wire.anthropic.answer import AnswerBroken, AnswerFailed, MessagesSt
 from maitred.wire.anthropic.outbound import begins_without_thought, to_messages
 from maitred.wire.anthropic.requests import MessagesRequest
 from maitred.wire.openai.fields import MESSAGES_THINKING, refuse, unsupported_members
-from maitred.wire.openai.requests import ChatRequest
+from maitred.wire.openai.requests import ChatRequest, Message
 from maitred.wire.sse import SSEDecoder
 
 DEFAULT_MAX_TOKENS = 4096
 """Value of `max_tokens` if neither the request nor `parameters` sets it; the API requires one."""
 
 
-def encode_messages_body(request: TextRequest, model: str, parameters: Mapping[str, Any]) -> tuple[bytes, list[str]]:
-    """Encodes the body of a Messages request; see `maitred.replica.upstream.request_body.encode_body`."""
+def encode_messages_body(
+    request: TextRequest, model: str, parameters: Mapping[str, Any], *, continues_answers: bool = False
+) -> tuple[bytes, list[str]]:
+    """Encodes the body of a Messages request; see `maitred.replica.upstream.request_body.encode_body`.
+
+    Args:
+        request: The request.
+        model: Name of the model at the server.
+        parameters: Default fields of the body.
+        continues_answers: Whether the server continues a last message of the assistant.
+    """
     if not request.chat:
         raise InvalidRequest("This model answers conversations only. Use /v1/chat/completions.", param="model")
-    if request.given:
+    if request.given and not continues_answers:
         raise Unsupported("The server that runs this model cannot go on with an answer that another one has begun.")
     passed, ignored = split_fields(request, ANTHROPIC_DIALECT.allowed_fields, {})
     members = unsupported_members(passed)
@@ -37,10 +46,13 @@ def encode_messages_body(request: TextRequest, model: str, parameters: Mapping[s
         passed["thinking"] = request.fields[MESSAGES_THINKING]
     chat = msgspec.convert({"model": model, **passed}, ChatRequest)
     max_tokens = request.max_tokens or parameters.get("max_tokens", DEFAULT_MAX_TOKENS)
+    if request.given:
+        begun = Message(role="assistant", content=request.given)
+        chat = msgspec.structs.replace(chat, messages=[*chat.messages, begun], thinking=None)
     messages_request = to_messages(chat, model=model, max_tokens=max_tokens)
     body = {**parameters, **msgspec.to_builtins(messages_request)}
     asked_tokens = request.fields.get("max_completion_tokens") or request.fields.get("max_tokens")
-    if "thinking" in body and not _may_think(messages_request, body["thinking"], asked_tokens):
+    if "thinking" in body and (request.given or not _may_think(messages_request, body["thinking"], asked_tokens)):
         del body["thinking"]
     return msgspec.json.encode(body), [*ignored, *members.ignored]
 

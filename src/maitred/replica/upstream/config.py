@@ -76,6 +76,14 @@ class UpstreamConfig(Struct, frozen=True, kw_only=True):
             "OpenRouter; clients may send them. See [request fields](request-fields.md)."
         ),
     ] = []
+    continues_answers: Annotated[
+        bool,
+        Meta(
+            description="Whether it goes on with a last message of the assistant, and so with an answer that another "
+            "server has begun: see `continuation`. `vllm`, `sglang` and `llamacpp` do so in any case. A server that "
+            "answers such a message anew would repeat the text."
+        ),
+    ] = False
     connect_timeout_s: Annotated[
         float, Meta(gt=0, le=600, description="To connect, with the TLS handshake.", extra=_SECONDS_UNIT)
     ] = 5.0
@@ -174,10 +182,10 @@ def continuation_faults(upstreams: Sequence[UpstreamConfig], location: str) -> I
     """
     dialects = [name for name, dialect in DIALECTS.items() if dialect.continuation_fields is not None]
     for index, upstream in enumerate(upstreams):
-        if upstream.kind != "openai" or upstream.dialect not in dialects:
+        if not upstream.continues_answers and (upstream.kind != "openai" or upstream.dialect not in dialects):
             yield (
                 f"{location}[{index}].dialect",
                 "This server is not known to go on with an answer that another one has begun, as `continuation: "
                 f"reprompt` wants. Those that are: {', '.join(dialects)}. "
-                "Set the dialect, or leave out `continuation`.",
+                "Set the dialect, or `continues_answers` if it does, or leave out `continuation`.",
             )

@@ -133,7 +133,7 @@ ANTHROPIC_DIALECT = UpstreamDialect(
     allowed_fields=frozenset(
         {
             *("messages", "temperature", "top_p", "top_k", "stop", "tools", "tool_choice", "parallel_tool_calls"),
-            *("user", "safety_identifier", "thinking"),
+            *("user", "safety_identifier", "thinking", "response_format"),
         }
     ),
     api_key_header="x-api-key",

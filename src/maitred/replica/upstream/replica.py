@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import dataclasses
 import logging
 import ssl
 import time
@@ -134,7 +135,8 @@ class UpstreamCall:
         parameters, model = upstream.config.parameters, request.model or upstream.server_model
         if upstream.config.kind == "anthropic":
             self._parser = AnthropicStreamParser(upstream.name)
-            return "messages", *encode_messages_body(request, model, parameters)
+            continues_answers = upstream.config.continues_answers
+            return "messages", *encode_messages_body(request, model, parameters, continues_answers=continues_answers)
         choices_per_prompt = int(request.fields.get("n") or 1)
         self._parser = OpenAIStreamParser(upstream.name, request.choices, upstream.dialect, choices_per_prompt)
         path = "chat/completions" if request.chat else "completions"
@@ -229,6 +231,8 @@ class UpstreamReplica:
         self.url = UpstreamUrl(config.url)
         self.name = config.name or self.url.host_and_port
         self.dialect = ANTHROPIC_DIALECT if config.kind == "anthropic" else DIALECTS[config.dialect]
+        if config.continues_answers and self.dialect.continuation_fields is None:
+            self.dialect = dataclasses.replace(self.dialect, continuation_fields={})
         previous_status = None if previous is None else previous.status
         self.status: UpstreamStatus = previous_status or UpstreamStatus(self.name, config.probe_every_s, health)
         self.reported_context_tokens: int | None = None if previous is None else previous.reported_context_tokens
@@ -275,6 +279,11 @@ class UpstreamReplica:
         """Returns whether the replica was made with exactly these settings."""
         own_settings = (self.config, self._configured_context_tokens, self._max_choices)
         return own_settings == (config, context_tokens, max_choices)
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether the server goes on with an answer that another server has begun."""
+        return self.dialect.continuation_fields is not None
 
     # --- replica interface ---
 

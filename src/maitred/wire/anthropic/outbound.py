@@ -59,6 +59,7 @@ def to_messages(chat: ChatRequest, *, model: str, max_tokens: int) -> MessagesRe
     Raises:
         InvalidRequest: Messages cannot express the request; `param` says where.
     """
+    output_config = _output_config(chat.response_format)
     tools = _tools(chat)
     end_user = chat.safety_identifier or chat.user
     return MessagesRequest(
@@ -75,6 +76,7 @@ def to_messages(chat: ChatRequest, *, model: str, max_tokens: int) -> MessagesRe
         top_k=chat.top_k if chat.top_k is not None and chat.top_k > 0 else None,
         metadata=RequestMetadata(user_id=end_user) if end_user else None,
         thinking=chat.thinking,
+        output_config=output_config,
         stream=True,
     )
 
@@ -89,6 +91,18 @@ def _system(messages: Sequence[Message]) -> str | list[TextBlock] | None:
     if len(texts) == 1:
         return texts[0].text
     return texts or None
+
+
+def _output_config(response_format: object) -> dict[str, Any] | None:
+    match response_format:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_schema", "json_schema": {"schema": dict() as schema}}:
+            return {"format": {"type": "json_schema", "schema": schema}}
+    raise InvalidRequest(
+        "response_format must be of the type json_schema, with a schema, or text for this model.",
+        param="response_format",
+    )
 
 
 def _turns(messages: Sequence[Message]) -> list[InputMessage]:
@@ -169,6 +183,9 @@ class CallIds:
 
 def _blocks(path: str, message: Message, call_ids: CallIds) -> Iterator[Block]:
     content = list(_content(path, message))
+    if message.role == "assistant":
+        # Models write white space before their calls, and Messages refuses it as a text of its own.
+        content = [block for block in content if not isinstance(block, TextBlock) or block.text.strip()]
     if message.role in ("tool", "function"):
         result: str | list[TextBlock | ImageBlock] | None = content or None
         if len(content) == 1 and isinstance(content[0], TextBlock):

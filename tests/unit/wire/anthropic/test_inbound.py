@@ -110,6 +110,12 @@ def test_servers_of_messages_get_the_setting_of_thoughts_apart_from_that_of_othe
     assert MESSAGES_THINKING not in to_openai_fields(decoded([USER]), to_chat(decoded([USER])))
 
 
+def test_the_form_of_the_answer_stays_one_for_a_server_of_messages():
+    output = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    sent = json.loads(encode_request(to_messages(chat(output_config=output), model="m", max_tokens=9)))
+    assert sent["output_config"] == output
+
+
 def test_a_turn_of_thoughts_alone_is_left_out():
     thought = {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}
     assert messages_in(chat([USER, thought, USER])) == [USER, USER]
@@ -175,7 +181,7 @@ calls = st.builds(
     words,
     inputs,
 )
-turn = st.tuples(words, words | st.none(), st.lists(calls, max_size=2), words)
+turn = st.tuples(words, words.filter(str.strip) | st.none(), st.lists(calls, max_size=2), words)
 
 
 @given(

@@ -183,6 +183,22 @@ def test_ids_of_other_servers_become_ids_that_messages_accepts(rounds):
     assert ids_of([*messages, *round_of("more")])[0][: len(calls)] == calls
 
 
+@pytest.mark.parametrize("strict", [True, None])
+def test_a_json_schema_for_the_answer(strict):
+    schema = {"type": "object", "properties": {}}
+    asked = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": strict}}
+    body = written([USER], response_format=asked)
+    assert body["output_config"] == {"format": {"type": "json_schema", "schema": schema}}
+    assert "output_config" not in written([USER], response_format={"type": "text"})
+
+
+def test_white_space_around_calls_is_no_text():
+    called = {"role": "assistant", "content": "\n\n", "tool_calls": [CALL]}
+    assert [block["type"] for block in written([USER, called])["messages"][1]["content"]] == ["tool_use"]
+    parts = [{"type": "text", "text": " "}, {"type": "text", "text": " See."}]
+    assert written([USER, {"role": "assistant", "content": parts}, USER])["messages"][1]["content"] == " See."
+
+
 def test_signed_thoughts_come_first_and_those_of_others_are_left_out():
     blocks = [
         {"index": 0, "type": "thinking", "thinking": "Hm.", "signature": "SIG"},
