@@ -30,6 +30,7 @@ computes the step, and calls `commit`; all other calls come between steps.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 
 from msgspec import Struct
@@ -187,18 +188,45 @@ class Scheduler:
 
     @property
     def overcommit_slots(self) -> int:
-        """Number of free overcommit slots that remain after the waiting sequences have theirs."""
-        return max(0, self._state.overcommit.slots - len(self._state.wait_queue))
+        """Number of free overcommit slots that remain after the waiting sequences have theirs.
+
+        Sequences of the tenant that holds the most get none, however many of them wait.
+        """
+        return max(0, self._state.overcommit.slots - self._count_overcommittable())
 
     @property
     def promised_blocks(self) -> int:
-        """Number of further blocks that running and waiting sequences are expected to take."""
-        return self._state.wait_queue.blocks + self._state.batch.promised_blocks
+        """Number of further blocks that running sequences, and those that are admitted next, are expected to take."""
+        wait_queue = self._state.wait_queue
+        return self._state.batch.promised_blocks + math.ceil(wait_queue.blocks * self._share_admitted_next())
 
     @property
     def waiting_prompt_tokens(self) -> int:
-        """Number of uncomputed prompt tokens of running and waiting sequences."""
-        return self._state.wait_queue.prompt_tokens + self._state.batch.prompt_tokens_left
+        """Number of uncomputed prompt tokens of running sequences, and of those that are admitted next."""
+        wait_queue = self._state.wait_queue
+        prompt_tokens = math.ceil(wait_queue.prompt_tokens * self._share_admitted_next())
+        return prompt_tokens + self._state.batch.prompt_tokens_left
+
+    def _count_overcommittable(self) -> int:
+        """Returns the number of waiting sequences that may be overcommitted."""
+        wait_queue, batch = self._state.wait_queue, self._state.batch
+        if not len(wait_queue):
+            return 0
+        held = Counter(sequence.account.flow.path[0] for sequence in batch)
+        most = max(held, key=lambda tenant: held[tenant] / tenant.weight, default=None)
+        return len(wait_queue) - (0 if most is None else wait_queue.tenants[most.id])
+
+    def _share_admitted_next(self) -> float:
+        """Returns the share of the waiting sequences that find a slot before a running one ends.
+
+        A request with more sequences than there are slots waits here for its turns. What it will need then is not in
+        the way of others now.
+        """
+        waiting = len(self._state.wait_queue)
+        free = max(0, self._pace.sequences - len(self._state.batch))
+        if waiting <= free:
+            return 1.0
+        return min(1.0, (free + min(self._state.overcommit.slots, self._count_overcommittable())) / waiting)
 
     @property
     def step_tokens(self) -> int:

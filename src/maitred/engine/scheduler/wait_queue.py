@@ -1,5 +1,7 @@
 """Waiting queue: the sequences that wait for admission, and the resources that they will need."""
 
+from collections import Counter
+
 from maitred.core.flow import ServiceWeights
 from maitred.engine.scheduler.kv_shares import KVShares
 from maitred.engine.scheduler.sequence import FlowCharge, Sequence
@@ -21,6 +23,7 @@ class WaitQueue:
     Attributes:
         blocks: KV blocks that the waiting sequences are expected to take, possible prefix cache hits included.
         prompt_tokens: Prompt tokens of all waiting sequences.
+        tenants: Number of waiting sequences of each tenant that has any.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class WaitQueue:
         self._aside: dict[FlowCharge, dict[int, Sequence]] = {}
         """Flow -> sequences set aside, in their order of admission."""
         self._waiting = 0
+        self.tenants: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return self._waiting
@@ -103,6 +107,10 @@ class WaitQueue:
         self.blocks += sign * -(-expected // self._block_tokens)
         self.prompt_tokens += sign * sequence.prompt_tokens
         self._waiting += sign
+        tenant = sequence.account.flow.path[0].id
+        self.tenants[tenant] += sign
+        if not self.tenants[tenant]:
+            del self.tenants[tenant]
         if sign > 0:
             self._residency.on_join(sequence.account.flow)
         else:

@@ -151,3 +151,25 @@ def test_a_sequence_is_overcommitted_only_where_a_step_has_tokens_for_its_prompt
     for _ in range(2 * len(lights[0].tokens) + 1):
         step(scheduler)
     assert [light.output_tokens > 0 for light in lights] == [number < beyond for number in range(2)]
+
+
+def test_what_one_tenant_has_waiting_for_its_turns_takes_nothing_from_the_others(scheduler):
+    flooded(scheduler)
+    before = scheduler.promised_blocks, scheduler.waiting_prompt_tokens, scheduler.overcommit_slots
+    for _ in range(40):
+        add(scheduler, "flood")
+    assert scheduler.waiting == 40
+    assert (scheduler.promised_blocks, scheduler.waiting_prompt_tokens, scheduler.overcommit_slots) == before
+    # Those who may come in beside it do take what they will need.
+    newcomer = add(scheduler, "light")
+    assert scheduler.overcommit_slots == before[2] - 1
+    assert scheduler.promised_blocks > before[0]
+    step(scheduler)  # the flood is charged for what it gets, and then the newcomer is next
+    assert newcomer.key in step(scheduler)
+
+
+def test_what_finds_a_slot_at_once_counts_in_full(scheduler):
+    for _ in range(PLACES // 2):
+        add(scheduler, "flood")
+    assert scheduler.waiting_prompt_tokens == 3 * PLACES // 2
+    assert scheduler.promised_blocks == PLACES // 2 * -(-(3 + 40) // 4)
