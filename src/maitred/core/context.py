@@ -117,6 +117,8 @@ class RequestContext(msgspec.Struct):
     """Those of them that the server keeps for an hour."""
     estimated: bool = False
     """Whether the token counts are estimates, because the server did not count them, or not credibly."""
+    has_fallback: bool = False
+    """Whether another model can be asked if the current one fails before any of its answer is sent."""
     first_token_s: float | None = None
     gaps_s: list[float] = []
     """Seconds between two successive deliveries of tokens of one choice."""
