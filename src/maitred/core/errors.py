@@ -330,8 +330,8 @@ class AccountRefused(ReplicaUnavailable):
     """A server refuses the operator's account or credential; the caller is told nothing about either."""
 
     default_message = (
-        "The server that runs this model does not serve this gateway now: its operator must look at the credential and "
-        "the account. Name another model, or try again later."
+        "The server that runs this model does not accept this gateway's credential. Its operator must look at it, and "
+        "at the account behind it. Name another model, or try again later."
     )
 
 
