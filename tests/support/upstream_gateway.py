@@ -100,6 +100,7 @@ async def upstream_gateway(
     admitting: AdmissionConfig = AdmissionConfig(),  # noqa: B008 - frozen
     up: bool = True,
     retries: int = 0,
+    allowance: int = 10,
     models: Mapping[str, TextModelConfig] | None = None,
     routing: RoutingConfig = RoutingConfig(),  # noqa: B008 - frozen
     principal: Principal = ANONYMOUS,
@@ -118,6 +119,7 @@ async def upstream_gateway(
         admitting: How requests are admitted.
         up: Whether to wait until the servers behind were found.
         retries: How often a request is tried again after a failure before its first part.
+        allowance: Retries in a minute that a tenant has beside a share of its requests; 0: it has none at all.
         models: Several models instead of one.
         routing: The names that lead to them.
         principal: Who calls.
@@ -155,7 +157,7 @@ async def upstream_gateway(
         rollouts = RolloutAdmin(PaperRollouts(), live, router.names, clock)
         await rollouts.open(routing.rollouts)
         ladders = {name: DegradationLadder(each.degradation) for name, each in system_config.models.items()}
-        again = RetryPolicy(retries, RetryBudget(0.2, 10), clock)
+        again = RetryPolicy(retries, RetryBudget(0.2 if allowance else 0.0, allowance), clock)
         trials = RolloutObserver(live, rollouts, clock)
         pipeline = Pipeline(
             router,

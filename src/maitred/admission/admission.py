@@ -15,7 +15,7 @@ from maitred.admission.budgets import BudgetState, OnSoftBudget, SoftBudgets, bu
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.grant import Grant, GrantServices
 from maitred.admission.leases import Leases
-from maitred.admission.limit_plans import LimitPlan, LimitPlanCache, output_limit
+from maitred.admission.limit_plans import LimitPlanCache, output_limit
 from maitred.admission.limit_status import LimitUsage, limit_usage, rate_limit_status
 from maitred.admission.policy.claims import LimitDemand
 from maitred.admission.policy.refusal import RequestedTokens, make_refusal
@@ -102,7 +102,9 @@ class Admission:
             QuotaExceeded: A budget is used up.
             StoreUnavailable: The counters or the journal cannot be reached, and admission does not fail open.
         """
-        plan = self._plan_for(admission_request)
+        plan = self._plans.plan_for(admission_request.principal, admission_request.model, self._clock.wall_s())
+        if admission_request.is_counted:
+            plan = msgspec.structs.replace(plan, demand=plan.demand.without_request_rates())
         demand = plan.demand
         length = output_limit(admission_request, plan.bounds, self.default_output_tokens)
         size = RequestSize(admission_request.prompt_tokens, admission_request.choices)
@@ -159,7 +161,9 @@ class Admission:
         Raises:
             StoreUnavailable: The spent amount of a budget cannot be read.
         """
-        plan = self._plan_for(admission_request)
+        plan = self._plans.plan_for(admission_request.principal, admission_request.model, self._clock.wall_s())
+        if admission_request.is_counted:
+            plan = msgspec.structs.replace(plan, demand=plan.demand.without_request_rates())
         size = RequestSize(admission_request.prompt_tokens, admission_request.choices)
         readings: Sequence[CounterState] = ()
         if claims := plan.demand.claims:
@@ -228,12 +232,6 @@ class Admission:
             StoreUnavailable: The counters cannot be read.
         """
         return await limit_usage(subjects, self._limits, self._counters, self._clock)
-
-    def _plan_for(self, admission_request: AdmissionRequest) -> LimitPlan:
-        plan = self._plans.plan_for(admission_request.principal, admission_request.model, self._clock.wall_s())
-        if not admission_request.is_counted:
-            return plan
-        return msgspec.structs.replace(plan, demand=plan.demand.without_request_rates())
 
     async def _reserve(
         self, admission_request: AdmissionRequest, demand: LimitDemand, reservation: Reservation

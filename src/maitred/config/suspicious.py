@@ -162,12 +162,15 @@ def _model_loads(config: Config, cores: int) -> Iterator[DiagnosisFinding]:
                 )
     for name, model in config.models.items():
         for number, upstream in enumerate(model.upstreams):
-            if upstream.dialect in _ON_DEMAND_DIALECTS and upstream.first_part_timeout_s < _UPSTREAM_LOAD_S:
+            first_part_timeout_s = upstream.first_part_timeout_s
+            if first_part_timeout_s is None:
+                continue
+            if upstream.dialect in _ON_DEMAND_DIALECTS and first_part_timeout_s < _UPSTREAM_LOAD_S:
                 yield _finding(
                     f"models.{name}.upstreams.{number}.first_part_timeout_s",
                     0.6,
                     "The first request after a pause fails: the server loads its model while we give up.",
-                    f"{upstream.first_part_timeout_s:g} s, and {upstream.dialect} loads models when they are asked "
+                    f"{first_part_timeout_s:g} s, and {upstream.dialect} loads models when they are asked "
                     "for, which may take a minute.",
                     f"Raise it above {_UPSTREAM_LOAD_S:g} s.",
                 )

@@ -86,7 +86,9 @@ class RetryState:
         self._deadline_s = deadline_s
         self._patience_s = patience_s
 
-    def wait(self, now_s: float, *, retry_after_s: float | None = None, takes_s: float = 0.0) -> float | GiveUpReason:
+    def wait(
+        self, now_s: float, *, retry_after_s: float | None = None, takes_s: float = 0.0, is_free: bool = False
+    ) -> float | GiveUpReason:
         """Counts a failed attempt and returns the wait in seconds, or the reason to give up.
 
         Args:
@@ -94,6 +96,7 @@ class RetryState:
             retry_after_s: Shortest pause in seconds that the next replica asks for. A pause that another replica asks
                 for does not count.
             takes_s: Shortest duration of one attempt, in seconds.
+            is_free: Whether the retry is not taken from the budget, because it goes where it adds to no load.
         """
         self.failures += 1
         if self.failures >= self._most:
@@ -104,6 +107,6 @@ class RetryState:
         left_s = self._deadline_s - now_s - takes_s - least_s
         if left_s < 0:
             return GiveUpReason.DEADLINE
-        if not self._take_retry(self._tenant):
+        if not is_free and not self._take_retry(self._tenant):
             return GiveUpReason.BUDGET
         return least_s + self._draw() * min(self._ceiling.after(self.failures), left_s)

@@ -125,6 +125,8 @@ class RequestContext(msgspec.Struct):
     """Whatever else an external server counted; see `maitred.core.request.Usage`."""
     estimated: bool = False
     """Whether the token counts are estimates, because the server did not count them, or not credibly."""
+    has_fallback: bool = False
+    """Whether another model can be asked if the current one fails before any of its answer is sent."""
     first_token_s: float | None = None
     gaps_s: list[float] = []
     """Seconds between two successive deliveries of tokens of one choice."""

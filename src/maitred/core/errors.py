@@ -32,6 +32,7 @@
     ├── Unavailable           the operator, or time, must act
     │   ├── ReplicaUnavailable        503  no replica of the model is ready
     │   │   ├── ReplicaBusy           503  a replica takes no more requests now
+    │   │   ├── ReplicaNotInTime      503  a replica has not begun to answer within its time
     │   │   ├── AccountRefused        503  a server refuses the account or the credential of this gateway
     │   │   ├── ModelLoading          503  the model is being loaded
     │   │   ├── ModelLoadFailed       503  the load of the model failed
@@ -328,12 +329,18 @@ class ReplicaBusy(ReplicaUnavailable):
     """The replica is healthy but accepts no more requests now."""
 
 
+class ReplicaNotInTime(ReplicaUnavailable):
+    """A replica took the request and has not begun to answer within its time."""
+
+    default_message = "The server that runs this model did not answer in time. Try again after the time in Retry-After."
+
+
 class AccountRefused(ReplicaUnavailable):
     """A server refuses the operator's account or credential; the caller is told nothing about either."""
 
     default_message = (
-        "The server that runs this model does not serve this gateway now: its operator must look at the credential and "
-        "the account. Name another model, or try again later."
+        "The server that runs this model does not accept this gateway's credential. Its operator must look at it, and "
+        "at the account behind it. Name another model, or try again later."
     )
 
 

@@ -33,6 +33,9 @@ class TextRequest(msgspec.Struct, frozen=True):
     """Whether maitred wants log-probabilities that the caller did not request, if the replica has them."""
     model: str | None = None
     """Name of the model at the replica; None: the configured name."""
+    has_other_target: bool = False
+    """Whether another replica or another model can be asked instead, so that waiting long for this one makes no
+    sense."""
     given: str = ""
     """Text of the only choice that the caller already has; the answer continues after it. Empty: a new answer."""
     trace: TraceContext | None = None
@@ -84,6 +87,14 @@ class TextReplica(ReplicaBase, Protocol):
     @property
     def trace_attributes(self) -> Mapping[str, str | int]:
         """Attributes for traces: ``provider``, ``host``, ``port`` and the server's name for the ``model``."""
+        ...
+
+    def is_refusing(self) -> bool:
+        """Returns whether the replica has refused so many requests in a row that the next one begins elsewhere.
+
+        The answer is False for one request in a while, which finds out. Only ask for a request that has somewhere else
+        to begin.
+        """
         ...
 
     def generate(self, request: TextRequest) -> AbstractAsyncContextManager[TextStream]:

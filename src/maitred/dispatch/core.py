@@ -319,6 +319,15 @@ class DispatchCore:
             return False
         return any(other is not endpoint_state for other in untried_endpoints(queued, self.refresh(now_s)))
 
+    def has_idle_replica(self, queued: QueuedRequest, now_s: float) -> bool:
+        """Whether another ready replica that has not failed this request has room for it, while no request waits."""
+        if self.waiting or not self.has_other_replica(queued, now_s):
+            return False
+        assert queued.allocation is not None
+        failed = queued.allocation.endpoint_state
+        others = [endpoint_state for endpoint_state in self.refresh(now_s) if endpoint_state is not failed]
+        return self.allocator.hedge_endpoint(queued, others, now_s) is not None
+
     def hedge(self, queued: QueuedRequest, now_s: float) -> Allocation | None:
         """Allocates credits at a second replica for a dispatched request that has produced no token.
 

@@ -212,6 +212,13 @@ class DispatchEntry:
         now_s = dispatcher.clock.monotonic_s()
         return queued.state is QueueState.DISPATCHED and dispatcher.core.has_other_replica(queued, now_s)
 
+    @property
+    def has_idle_replica(self) -> bool:
+        """Whether one of these replicas has room for the request, while nobody waits."""
+        dispatcher, queued = self._dispatcher, self.queued
+        now_s = dispatcher.clock.monotonic_s()
+        return queued.state is QueueState.DISPATCHED and dispatcher.core.has_idle_replica(queued, now_s)
+
     def requeue(
         self, *, prompts: Sequence[int], answer_by_s: float | None = None, suspend_s: float | None = None
     ) -> bool:

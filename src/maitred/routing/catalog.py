@@ -140,6 +140,10 @@ class TextModel(_CatalogModel):
             raise failure or ReplicaUnavailable()
         return self._card
 
+    def is_refusing(self) -> bool:
+        """Returns whether all replicas refuse requests for want of room; see `TextReplica.is_refusing`."""
+        return all(replica.is_refusing() for replica in self.replicas)
+
     def with_replicas(
         self,
         replicas: Sequence[TextReplica],

@@ -308,6 +308,8 @@ class Dispatched(msgspec.Struct, frozen=True, array_like=True, tag="released"):
     waited_ms: dict[str, float]
     has_other_replica: bool
     """Whether another replica could take the request if this one fails."""
+    has_idle_replica: bool = False
+    """Whether one of these has room for it now."""
 
 
 class SettleReply(msgspec.Struct, frozen=True, array_like=True, tag="settled"):

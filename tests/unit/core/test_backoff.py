@@ -91,3 +91,13 @@ def test_every_attempt_fits(most, first_s, most_s, deadline_s, patience_s, tries
         assert now_s + wait + takes_s <= deadline_s + 1e-6
     assert made <= most
     assert len(asked) == made - 1
+
+
+def test_a_retry_that_adds_to_no_load_needs_no_budget():
+    taken = []
+    attempts = RetryState(
+        9, BackoffCeiling(1, 5), draw=drawn(0.5), take_retry=lambda tenant: bool(taken.append(tenant))
+    )
+    assert attempts.wait(0) is GiveUpReason.BUDGET
+    assert attempts.wait(0, is_free=True) == 1.0
+    assert len(taken) == 1

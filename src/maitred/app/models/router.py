@@ -10,7 +10,7 @@ from maitred.core.rollout import RolloutVersion
 from maitred.core.tenancy import Principal
 from maitred.replica.upstream.url import UpstreamUrl
 from maitred.routing.auto.tiers import AutoModel
-from maitred.routing.catalog import AnyModel, Catalog
+from maitred.routing.catalog import AnyModel, Catalog, TextModel
 from maitred.routing.escalation.config import EscalationConfig
 from maitred.routing.pools.config import PoolConfig, RoutesConfig
 from maitred.routing.pools.names import NameResolver
@@ -92,6 +92,11 @@ class Router:
     def model(self, target: RouteTarget) -> AnyModel:
         """Returns the model of a target."""
         return self._catalog[target.pool]
+
+    def is_refusing(self, target: RouteTarget) -> bool:
+        """Returns whether a request that can begin at another model does; see `TextModel.is_refusing`."""
+        model = self._catalog[target.pool]
+        return isinstance(model, TextModel) and model.is_refusing()
 
     def resolve(self, name: str, principal: Principal) -> AnyModel:
         """Returns the model that a name leads to first, whatever a request may need.

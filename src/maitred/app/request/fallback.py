@@ -29,7 +29,7 @@ from maitred.admission.policy.ladder import DegradedRequest
 from maitred.app.request.planner import RequestPlan
 from maitred.app.request.upstream_response import UpstreamResponse
 from maitred.core.context import RejectedAnswer, RequestContext
-from maitred.core.errors import DeadlineUnmeetable, MaitredError, ReplicaLost
+from maitred.core.errors import DeadlineUnmeetable, MaitredError, ReplicaBusy, ReplicaLost
 from maitred.core.inference import InferenceRequest, TextDelta
 from maitred.core.request import FinishReason
 from maitred.core.resource_stack import ResourceStack
@@ -61,6 +61,7 @@ class FallbackStream(PushStream):
         principal: The caller.
         context: Record of the request.
         route_plan: The models to try, in order.
+        is_refusing: Returns whether a model has refused so many requests that this one begins at the next.
 
     Attributes:
         first_failure: The first failure of a model; None: none has failed.
@@ -73,8 +74,10 @@ class FallbackStream(PushStream):
         principal: Principal,
         context: RequestContext,
         route_plan: RoutePlan,
+        is_refusing: Callable[[RouteTarget], bool],
     ) -> None:
         self._respond = respond
+        self._is_refusing = is_refusing
         self._request = request
         self._principal = principal
         self._context = context
@@ -157,7 +160,12 @@ class FallbackStream(PushStream):
 
     async def _start(self, target: RouteTarget) -> Self:
         """Starts the response at a model, or at one of those after it."""
+        route_plan = self._route_plan
         while True:
+            if route_plan.has_other_targets or route_plan.stable_fallback is not None:
+                while route_plan.has_general_target and self._is_refusing(target):
+                    target = self._next_target(ReplicaBusy())
+                self._context.has_fallback = route_plan.has_general_target
             self._context.arm = None if self._route_plan.arm is None else self._route_plan.arm_for(target)
             try:
                 async with ResourceStack() as stack:
@@ -322,6 +330,7 @@ class EscalatingStream:
         route_to_larger: Returns the route plan of the next larger model; None: there is none.
         checker: Decides whether an answer is good enough.
         price_of: Returns the price of a model's tokens.
+        is_refusing: Returns whether a model has refused so many requests that this one begins at the next.
     """
 
     def __init__(
@@ -335,8 +344,10 @@ class EscalatingStream:
         route_to_larger: Callable[[InferenceRequest, Principal, RoutePlan], RoutePlan | None],
         checker: AnswerChecker,
         price_of: Callable[[str], Price],
+        is_refusing: Callable[[RouteTarget], bool],
     ) -> None:
         self._respond = respond
+        self._is_refusing = is_refusing
         self._request = request
         self._principal = principal
         self._context = context
@@ -377,7 +388,12 @@ class EscalatingStream:
             max_usd=None if self._request.max_usd is None else max(0.0, self._request.max_usd - self._spent_usd),
         )
         async with FallbackStream(
-            self._respond, request, self._principal, self._context, route_plan=route_plan
+            self._respond,
+            request,
+            self._principal,
+            self._context,
+            route_plan=route_plan,
+            is_refusing=self._is_refusing,
         ) as answer:
             whole = [part async for parts in answer for part in parts]
         context = self._context

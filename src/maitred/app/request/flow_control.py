@@ -76,6 +76,11 @@ class DispatchHandle(Protocol):
         """Whether another replica is ready that has not failed the request; as `DispatchEntry.has_other_replica`."""
         ...
 
+    @property
+    def has_idle_replica(self) -> bool:
+        """Whether one of these has room and nobody waits; as `DispatchEntry.has_idle_replica`."""
+        ...
+
     def requeue(
         self, *, prompts: Sequence[int], answer_by_s: float | None = None, suspend_s: float | None = None
     ) -> bool:

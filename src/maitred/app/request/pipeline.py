@@ -132,10 +132,18 @@ class Pipeline:
                     route_to_larger=self._router.route_to_larger,
                     checker=AnswerChecker(escalation, self._schemas),
                     price_of=self._flow_controller.price_of,
+                    is_refusing=self._router.is_refusing,
                 )
             )
         else:
-            response = answer = FallbackStream(self.respond, request, principal, context, route_plan=route_plan)
+            response = answer = FallbackStream(
+                self.respond,
+                request,
+                principal,
+                context,
+                route_plan=route_plan,
+                is_refusing=self._router.is_refusing,
+            )
             if self._rollout_observer is not None and route_plan.arm is not None:
                 response = self._rollout_observer.observe(answer, route_plan, request, context, self.respond)
         return response if context.listener is None else _tap(response, context.listener)

@@ -28,6 +28,8 @@ from maitred.core.errors import (
     DeadlineExceeded,
     ReplicaBusy,
     ReplicaLost,
+    ReplicaSilent,
+    ReplicaTooLong,
     ReplicaTooSlow,
     ReplicaUnavailable,
 )
@@ -203,7 +205,10 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
 
     def _new_attempt(self, endpoint: Endpoint[TextReplica], on_submitted: Callable[[], None]) -> UpstreamAttempt:
         """Makes an attempt at one server; closing it cancels the request."""
-        return UpstreamAttempt(endpoint, self._request, on_submitted, self._context.timeline, clock=self._clock)
+        request = self._request
+        if self._context.has_fallback or self._entry.has_other_replica:
+            request = replace(request, has_other_target=True)
+        return UpstreamAttempt(endpoint, request, on_submitted, self._context.timeline, clock=self._clock)
 
     async def _requeue(self, failure: ReplicaLost | ReplicaUnavailable) -> None:
         """Closes the failed attempt and requeues the request, for another server or for the same one.
@@ -224,10 +229,13 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
             self._restart()
         retry_after_s = failure.retry_after_s if isinstance(failure, ReplicaBusy) else None
         elsewhere = self._entry.has_other_replica
-        passes = isinstance(failure, ReplicaLost | ReplicaBusy) and not isinstance(failure, ReplicaTooSlow)
-        if not elsewhere and not passes:
-            raise error  # the failure is not transient and there is no other replica
-        wait_s = self._retry_state.wait(self._clock.monotonic_s(), retry_after_s=None if elsewhere else retry_after_s)
+        if not elsewhere and not self._may_repeat(failure):
+            raise error  # another model of the route follows, if there is one
+        wait_s = self._retry_state.wait(
+            self._clock.monotonic_s(),
+            retry_after_s=None if elsewhere else retry_after_s,
+            is_free=elsewhere and self._entry.has_idle_replica,
+        )
         if isinstance(wait_s, GiveUpReason):
             raise error
         again = self._entry.requeue(
@@ -239,6 +247,18 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
             raise error
         self._context.recoveries += 1
         self._context.continued += bool(self._request.given)
+
+    def _may_repeat(self, failure: ReplicaLost | ReplicaUnavailable) -> bool:
+        """Returns whether the replica that failed can be asked again.
+
+        A failure that lasts would meet the request again. One that has used up a time-out is not risked again while
+        another model can be asked.
+        """
+        if isinstance(failure, ReplicaSilent):
+            return not self._context.has_fallback
+        return isinstance(failure, ReplicaLost | ReplicaBusy) and not isinstance(
+            failure, ReplicaTooSlow | ReplicaTooLong
+        )
 
     def _restart(self) -> None:
         """Resets the response: nothing has been sent, so the next attempt starts over."""

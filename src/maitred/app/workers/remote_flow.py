@@ -341,6 +341,11 @@ class RemoteAdmission:
         """Whether another replica could take the request, as of its dispatch."""
         return self._dispatched is not None and self._dispatched.has_other_replica
 
+    @property
+    def has_idle_replica(self) -> bool:
+        """Whether another replica had room for the request when it was dispatched."""
+        return self._dispatched is not None and self._dispatched.has_idle_replica
+
     def requeue(
         self, *, prompts: Sequence[int], answer_by_s: float | None = None, suspend_s: float | None = None
     ) -> bool:
@@ -571,10 +576,12 @@ class RemoteUpstreamStatus(UpstreamStatus):
         return BreakerAttempt(0, is_trial=False, started_s=0.0)
 
     def on_first_token(self, attempt: BreakerAttempt) -> None:
-        """Does nothing: the admission tells the controller of the first token."""
+        """Forgets refusals. The admission tells the controller of the first token."""
+        self._count_refusal(AttemptOutcome.SUCCESS, None)
 
-    def on_end(self, attempt: BreakerAttempt, outcome: AttemptOutcome) -> None:
-        """Records the outcome of the attempt at the current admission."""
+    def on_end(self, attempt: BreakerAttempt, outcome: AttemptOutcome, *, retry_after_s: float | None = None) -> None:
+        """Records the outcome of the attempt at the current admission; this worker learns refusals by itself."""
+        self._count_refusal(outcome, retry_after_s)
         self._record(_WORKER_ATTEMPT_OUTCOMES[outcome])
 
     def mark_down(self, reason: str) -> None:

@@ -249,7 +249,15 @@ class WorkerRequest:
                 return True
             raise
         grant.set_replica(endpoint.name)
-        self._send(Dispatched(self.admit_request.number, endpoint.name, entry.waited_ms, entry.has_other_replica))
+        self._send(
+            Dispatched(
+                self.admit_request.number,
+                endpoint.name,
+                entry.waited_ms,
+                entry.has_other_replica,
+                entry.has_idle_replica,
+            )
+        )
         return await self._run_commands(grant, entry)
 
     async def _run_commands(self, grant: Grant, entry: DispatchEntry | None) -> bool:

@@ -54,6 +54,14 @@ class HealthConfig(Struct, frozen=True, kw_only=True):
 
     breaker: BreakerConfig = BreakerConfig()
     outliers: OutlierConfig = OutlierConfig()
+    most_refusals: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="After so many refusals for want of room (429, 503) in a row, requests begin at the `general` "
+            "fallback of their model, if it has one, for the time that a breaker would be open.",
+        ),
+    ] = 3
     slow_start_s: Annotated[
         float,
         Meta(

@@ -88,15 +88,14 @@ class UpstreamConfig(Struct, frozen=True, kw_only=True):
         float, Meta(gt=0, le=600, description="To connect, with the TLS handshake.", extra=_SECONDS_UNIT)
     ] = 5.0
     first_part_timeout_s: Annotated[
-        float,
+        Annotated[float, Meta(gt=0, le=86_400)] | None,
         Meta(
-            gt=0,
-            le=86_400,
             description="From the request to the first part of the answer. A server that queues may need longer than "
-            "one that does not; signs of life that are no answer do not count.",
+            "one that does not; signs of life that are no answer do not count. Null: 30 s while another server or "
+            "another model of the request's route can be asked instead, else 120 s.",
             extra=_SECONDS_UNIT,
         ),
-    ] = 120.0
+    ] = None
     idle_timeout_s: Annotated[
         float, Meta(gt=0, le=86_400, description="Between two pieces of an answer that has begun.", extra=_SECONDS_UNIT)
     ] = 60.0

@@ -26,6 +26,7 @@ from maitred.core.errors import (
     MaitredError,
     ReplicaBusy,
     ReplicaLost,
+    ReplicaNotInTime,
     ReplicaUnavailable,
 )
 
@@ -347,6 +348,13 @@ def _to_wall_s(text: str | None) -> float | None:
 def make_replica_lost(reason: str, error_class: type[ReplicaLost] = ReplicaLost) -> ReplicaLost:
     """Makes a ReplicaLost error; the reason is a note, which is logged but not shown to the caller."""
     failure = error_class()
+    failure.add_note(reason)
+    return failure
+
+
+def make_timeout_error(reason: str) -> ReplicaNotInTime:
+    """Makes the error for a server that has not begun to answer in time; the reason is a note, as in others."""
+    failure = ReplicaNotInTime(retry_after_s=1.0)
     failure.add_note(reason)
     return failure
 

@@ -16,7 +16,14 @@ from types import TracebackType
 import msgspec
 
 from maitred import __version__
-from maitred.core.errors import AccountRefused, MaitredError, ReplicaBusy, ReplicaLost, ReplicaUnavailable
+from maitred.core.errors import (
+    AccountRefused,
+    MaitredError,
+    ReplicaBusy,
+    ReplicaLost,
+    ReplicaNotInTime,
+    ReplicaUnavailable,
+)
 from maitred.core.replica import ExternalLoad, LoadReport, ModelCard
 from maitred.core.text_replica import TextRequest
 from maitred.replica.health.breaker import AttemptOutcome, BreakerAttempt
@@ -31,6 +38,7 @@ from maitred.replica.upstream.errors import (
     failure_details,
     make_replica_lost,
     make_response_error,
+    make_timeout_error,
     parse_error,
     parse_error_body,
     parse_retry_after,
@@ -43,6 +51,10 @@ from maitred.replica.upstream.status import UpstreamStatus
 from maitred.replica.upstream.stream import StreamParser, UpstreamStream
 from maitred.replica.upstream.url import UpstreamUrl
 
+FIRST_PART_TIMEOUT_S = 120.0
+"""Default of `first_part_timeout_s` if nothing else can be asked, and..."""
+FAILOVER_TIMEOUT_S = 30.0
+"""...if something can."""
 DEFAULT_CONTEXT_TOKENS = 1 << 20
 """Context length if the server does not report it and none is configured."""
 _ASSUMED_MAX_SEQUENCES = 1 << 20
@@ -86,7 +98,10 @@ class UpstreamCall:
             path, body, ignored_fields = self._prepare()
             now_s = asyncio.get_running_loop().time()
             deadline_s = now_s + config.total_timeout_s
-            first_token_deadline_s = min(now_s + config.first_part_timeout_s, deadline_s)
+            first_part_timeout_s = config.first_part_timeout_s
+            if first_part_timeout_s is None:
+                first_part_timeout_s = FAILOVER_TIMEOUT_S if self._request.has_other_target else FIRST_PART_TIMEOUT_S
+            first_token_deadline_s = min(now_s + first_part_timeout_s, deadline_s)
             self._body = body
             response = await self._send(path, body, first_token_deadline_s)
             if response.status != 200:
@@ -125,9 +140,12 @@ class UpstreamCall:
         elif isinstance(error, AccountRefused):
             outcome = AttemptOutcome.ACCOUNT_REFUSED
         elif isinstance(error, ReplicaUnavailable):
+            if isinstance(error, ReplicaNotInTime):
+                log.warning("The upstream %s gave no answer: %s.", self._upstream.name, failure_details(error))
             outcome = AttemptOutcome.BUSY if isinstance(error, ReplicaBusy) else AttemptOutcome.FAILURE
         self._upstream.open_streams -= 1
-        self._upstream.status.on_end(self._attempt, outcome)
+        retry_after_s = error.retry_after_s if isinstance(error, ReplicaBusy) else None
+        self._upstream.status.on_end(self._attempt, outcome, retry_after_s=retry_after_s)
 
     def _prepare(self) -> tuple[str, bytes, list[str]]:
         """Returns the path, the body, and the fields that it leaves out; creates the parser of the response."""
@@ -154,13 +172,7 @@ class UpstreamCall:
                 deadline_s=first_token_deadline_s,
             )
         except TimeoutError:
-            log.warning(
-                "The upstream %s gave no answer within %g s.", upstream.name, upstream.config.first_part_timeout_s
-            )
-            raise ReplicaUnavailable(
-                "The server that runs this model did not answer in time. Try again after the time in Retry-After.",
-                retry_after_s=1.0,
-            ) from None
+            raise make_timeout_error("it gave no answer in time") from None
         except (ConnectFailed, ResponseBroken) as error:
             raise upstream.make_no_response_error(error) from None
 
@@ -332,6 +344,10 @@ class UpstreamReplica:
     def weight(self) -> float:
         """Weight among the replica's peers, above 0 and up to 1. Implements `core.replica.ReplicaBase`."""
         return self.status.weight
+
+    def is_refusing(self) -> bool:
+        """Returns whether the next request begins elsewhere, if it can. Implements `core.text_replica.TextReplica`."""
+        return self.status.is_refusing()
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Calls `listener` after every change of the server's status. Implements `core.replica.ReplicaBase`."""

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Callable
 
+from maitred.core.backoff import BackoffCeiling
 from maitred.core.errors import ReplicaUnavailable
 from maitred.core.replica import AdminState
 from maitred.replica.health.breaker import AttemptOutcome, BreakerAttempt, BreakerState
@@ -56,6 +57,10 @@ class UpstreamStatus:
         self._probe_interval_s = probe_interval_s
         self._clock = clock
         self._recovered_s = float("-inf")
+        self._draw = draw
+        self._refusals = 0
+        """Refusals in a row for want of room."""
+        self._refuses_until_s = float("-inf")
         self._has_been_up = False
         self._listeners: list[Callable[[], None]] = []
 
@@ -105,6 +110,20 @@ class UpstreamStatus:
         """State of the server's circuit breaker."""
         return self.health.breaker.state(self._clock())
 
+    def is_refusing(self) -> bool:
+        """Returns whether the server has refused several requests in a row for want of room, and lately.
+
+        A request that can begin elsewhere then does. When the time is over, one request is let through to find out; the
+        others follow once it was answered.
+        """
+        if self._refusals < self._config.most_refusals:
+            return False
+        now_s = self._clock()
+        if now_s < self._refuses_until_s:
+            return True
+        self._refuses_until_s = now_s + self._config.breaker.first_open_s
+        return False
+
     # --- up or down ---
 
     def mark_up(self) -> None:
@@ -135,12 +154,20 @@ class UpstreamStatus:
 
     def on_first_token(self, attempt: BreakerAttempt) -> None:
         """Records the first token of an attempt."""
+        self._count_refusal(AttemptOutcome.SUCCESS, None)
         self.health.on_first_token(attempt, self._clock())
         if attempt.is_trial:
             self._notify()
 
-    def on_end(self, attempt: BreakerAttempt, outcome: AttemptOutcome) -> None:
-        """Records the outcome of an attempt, and runs outlier detection if its interval has passed."""
+    def on_end(self, attempt: BreakerAttempt, outcome: AttemptOutcome, *, retry_after_s: float | None = None) -> None:
+        """Records the outcome of an attempt, and runs outlier detection if its interval has passed.
+
+        Args:
+            attempt: The attempt.
+            outcome: Its outcome.
+            retry_after_s: Time that a busy server asks to wait; None: it names none, or it is not known.
+        """
+        self._count_refusal(outcome, retry_after_s)
         now_s = self._clock()
         if outcome in (AttemptOutcome.SUCCESS, AttemptOutcome.ACCOUNT_REFUSED):
             self.account_refused = outcome is AttemptOutcome.ACCOUNT_REFUSED
@@ -148,6 +175,20 @@ class UpstreamStatus:
         ejected = self._pool_health.eject_outliers(now_s)
         if attempt.is_trial or ejected or not self.health.breaker.is_closed:
             self._notify()
+
+    def _count_refusal(self, outcome: AttemptOutcome, retry_after_s: float | None) -> None:
+        """Counts refusals in a row. After enough of them, requests begin elsewhere for a time that grows."""
+        if outcome is AttemptOutcome.SUCCESS:
+            if self._refusals:
+                self._refusals, self._refuses_until_s = 0, float("-inf")
+        elif outcome is AttemptOutcome.BUSY:
+            self._refusals += 1
+            breaker = self._config.breaker
+            excess = self._refusals - self._config.most_refusals + 1
+            if excess > 0:
+                ceiling_s = BackoffCeiling(breaker.first_open_s, breaker.most_open_s).after(excess)
+                wait_s = max((1.0 + self._draw()) / 2.0 * ceiling_s, min(retry_after_s or 0.0, breaker.most_open_s))
+                self._refuses_until_s = self._clock() + wait_s
 
     def _set_up(self, *, up: bool, reason: str) -> None:
         changed = up != self.is_up

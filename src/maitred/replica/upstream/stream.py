@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
-from maitred.core.errors import ReplicaLost, ReplicaTooLong, ReplicaTooSlow
+from maitred.core.errors import ReplicaLost, ReplicaNotInTime, ReplicaSilent, ReplicaTooLong, ReplicaTooSlow
 from maitred.core.text_replica import TextBatch
 from maitred.replica.http.connection import Response
-from maitred.replica.upstream.errors import make_replica_lost
+from maitred.replica.upstream.errors import make_replica_lost, make_timeout_error
 from maitred.replica.upstream.secret_mask import SecretMask
 
 _DRAIN_TIMEOUT_S = 0.05
@@ -209,12 +209,12 @@ class UpstreamStream:
         else:
             self._timeout_timer = self._loop.call_at(deadline_s, self._check_timeout)
 
-    def _make_timeout_error(self, deadline_s: float) -> ReplicaLost:
+    def _make_timeout_error(self, deadline_s: float) -> ReplicaLost | ReplicaNotInTime:
         if not self._parser.has_begun:
-            return make_replica_lost("it began an answer and sent none of it in time")
+            return make_timeout_error("it began an answer and sent none of it in time")
         if deadline_s >= self._deadline_s:
             return make_replica_lost("it took too long in all in the middle of an answer", ReplicaTooSlow)
-        return make_replica_lost("it went silent in the middle of an answer")
+        return make_replica_lost("it went silent in the middle of an answer", ReplicaSilent)
 
     def _stop_timer(self) -> None:
         if self._timeout_timer is not None:

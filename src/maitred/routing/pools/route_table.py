@@ -238,9 +238,13 @@ class CachedRoute:
     Attributes:
         targets: Targets where they may go at first...
         excluded: ...and pools where they may not.
+        has_other_targets: Whether there may be another target after a general failure of the first one.
     """
 
-    __slots__ = ("config", "excluded", "fallback", "names", "needs", "resolved", "target_keys", "targets")
+    __slots__ = (
+        *("config", "excluded", "fallback", "has_other_targets", "names", "needs", "resolved", "target_keys"),
+        "targets",
+    )
 
     def __init__(
         self,
@@ -261,6 +265,7 @@ class CachedRoute:
         self.excluded: list[ExcludedPool] = []
         for target_key in self.target_keys:
             self.add_target(target_key, resolved.key, TargetReason.OWN, self.targets, self.excluded)
+        self.has_other_targets = len(self.targets) > 1 or bool(fallback.general)
 
     def add_target(
         self,
@@ -294,6 +299,8 @@ class RoutePlan:
         arm: Side of the rollout that serves the request; None if its name has no rollout.
         stable_fallback: The stable version; it follows when all targets of a canary have failed.
         shadow_target: Target that may answer a copy of the request, for comparison.
+        has_other_targets: Whether there may be another target after a general failure of the first one; a stable
+            version is not counted.
     """
 
     def __init__(
@@ -301,6 +308,7 @@ class RoutePlan:
     ) -> None:
         self.selection = selection
         self.excluded = cached_route.excluded
+        self.has_other_targets = cached_route.has_other_targets
         self.arm: RolloutArm | None = None
         self.stable_fallback: ResolvedName | None = None
         self.shadow_target: RouteTarget | None = None
@@ -380,6 +388,25 @@ class RoutePlan:
         """Whether the target that was returned last is the final one, whatever happens there."""
         has_next = self._next_index < len(self._targets)
         return not has_next and self.stable_fallback is None and self._cached_route.fallback == _NO_FALLBACK
+
+    @property
+    def has_general_target(self) -> bool:
+        """Whether another target follows after a general failure of the last one."""
+        if self._next_index < len(self._targets) or self.stable_fallback is not None:
+            return True
+        if TargetReason.GENERAL in self._entered_chains:
+            return False
+        cached_route = self._cached_route
+        seen = cached_route.target_keys if self._seen_keys is None else self._seen_keys
+        for name in cached_route.fallback.general:
+            resolved = cached_route.names.resolve(name)
+            if resolved is not None and is_allowed(name, resolved, cached_route.needs):
+                for pool, model in resolved.targets:
+                    if (pool, model) in seen or (pool, model) in self._tried_before:
+                        continue
+                    if find_exclusion(cached_route.config.pools[pool], cached_route.needs) is None:
+                        return True
+        return False
 
     def _advance(self) -> RouteTarget | None:
         """Returns the next target and notes that the request is sent there; None: there is none."""
