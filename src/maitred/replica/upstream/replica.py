@@ -9,7 +9,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from types import TracebackType
 
 import msgspec
@@ -153,7 +153,7 @@ class UpstreamCall:
             raise upstream.make_no_response_error(error) from None
 
     async def _make_error(self, response: Response) -> MaitredError:
-        """Makes the exception for a response that is not an event stream."""
+        """Makes the exception for a response with another status than 200."""
         try:
             async with asyncio.timeout(_ERROR_BODY_TIMEOUT_S):
                 body = await response.read_body(_MAX_ERROR_BYTES)
@@ -164,17 +164,8 @@ class UpstreamCall:
         name, headers, error = self._upstream.name, response.headers, None
         with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
             error = parse_error(msgspec.json.decode(body))
-        if response.status != 200:
-            retry_headers = [
-                headers.get(header, b"").decode("latin-1") for header in (b"retry-after-ms", b"retry-after")
-            ]
-            return make_response_error(name, response.status, error, parse_retry_after(*retry_headers))
-        if error is not None:
-            return make_response_error(name, error.status or 502, error, None)
-        if not body:
-            return make_replica_lost("it sent nothing")
-        media_type = _media_type(headers.get(b"content-type", b"")).decode("latin-1")
-        return make_replica_lost(f"it was asked for a stream of events and sent {media_type[:80]}")
+        retry_headers = [headers.get(header, b"").decode("latin-1") for header in (b"retry-after-ms", b"retry-after")]
+        return make_response_error(name, response.status, error, parse_retry_after(*retry_headers))
 
 
 class UpstreamReplica:
@@ -393,10 +384,3 @@ log = logging.getLogger(__name__)
 
 _MAX_ERROR_BYTES = 64 * 1024
 _ERROR_BODY_TIMEOUT_S = 5.0
-_EVENT_STREAM = b"text/event-stream"
-
-
-@lru_cache(64)
-def _media_type(content_type: bytes) -> bytes:
-    """Returns the media type of a content type, without its parameters."""
-    return content_type.partition(b";")[0].strip().lower()
