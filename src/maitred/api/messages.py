@@ -409,6 +409,10 @@ def _thinking(thought: str) -> ContentBlock:
 
 def _tool_use(call: Mapping[str, Any]) -> ContentBlock:
     """Returns the block of a tool call; one that is cut off, or no JSON object, becomes text: no client can run it."""
+    if call["type"] == "custom":
+        # Its input is a text, for which a block of Messages has no other place.
+        custom = call["custom"]
+        return ContentBlock(type="tool_use", id=call["id"], name=custom["name"], input={"input": custom["input"]})
     name, written = call["function"]["name"], call["function"]["arguments"]
     try:
         arguments = msgspec.json.decode(written or "{}")

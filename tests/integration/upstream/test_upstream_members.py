@@ -257,3 +257,78 @@ async def test_a_call_without_an_end_is_as_long_as_it_is():
     assert choice["finish_reason"] == "length"
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x": "lo'}
     assert [entry["choices"][0]["finish_reason"] for entry in events if entry["choices"]][-1] == "length"
+
+
+MESSAGE = {
+    "id": "msg_1",
+    "type": "message",
+    "role": "assistant",
+    "model": "c",
+    "content": [
+        {"type": "text", "text": "Hello"},
+        {"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}},
+    ],
+    "stop_reason": "tool_use",
+    "stop_sequence": None,
+    "usage": {"input_tokens": 10, "output_tokens": 7},
+}
+
+
+def messages_stream():
+    start = {**MESSAGE, "content": [], "stop_reason": None}
+    yield {"type": "message_start", "message": start}
+    yield {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+    yield {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Hello"}}
+    yield {"type": "content_block_stop", "index": 0}
+    block = {**MESSAGE["content"][1], "input": {}}
+    yield {"type": "content_block_start", "index": 1, "content_block": block}
+    yield {"type": "content_block_delta", "index": 1, "delta": {"type": "input_json_delta", "partial_json": '{"x":1}'}}
+    yield {"type": "content_block_stop", "index": 1}
+    yield {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 7}}
+    yield {"type": "message_stop"}
+
+
+MESSAGE_EVENTS = b"".join(b"event: " + entry["type"].encode() + b"\n" + event(entry) for entry in messages_stream())
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        (MESSAGE_EVENTS, "application/json"),
+        (MESSAGE_EVENTS, "text/plain"),
+        (json.dumps(MESSAGE).encode(), "application/json"),
+        (json.dumps(MESSAGE, indent=2).encode(), "text/event-stream"),
+    ],
+)
+async def test_right_content_in_an_odd_form_is_a_whole_message_too(body, content_type):
+    server = Bytes(body, content_type)
+    async with running(server.answer) as url, upstream_gateway(f"{url}/v1", kind="anthropic", retries=2) as system:
+        whole = (await system.chat(tools=TOOLS)).json()
+        assert server.calls == 1
+    (choice,) = whole["choices"]
+    (made,) = choice["message"]["tool_calls"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", "Hello")
+    assert (made["id"], made["function"]["name"], json.loads(made["function"]["arguments"])) == ("a", "f", {"x": 1})
+    assert (whole["usage"]["prompt_tokens"], whole["usage"]["completion_tokens"]) == (10, 7)
+
+
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+@pytest.mark.parametrize(
+    ("body", "content_type", "status"),
+    [
+        (b"<html>No.</html>", "text/html", 502),
+        (b"", "text/event-stream", 502),
+        (b'{"error": {"message": "boom"}}', "application/json", 502),
+        (b'{"type": "error", "error": {"type": "overloaded_error", "message": "boom"}}', "application/json", 503),
+        (b'{"odd": 1}', "application/json", 502),
+        (b"{", "application/json", 502),
+        (b"[]", "application/json", 502),
+    ],
+)
+async def test_what_is_no_answer_is_none_whatever_it_is_called(kind, body, content_type, status):
+    server = Bytes(body, content_type)
+    async with running(server.answer) as url, upstream_gateway(f"{url}/v1", kind=kind) as system:
+        refused = await system.chat()
+    if kind == "openai":
+        status = 502  # there the type says nothing of its status
+    assert refused.status_code == status

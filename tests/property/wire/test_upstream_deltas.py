@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.api.chat import ChatFormatter
+from maitred.api.completions import CompletionFormatter
 from maitred.api.messages import MessagesFormatter
 from maitred.api.streaming import CollectedChoice
 from maitred.core.context import RequestContext
@@ -15,12 +16,27 @@ from maitred.core.errors import MaitredError
 from maitred.core.request import Usage
 from maitred.replica.upstream.dialects import DIALECTS
 from maitred.replica.upstream.openai_stream import OpenAIStreamParser
-from maitred.wire.openai.decode import decode_chat
+from maitred.wire.openai.decode import decode_chat, decode_completion
 from maitred.wire.sse import encode_event
 
 ODD = st.sampled_from([None, "", "a", '{"b": 1}', 0, 1, -1, 2.5, True, [], {}, ["a"], {"name": "f"}])
 FUNCTIONS = st.fixed_dictionaries({}, optional={"name": ODD, "arguments": ODD, "more": ODD})
-CALLS = st.fixed_dictionaries({}, optional={"index": ODD, "id": ODD, "type": ODD, "function": FUNCTIONS | ODD})
+CALLS = st.fixed_dictionaries(
+    {},
+    optional={
+        "index": ODD,
+        "id": ODD,
+        "type": ODD | st.just("custom"),
+        "function": FUNCTIONS | ODD,
+        "custom": st.fixed_dictionaries({}, optional={"name": ODD, "input": ODD}) | ODD,
+        "extra_content": ODD,
+    },
+)
+PARTS = st.fixed_dictionaries(
+    {"type": st.sampled_from(["text", "thinking", "image_url", "reference", "refusal"]) | ODD},
+    optional={"text": ODD, "thinking": ODD, "refusal": ODD, "image_url": ODD, "annotations": ODD},
+)
+CONTENTS = st.lists(PARTS | ODD, max_size=2) | PARTS | ODD
 SCORES = st.fixed_dictionaries(
     {"token": st.just("a") | ODD, "logprob": st.just(-1.0) | ODD},
     optional={"bytes": ODD | st.lists(st.sampled_from([0, 255, 256, -1, "a"]), max_size=2), "top_logprobs": ODD},
@@ -28,10 +44,35 @@ SCORES = st.fixed_dictionaries(
 CHOICES = st.fixed_dictionaries(
     {
         "delta": st.fixed_dictionaries(
-            {}, optional={"content": ODD, "tool_calls": st.lists(CALLS | ODD, max_size=2) | ODD, "refusal": ODD}
+            {},
+            optional={
+                "role": ODD,
+                "content": CONTENTS,
+                "tool_calls": st.lists(CALLS | ODD, max_size=2) | ODD,
+                "function_call": FUNCTIONS | ODD,
+                "refusal": CONTENTS,
+                "reasoning_content": CONTENTS,
+                "audio": st.fixed_dictionaries({}, optional={"id": ODD, "data": ODD}) | ODD,
+                "images": st.lists(PARTS, max_size=2) | ODD,
+                "reasoning_details": st.lists(st.fixed_dictionaries({}, optional={"index": ODD, "text": ODD})) | ODD,
+            },
         )
     },
-    optional={"index": st.just(0) | ODD, "logprobs": ODD | st.fixed_dictionaries({"content": st.lists(SCORES)})},
+    optional={
+        "index": st.just(0) | ODD,
+        "text": ODD,
+        "message": ODD,
+        "finish_reason": ODD,
+        "logprobs": ODD
+        | st.fixed_dictionaries({"content": st.lists(SCORES)}, optional={"refusal": st.lists(SCORES) | ODD}),
+        "stop_reason": ODD,
+        "content_filter_results": ODD,
+        "usage": ODD,
+    },
+)
+CHUNKS = st.fixed_dictionaries(
+    {"choices": st.lists(CHOICES, max_size=1)},
+    optional={"system_fingerprint": ODD, "citations": ODD, "error": ODD, "object": ODD, "maitred": ODD, "usage": ODD},
 )
 END = {"choices": [{"delta": {}, "finish_reason": "tool_calls"}]}
 
@@ -42,12 +83,14 @@ def shapes():
         yield ChatFormatter(
             decode_chat(msgspec.json.encode(asked), strict=True), "chatcmpl-1", RequestContext("req-1", 0.0)
         )
+    asked = {"model": "m", "prompt": "hi", "stream_options": {"include_usage": True}, "stream": True}
+    completion = decode_completion(msgspec.json.encode(asked), strict=True)
+    yield CompletionFormatter(completion, "cmpl-1", RequestContext("req-1", 0.0))
     yield MessagesFormatter("msg_1", RequestContext("req-1", 0.0), thoughts=True)
 
 
-@given(st.lists(CHOICES, max_size=3))
-def test_what_is_let_through_can_be_written(choices):
-    events = [{"choices": [choice]} for choice in choices]
+@given(st.lists(CHUNKS, max_size=4))
+def test_what_is_let_through_can_be_written(events):
     reader = OpenAIStreamParser("there", 1, DIALECTS["generic"])
     whole = CollectedChoice()
     streamed = [*shapes()]
@@ -58,5 +101,8 @@ def test_what_is_let_through_can_be_written(choices):
                 whole.add(part)
                 for shape in streamed:
                     shape.events([part])
+        for shape in streamed:
+            shape.end(Usage(1, 1, details={"cost": 1}))
     for shape in shapes():
         shape.whole([whole], Usage(1, 1))
+        shape.whole([whole], Usage(1, 1, details={"prompt_tokens_details": "odd", "cost": 1}))

@@ -102,6 +102,9 @@ def read(pieces, choices, dialect):
     except MaitredError as failure:
         return type(failure), failure_details(failure), str(failure), reader.has_begun
     merged = [merge_deltas(of_choice) for of_choice in extras]
+    for message in merged:
+        for call in message.get("tool_calls", ()):
+            call["id"] = call["id"][:5]  # those that are made here are new each time
     return texts, others, merged, metadata, usage, chunks, reader.has_begun, reader.is_complete
 
 

@@ -1,6 +1,6 @@
 """Anthropic's Messages API: encodes requests and parses streams, with `maitred.wire.anthropic`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -9,7 +9,7 @@ from maitred.core.errors import InvalidRequest, Unsupported
 from maitred.core.inference import TextDelta
 from maitred.core.text_replica import TextBatch, TextRequest
 from maitred.replica.upstream.dialects import ANTHROPIC_DIALECT
-from maitred.replica.upstream.errors import ReportedError, make_replica_lost, make_response_error
+from maitred.replica.upstream.errors import ReportedError, make_replica_lost, make_response_error, parse_error
 from maitred.replica.upstream.openai_stream import MAX_EVENT_BYTES
 from maitred.replica.upstream.request_body import split_fields
 from maitred.wire.anthropic.answer import AnswerBroken, AnswerFailed, MessagesStreamParser
@@ -17,7 +17,7 @@ from maitred.wire.anthropic.outbound import begins_without_thought, to_messages
 from maitred.wire.anthropic.requests import MessagesRequest
 from maitred.wire.openai.fields import MESSAGES_THINKING, refuse, unsupported_members
 from maitred.wire.openai.requests import ChatRequest, Message
-from maitred.wire.sse import SSEDecoder
+from maitred.wire.sse import SSEDecoder, encode_event
 
 DEFAULT_MAX_TOKENS = 4096
 """Value of `max_tokens` if neither the request nor `parameters` sets it; the API requires one."""
@@ -81,6 +81,38 @@ def _may_think(request: MessagesRequest, thinking: Any, asked_tokens: int | None
     return is_own or request.tool_choice is None or request.tool_choice.type in ("auto", "none")
 
 
+def encode_message_events(body: bytes) -> bytes:
+    """Returns the stream of events in whose place a whole message, or an error, came.
+
+    Raises:
+        ReplicaLost: The body is neither.
+    """
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        raise make_replica_lost("it was asked for a stream of events and sent something else") from None
+    encoded = [encode_event(msgspec.json.encode(event), event["type"].encode()) for event in _message_events(fields)]
+    return b"\n\n" + b"".join(encoded)
+
+
+def _message_events(fields: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    if fields.get("type") != "message":
+        if fields.get("type") == "error" and isinstance(fields.get("error"), dict):
+            yield fields
+            return
+        error = parse_error(fields)  # of a proxy, in the form of another API
+        yield {"type": "error", "error": {"type": "api_error", "message": "" if error is None else error.message}}
+        return
+    yield {"type": "message_start", "message": {**fields, "content": [], "stop_reason": None, "stop_sequence": None}}
+    content = fields.get("content")
+    for index, block in enumerate(content if isinstance(content, list) else ()):
+        yield {"type": "content_block_start", "index": index, "content_block": block}
+        yield {"type": "content_block_stop", "index": index}
+    stop = {"stop_reason": fields.get("stop_reason"), "stop_sequence": fields.get("stop_sequence")}
+    yield {"type": "message_delta", "delta": stop, "usage": fields.get("usage")}
+    yield {"type": "message_stop"}
+
+
 class AnthropicStreamParser:
     """Parser of one stream of the Messages API. Implements `StreamParser` of `maitred.replica.upstream.stream`.
 
@@ -96,6 +128,9 @@ class AnthropicStreamParser:
         self.has_begun = False
         self.is_complete = False
         self._server = server
+        self._is_at_start = True
+        self._body: bytearray | None = None
+        """Body that is one JSON object in place of a stream; None: it is a stream."""
         self._decoder = SSEDecoder()
         self._parser = MessagesStreamParser()
         self._incomplete_event_bytes = 0
@@ -105,6 +140,11 @@ class AnthropicStreamParser:
 
         Only the batch with the end has the usage, because the server reports its output tokens there.
         """
+        if self._is_at_start and (start := data.lstrip()):
+            self._is_at_start = False
+            self._body = bytearray() if start.startswith(b"{") else None
+        if self._body is not None:
+            self._body += data
         deltas: list[TextDelta] = []
         events = self._decoder.feed(data)
         self._incomplete_event_bytes = 0 if events else self._incomplete_event_bytes + len(data)
@@ -130,6 +170,9 @@ class AnthropicStreamParser:
 
     def on_end(self, *, is_framed: bool) -> TextBatch | None:
         """Handles the end of the body; raises ReplicaLost if the response is incomplete."""
+        if self._body is not None:
+            body, self._body = bytes(self._body), None
+            return self.feed(encode_message_events(body))
         try:
             self._parser.on_end()
         except AnswerBroken as failure:

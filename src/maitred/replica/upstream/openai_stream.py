@@ -168,9 +168,11 @@ class OpenAIStreamParser:
                 text: str = decode_text(event[len(self._before_text) : len(event) - len(self._behind_text)])
             except (msgspec.MsgspecError, UnicodeError):
                 return None
-            if not text or self._text_member:
-                return text if text and self._may_write(text) else None
+            if not text or (self._written_call is not None and not self._write_call(text)):
+                return None
             self._chunk_count += 1
+            if self._text_member:
+                return text
         elif self._counts_each_chunk and self._may_be_plain:
             try:
                 chunk = decode_plain_chunk(event)
@@ -200,13 +202,11 @@ class OpenAIStreamParser:
             and not self._text_member
         )
 
-    def _may_write(self, text: str) -> bool:
-        """Writes a text of the call that the template is of, if it is of one; returns whether that is certain."""
+    def _write_call(self, text: str) -> bool:
+        """Adds arguments to the call that the template is of; returns False if they may mean something else."""
         call = self._written_call
-        if call is None:
-            return True
-        if call.written.endswith("}"):
-            return False  # it may be whole
+        if call is None or call.written.endswith("}"):
+            return False  # the call may be whole
         call.written += text
         return True
 
@@ -310,7 +310,7 @@ class OpenAIStreamParser:
         if reported is not None and (usage := parse_usage(reported)) is not None:
             usage = msgspec.structs.replace(usage, details=usage_details(reported))
             self._usage = self._total_usage(usage, running=bool(choices)) or self._usage
-        elif self._choice_count == 1 and len(deltas) == before + 1 and not (is_mended or has_held):
+        elif self._choice_count == len(choices) == 1 and len(deltas) == before + 1 and not (is_mended or has_held):
             self._is_padded = "obfuscation" in fields
             self._keep_template(event, deltas[-1], choices)
 
@@ -367,7 +367,7 @@ class OpenAIStreamParser:
         if finish is not None and (rest := self._take_surrogates(index)):
             text += rest
         self._text_offsets[index] += len(text)
-        self._chunk_count += bool(text)
+        self._chunk_count += has_answer
         stop = None
         if finish is FinishReason.STOP:
             # What ended the choice, in vLLM and SGLang: a stop string, or the number of a stop token.
@@ -545,7 +545,12 @@ class OpenAIStreamParser:
             usage = _merge_usages(self._choice_usages, self._choices_per_prompt)
         elif self._choice_count > 1 and running:
             return None
-        if self._dialect.has_token_per_chunk and 0 < usage.completion_tokens < self._chunk_count:
+        # A parser of tool calls can make several chunks of one token.
+        if (
+            self._dialect.has_token_per_chunk
+            and not self._assemblers
+            and 0 < usage.completion_tokens < self._chunk_count
+        ):
             raise make_replica_lost(
                 f"{self._chunk_count} chunks have {usage.completion_tokens} tokens: some came twice"
             )

@@ -9,11 +9,9 @@ import logging
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
-from functools import cache, lru_cache, partial
+from contextlib import asynccontextmanager
+from functools import cache, partial
 from types import TracebackType
-
-import msgspec
 
 from maitred import __version__
 from maitred.core.errors import (
@@ -39,7 +37,6 @@ from maitred.replica.upstream.errors import (
     make_replica_lost,
     make_response_error,
     make_timeout_error,
-    parse_error,
     parse_error_body,
     parse_retry_after,
 )
@@ -177,7 +174,7 @@ class UpstreamCall:
             raise upstream.make_no_response_error(error) from None
 
     async def _make_error(self, response: Response) -> MaitredError:
-        """Makes the exception for a response that is not an event stream."""
+        """Makes the exception for a response with another status than 200."""
         try:
             async with asyncio.timeout(_ERROR_BODY_TIMEOUT_S):
                 body = await response.read_body(_MAX_ERROR_BYTES)
@@ -187,21 +184,11 @@ class UpstreamCall:
             response.close()
         body = self._upstream.secret_mask.apply(body)
         name, headers = self._upstream.name, response.headers
-        if response.status != 200:
-            after_ms, after, date = (
-                headers.get(header, b"").decode("latin-1") for header in (b"retry-after-ms", b"retry-after", b"date")
-            )
-            retry_after_s = parse_retry_after(after_ms, after, date, time.time())
-            return make_response_error(name, response.status, parse_error_body(body), retry_after_s, self._body)
-        error = None
-        with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
-            error = parse_error(msgspec.json.decode(body))
-        if error is not None:
-            return make_response_error(name, None, error, request_body=self._body)
-        if not body:
-            return make_replica_lost("it sent nothing")
-        media_type = _media_type(headers.get(b"content-type", b"")).decode("latin-1")
-        return make_replica_lost(f"it was asked for a stream of events and sent {media_type[:80]}")
+        after_ms, after, date = (
+            headers.get(header, b"").decode("latin-1") for header in (b"retry-after-ms", b"retry-after", b"date")
+        )
+        retry_after_s = parse_retry_after(after_ms, after, date, time.time())
+        return make_response_error(name, response.status, parse_error_body(body), retry_after_s, self._body)
 
 
 class UpstreamReplica:
@@ -433,10 +420,3 @@ log = logging.getLogger(__name__)
 
 _MAX_ERROR_BYTES = 64 * 1024
 _ERROR_BODY_TIMEOUT_S = 5.0
-_EVENT_STREAM = b"text/event-stream"
-
-
-@lru_cache(64)
-def _media_type(content_type: bytes) -> bytes:
-    """Returns the media type of a content type, without its parameters."""
-    return content_type.partition(b";")[0].strip().lower()
