@@ -15,11 +15,14 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 
 from maitred.core.grammar import Grammar
-from maitred.text.grammar.language import COMPILING_STACK_BYTES, LIMITS, GrammarFault, grammar_source
+from maitred.text.grammar.language import COMPILING_STACK_BYTES, LIMITS, MAX_FORCED_BYTES, GrammarFault, grammar_source
 from maitred.text.tokenizer import Tokenizer
 
 _THREADS = 2
-_MOST_UNUSED = 256
+_MAX_UNUSED_BYTES = 64 << 20
+_BYTES = 65_536
+"""Estimated memory of a compiled grammar: a fixed part, and `_BYTES_PER_CHARACTER` for its text, as measured."""
+_BYTES_PER_CHARACTER = 100
 _KNOWN_TEXTS = 4096
 _KNOWN_CHARACTERS = 256
 
@@ -30,12 +33,13 @@ class GrammarCompiler:
     Args:
         vocabulary: Reads the model's vocabulary, once, when the first grammar comes; raises GrammarFault if it is
             unusable.
-        most_unused: Maximum number of cached grammars without a request.
+        max_unused_bytes: Maximum memory of cached grammars without a request, as estimated.
     """
 
-    def __init__(self, vocabulary: Callable[[], LLTokenizer], *, most_unused: int = _MOST_UNUSED) -> None:
+    def __init__(self, vocabulary: Callable[[], LLTokenizer], *, max_unused_bytes: int = _MAX_UNUSED_BYTES) -> None:
         self._vocabulary = _Once(vocabulary)
-        self._most_unused = most_unused
+        self._max_unused_bytes = max_unused_bytes
+        self._unused_bytes = 0
         self._held: dict[Grammar, int] = {}
         self._unused: OrderedDict[Grammar, None] = OrderedDict()
         self._compiled: dict[Grammar, Future[LLMatcher]] = {}
@@ -44,7 +48,9 @@ class GrammarCompiler:
     def hold(self, grammar: Grammar) -> None:
         """Counts one more request of a grammar, and compiles the grammar if necessary."""
         self._held[grammar] = self._held.get(grammar, 0) + 1
-        self._unused.pop(grammar, None)
+        if grammar in self._unused:
+            del self._unused[grammar]
+            self._unused_bytes -= _memory_bytes(grammar)
         if grammar not in self._compiled:
             # The thread may start here, and uses the stack size that is set now.
             before = threading.stack_size(COMPILING_STACK_BYTES)
@@ -58,8 +64,10 @@ class GrammarCompiler:
             return
         del self._held[grammar]
         self._unused[grammar] = None
-        while len(self._unused) > self._most_unused:
+        self._unused_bytes += _memory_bytes(grammar)
+        while self._unused_bytes > self._max_unused_bytes:
             oldest, _ = self._unused.popitem(last=False)
+            self._unused_bytes -= _memory_bytes(oldest)
             del self._compiled[oldest]
 
     def ready(self, grammar: Grammar) -> bool:
@@ -74,6 +82,10 @@ class GrammarCompiler:
     def matcher(self, grammar: Grammar) -> LLMatcher:
         """Makes a new matcher for a sequence, in the start state of the grammar. The grammar must be ready."""
         return self._compiled[grammar].result().deep_copy()
+
+
+def _memory_bytes(grammar: Grammar) -> int:
+    return _BYTES + _BYTES_PER_CHARACTER * len(grammar.text)
 
 
 class _Once:
@@ -95,6 +107,11 @@ def _compile(vocabulary: Callable[[], LLTokenizer], grammar: Grammar) -> LLMatch
     matcher = LLMatcher(vocabulary(), grammar_source(grammar), log_level=0, limits=LIMITS)
     if matcher.is_error():
         raise GrammarFault(f"The grammar cannot be compiled: {matcher.get_error()}")
+    # The first mask reads what the grammar forces from its start. Here this takes no time of a step, and what it has
+    # learnt is shared with all copies.
+    matcher.compute_bitmask()
+    if matcher.is_error() or len(matcher.compute_ff_bytes()) > MAX_FORCED_BYTES:
+        raise GrammarFault(f"The grammar cannot be followed: {matcher.get_error() or 'its text is too long'}")
     return matcher
 
 

@@ -1,15 +1,27 @@
 """Conversion of grammars to llguidance's form, and limits on what a grammar may cost.
 
 The same limits hold wherever a grammar is compiled, so an engine accepts every grammar that the gateway has accepted.
-The values are the default limits of llguidance: they bound the time of a compilation to about ten milliseconds, and the
-time of a mask to about the same. The limits object also keeps the text of the grammar out of error messages.
+The limits object also keeps the text of the grammar out of error messages. Compiling is not all that a grammar costs:
+`a{1000}{1000}` compiles at once, and its first step takes seconds. So the gateway also tries a grammar, with bytes for
+tokens, before it admits a request: its start, and a few answers by chance.
 """
 
-from llguidance import LLMatcher, LLParserLimits
+import random
+import time
+from functools import cache
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from maitred.core.grammar import Grammar
 
-LIMITS = LLParserLimits(verbose_errors=False)
+LIMITS = LLParserLimits(verbose_errors=False, step_lexer_fuel=50_000, max_lexer_states=100_000)
+"""Limits of a compilation and of a step.
+
+The fuel of a step suffices for twice what formats and patterns take. A state takes some 300 bytes, and an answer
+reaches one with each character of a string of limited length.
+"""
+MAX_FORCED_BYTES = 16_384
+"""Longest text that a grammar may force at once: the engine reads it within one step."""
 STACK_BYTES = 4 << 20
 """Stack size of the thread that validates a grammar.
 
@@ -17,6 +29,10 @@ llguidance traverses the rules of a grammar recursively, and a stack overflow ki
 validated grammar have `COMPILING_STACK_BYTES`.
 """
 COMPILING_STACK_BYTES = 4 * STACK_BYTES
+_TRIAL_ANSWERS = 3
+_TRIAL_STEPS = 48
+_MAX_STEP_S = 0.05
+"""Longest processor time of a step of a trial; most take less than a thousandth of that."""
 
 
 def grammar_source(grammar: Grammar) -> str:
@@ -34,6 +50,32 @@ def error_in(grammar: Grammar) -> str | None:
     """Validates a grammar; returns the error message of llguidance, or None if the grammar is valid."""
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar_source(grammar), limits=LIMITS)
     return messages[0] if failed else None
+
+
+def error_in_trial(grammar: Grammar) -> str | None:
+    """Follows a valid grammar for some steps; returns why an engine could not do so, or None."""
+    start = LLMatcher(_byte_vocabulary(), grammar_source(grammar), log_level=0, limits=LIMITS)
+    for seed in range(_TRIAL_ANSWERS):
+        matcher, chance = start.deep_copy(), random.Random(seed)
+        for _ in range(_TRIAL_STEPS):
+            began_s = time.thread_time()
+            mask = b"" if matcher.is_stopped() else matcher.compute_bitmask()
+            if matcher.is_error():
+                return matcher.get_error()
+            forced = matcher.compute_ff_bytes()
+            if len(forced) > MAX_FORCED_BYTES:
+                return f"it demands a text of more than {MAX_FORCED_BYTES:,} bytes at once"
+            if time.thread_time() - began_s > _MAX_STEP_S:
+                return "it takes too long to follow"
+            allowed = [byte for byte in range(256) if mask and mask[byte >> 3] >> (byte & 7) & 1]
+            if not allowed or not matcher.try_consume_tokens([*forced] or [chance.choice(allowed)]):
+                break
+    return None
+
+
+@cache
+def _byte_vocabulary() -> LLTokenizer:
+    return LLTokenizer("byte")
 
 
 class GrammarFault(ValueError):

@@ -14,7 +14,7 @@ from typing import Any
 from llguidance.gbnf_to_lark import any_to_lark
 
 from maitred.core.grammar import Constraint, Grammar
-from maitred.text.grammar.language import GrammarFault, error_in
+from maitred.text.grammar.language import GrammarFault, error_in, error_in_trial
 from maitred.text.grammar.schema import describe_location, enforceable
 
 _UNENFORCED = re.compile(r'Unimplemented keys: \["(?P<keyword>[^"]+)"')
@@ -27,12 +27,15 @@ def parse_grammar(constraint: Constraint) -> Grammar:
     """Converts a caller's constraint to a grammar.
 
     Raises:
-        GrammarFault: The constraint is faulty, or cannot be enforced.
+        GrammarFault: The constraint is faulty, cannot be enforced, or takes too much to be followed.
     """
     try:
-        return _GRAMMARS[constraint.form](constraint)
+        grammar = _GRAMMARS[constraint.form](constraint)
     except RecursionError:
         raise GrammarFault("It is nested too deeply. Send a flatter one.") from None
+    if (error := error_in_trial(grammar)) is not None:
+        raise GrammarFault(f"{_short(error)} Send a simpler one.")
+    return grammar
 
 
 def _json_object(constraint: Constraint) -> Grammar:

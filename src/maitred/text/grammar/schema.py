@@ -21,6 +21,8 @@ _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "m
 _CONTENT = ("contentEncoding", "contentMediaType")
 _BEYOND_CLASSES = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
 """Escapes with a backslash in a regular expression, and whole character classes."""
+_STEP = 1e-9
+"""Smallest distance of a number from an exclusive bound, where the bound is moved."""
 _EARLIER_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
 
 
@@ -83,7 +85,31 @@ def _narrow(schema: Mapping[str, Any], place: str, *, asserts_content: bool) -> 
             pass
         else:
             narrowed[keyword] = value
-    return _with_narrow_format(narrowed)
+    return _with_narrow_format(_with_inclusive_bounds(narrowed))
+
+
+def _with_inclusive_bounds(schema: dict[str, Any]) -> dict[str, Any]:
+    """Returns a schema without exclusive bounds where llguidance takes them for inclusive ones.
+
+    It does so for whole numbers that bound a range of fractions, such as 0 below 0.5. The bound is moved inwards by the
+    smallest step that is left between the two.
+    """
+    low = max((bound for bound in map(schema.get, ("minimum", "exclusiveMinimum")) if _is_number(bound)), default=None)
+    high = min((bound for bound in map(schema.get, ("maximum", "exclusiveMaximum")) if _is_number(bound)), default=None)
+    if low is None or high is None or high - low > 1 or schema.get("type") == "integer":
+        return schema
+    result = dict(schema)
+    for name, bound, other, sign in (("Minimum", low, "minimum", 1), ("Maximum", high, "maximum", -1)):
+        exclusive = result.get(f"exclusive{name}")
+        if _is_number(exclusive):
+            del result[f"exclusive{name}"]
+        if exclusive == bound and exclusive is not True:
+            result[other] = bound + sign * max(_STEP, abs(bound) * _STEP)
+    return result
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _with_narrow_format(schema: dict[str, Any]) -> dict[str, Any]:

@@ -28,11 +28,11 @@ class CountingRunner:
 
 
 class Bench:
-    def __init__(self, *, most_unused=8):
+    def __init__(self, *, max_unused_bytes=1 << 20):
         self.clock = FakeClock()
         self.gate = threading.Event()
         self.failure = None
-        self.compiler = GrammarCompiler(self.vocabulary, most_unused=most_unused)
+        self.compiler = GrammarCompiler(self.vocabulary, max_unused_bytes=max_unused_bytes)
         self.constraints = Constraints(self.compiler, 4096, (4,))
         scheduler = make_scheduler(
             BlockPool(16), block_tokens=4, max_sequences=2, step_tokens=16, context_tokens=64, eos_token_ids=(4,)
@@ -112,13 +112,24 @@ def test_who_leaves_meanwhile_leaves_nothing():
 
 
 def test_only_so_many_grammars_that_nobody_uses_are_kept():
-    bench = Bench(most_unused=2)
+    bench = Bench(max_unused_bytes=140_000)
     for letter in "abcd":
         grammar = Grammar("regex", letter)
         bench.compiler.hold(grammar)
         bench.compiled(letter)
         bench.compiler.release(grammar)
     assert [grammar.text for grammar in bench.compiler._compiled] == ["c", "d"]
+
+
+def test_a_grammar_whose_first_step_takes_long_is_found_when_it_is_compiled():
+    bench, regex = Bench(), "a{1000}{1000}"
+    bench.submit("poison", regex=regex)
+    bench.submit("free")
+    bench.compiled(regex)
+    assert bench.step() == ["free"]
+    ((_, rejection),) = bench.engine.rejections()
+    assert rejection.request_id == "poison"
+    assert rejection.message.startswith("The grammar cannot be followed: ")
 
 
 def test_an_engine_without_a_vocabulary_says_so():

@@ -74,6 +74,39 @@ def test_what_is_refused(constraint, says):
     assert says in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Constraint("regex", "a{1000}{1000}", "p"),
+        Constraint("regex", "x|(ab){1000}{500}", "p"),
+        Constraint("regex", "((a{1,100}){1,100}){1,100}", "p"),
+        Constraint("choice", ["ab" * 9000], "p"),
+        Constraint("grammar", 'start: "x" ("a"{1000}){1000}', "p"),
+        Constraint("grammar", f'root ::= {" ".join(["item"] * 600)}\nitem ::= "{"a" * 30}"', "p"),
+        schema({"type": "array", "items": {"const": "a" * 500}, "minItems": 100}),
+    ],
+    ids=str,
+)
+def test_what_takes_too_much_to_follow_is_refused(constraint):
+    with pytest.raises(GrammarFault, match=r"Send a simpler one\.$"):
+        parse_grammar(constraint)
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Constraint("regex", "[ab]{1000}{1000}", "p"),
+        Constraint("choice", ["ab" * 8000], "p"),
+        Constraint("choice", [f"item {number}" for number in range(2000)], "p"),
+        schema({"type": "string", "maxLength": 60_000}),
+        schema({"properties": {f"p{number}": {"format": "date-time"} for number in range(200)}}),
+    ],
+    ids=lambda constraint: constraint.form,
+)
+def test_what_is_large_is_taken_if_each_step_is_small(constraint):
+    assert parse_grammar(constraint).text
+
+
 def test_what_is_nested_too_deeply_is_refused():
     nested: dict[str, object] = {}
     for _ in range(5000):
