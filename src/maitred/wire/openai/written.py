@@ -21,6 +21,12 @@ def request_fields(request: ChatRequest | CompletionRequest) -> Mapping[str, Any
     return fields
 
 
+def thinking_blocks(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the signed blocks of the reasoning in a message or a delta; whatever has another form is skipped."""
+    blocks = message.get("thinking_blocks")
+    return [block for block in blocks if isinstance(block, dict)] if isinstance(blocks, list) else []
+
+
 def merge_deltas(deltas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Merges deltas in their order into the fields of a message: joins texts and tool calls.
 

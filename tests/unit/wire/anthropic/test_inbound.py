@@ -66,7 +66,7 @@ def test_a_conversation_with_tools():
             "tool_calls": [{"id": "t1", "type": "function", "function": function}],
             "reasoning_content": "Hm.",
             "reasoning": "Hm.",
-            "thinking_blocks": [{"type": "thinking", "thinking": "Hm.", "signature": "x"}],
+            "thinking_blocks": [{"type": "thinking", "thinking": "Hm.", "signature": "x", "position": 0}],
         },
         {"role": "tool", "tool_call_id": "t1", "content": "waves"},
         {"role": "user", "content": "And?"},
@@ -96,6 +96,16 @@ def test_thoughts_come_to_the_server_that_wrote_them_and_as_text_to_others():
     sent = json.loads(encode_request(to_messages(request, model="m", max_tokens=9)))
     assert sent["messages"][1]["content"] == [*thoughts[:2], used]
     assert sent["thinking"] == {"type": "adaptive"}
+
+
+def test_thoughts_keep_their_order_among_texts_and_calls():
+    signed = [{"type": "thinking", "thinking": str(number), "signature": "x"} for number in range(4)]
+    said = {"type": "text", "text": "See."}
+    used = [{"type": "tool_use", "id": f"t{number}", "name": "look", "input": {}} for number in range(2)]
+    content = [signed[0], said, signed[1], used[0], signed[2], used[1], signed[3]]
+    request = chat([USER, {"role": "assistant", "content": content}, USER])
+    sent = json.loads(encode_request(to_messages(request, model="m", max_tokens=9)))
+    assert sent["messages"][1]["content"] == content
 
 
 def test_the_form_of_the_answer_stays_one_for_a_server_of_messages():
