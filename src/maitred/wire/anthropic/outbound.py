@@ -350,6 +350,8 @@ def _tool_choice(chat: ChatRequest) -> ToolChoice | None:
 def _stop_sequences(stops: Sequence[str]) -> list[str] | None:
     if any(not stop.strip() for stop in stops):
         raise InvalidRequest(
-            "stop must not be white space alone for this model. Remove it, or add what stands around it.", param="stop"
+            "stop (stop_sequences in Messages) must not be white space alone for this model. Remove it, or add what "
+            "stands around it.",
+            param="stop",
         )
     return list(stops) or None
