@@ -51,7 +51,7 @@ from maitred.wire.openai.sampling import (
     to_tool_rules,
     unset_fields,
 )
-from maitred.wire.openai.written import merge_deltas, request_fields
+from maitred.wire.openai.written import merge_deltas, request_fields, thinking_blocks
 from maitred.wire.sse import EventTemplates, JsonTemplate, encode_event, encode_text
 
 _WITHOUT_CONTENT = frozenset({"tool_calls", "function_call", "audio"})
@@ -186,7 +186,7 @@ class ChatFormatter:
 
     def _message(self, choice: CollectedChoice, extra: dict[str, Any]) -> ChatMessage:
         text = "".join(choice.text)
-        if blocks := extra.get("thinking_blocks"):
+        if blocks := thinking_blocks(extra):
             # Only chunks need the index, and the client sends the message back within the next conversation.
             without_index = [{name: block[name] for name in block if name != "index"} for block in blocks]
             extra = {**extra, "thinking_blocks": without_index}

@@ -48,7 +48,7 @@ from maitred.wire.openai.decode import unsupported_by_engine
 from maitred.wire.openai.responses import CONTINUED, REASONING_FIELDS
 from maitred.wire.openai.sampling import TOOL_FIELDS, to_tool_rules
 from maitred.wire.openai.tool_calls import is_json_object
-from maitred.wire.openai.written import merge_deltas
+from maitred.wire.openai.written import merge_deltas, thinking_blocks
 from maitred.wire.sse import EventTemplate
 
 _TEXT, _THOUGHT, _REDACTED, _SIGNATURE = -1, -2, -3, -4
@@ -189,11 +189,13 @@ class MessagesFormatter:
         extra = merge_deltas(choice.extras)
         text = "".join(choice.text) + extra.get("refusal", "")
         # Clients send an answer back within the next conversation, and an empty block would be an error there.
-        content = self._signed_blocks(extra)
-        if not content and (thought := self._thought_in(extra)):
-            content = [_thinking(thought)]
-        content += [ContentBlock(type="text", text=text)] if text else []
+        content = [ContentBlock(type="text", text=text)] if text else []
         content += map(_tool_use, extra.get("tool_calls", ()))
+        signed = self._signed_blocks(extra)
+        if not signed and (thought := self._thought_in(extra)):
+            signed = [(0, _thinking(thought))]
+        for position, block in reversed(signed):
+            content.insert(position, block)
         finish = choice.finish
         if finish is FinishReason.TOOL_CALLS and all(block.type != "tool_use" for block in content):
             finish = FinishReason.STOP
@@ -222,7 +224,7 @@ class MessagesFormatter:
         if thought := self._thought_in(extra):
             self._has_unsigned_thought = True
             yield from self._add(_THOUGHT, thought)
-        for block in extra.get("thinking_blocks", ()) if self._thoughts else ():
+        for block in thinking_blocks(extra) if self._thoughts else ():
             yield from self._add_signed_block(block)
         if text := part.text + extra.get("refusal", ""):
             yield from self._add(_TEXT, text, continued=part.continued)
@@ -243,23 +245,30 @@ class MessagesFormatter:
             case {"type": "redacted_thinking", "data": str() as data}:
                 yield from self._add(_REDACTED, data)
             case {"signature": str() as signature} if signature:
-                if not self._has_unsigned_thought:
-                    yield from self._add(_THOUGHT, str(block.get("thinking") or ""))
+                thought = block.get("thinking")
+                if not self._has_unsigned_thought and isinstance(thought, str):
+                    yield from self._add(_THOUGHT, thought)
                 self._has_unsigned_thought = False
                 yield from self._add(_SIGNATURE, signature)
 
-    def _signed_blocks(self, extra: Mapping[str, Any]) -> list[ContentBlock]:
-        """Returns the signed blocks of a whole answer; the text of one may come in several entries."""
-        blocks: list[ContentBlock] = []
+    def _signed_blocks(self, extra: Mapping[str, Any]) -> list[tuple[int, ContentBlock]]:
+        """Returns the signed blocks of a whole answer, each with its position among the other blocks.
+
+        The text of one may come in several entries, of which the last has the signature.
+        """
+        blocks: list[tuple[int, ContentBlock]] = []
         text = ""
-        for entry in extra.get("thinking_blocks", ()) if self._thoughts else ():
+        for entry in thinking_blocks(extra) if self._thoughts else ():
+            position = entry.get("position")
+            place = position if isinstance(position, int) else 0
             match entry:
                 case {"type": "redacted_thinking", "data": str() as data}:
-                    blocks.append(ContentBlock(type="redacted_thinking", data=data))
-                case {"thinking": str() as thought}:
+                    blocks.append((place, ContentBlock(type="redacted_thinking", data=data)))
+                case {"thinking": str() as thought, **rest}:
                     text += thought
-                    if signature := entry.get("signature"):
-                        blocks.append(ContentBlock(type="thinking", thinking=text, signature=signature))
+                    signature = rest.get("signature")
+                    if isinstance(signature, str) and signature:
+                        blocks.append((place, ContentBlock(type="thinking", thinking=text, signature=signature)))
                         text = ""
         return blocks
 

@@ -155,6 +155,27 @@ async def test_thoughts_with_their_signatures_pass_in_both_directions_for_client
 
 
 @pytest.mark.parametrize("streams", [False, True])
+async def test_thoughts_between_texts_and_calls_stay_where_they_are(streams):
+    def thought(index, words):
+        deltas = {"type": "thinking_delta", "thinking": words}, {"type": "signature_delta", "signature": words.upper()}
+        return block(index, {"type": "thinking", "thinking": "", "signature": ""}, *deltas)
+
+    said = block(1, {"type": "text", "text": ""}, {"type": "text_delta", "text": "Let me see."})
+    used = block(3, {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}})
+    events = [start(10, 0), *thought(0, "one"), *said, *thought(2, "two"), *used, *end("tool_use", 7)]
+    asked = {"model": MODEL, "max_tokens": 4096, "messages": ASKED[1:], "thinking": ENABLED}
+    async with ScriptedAnthropic([Reply(events)]) as server, behind(server) as system:
+        async with anthropic.AsyncAnthropic(base_url=system.url, api_key="none", max_retries=0) as client:
+            if streams:
+                async with client.messages.stream(**asked) as stream:
+                    message = await stream.get_final_message()
+            else:
+                message = await client.messages.create(**asked)
+    kinds = [(entry.type, getattr(entry, "signature", None)) for entry in message.content]
+    assert kinds == [("thinking", "ONE"), ("text", None), ("thinking", "TWO"), ("tool_use", None)]
+
+
+@pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("keeps", [True, False])
 async def test_thoughts_in_a_conversation_with_tools_for_clients_of_chat_completions(streams, keeps):
     asked = {"model": MODEL, "tools": [TOOL]}
@@ -168,7 +189,10 @@ async def test_thoughts_in_a_conversation_with_tools_for_clients_of_chat_complet
                 message = (await client.chat.completions.create(**asked, messages=ASKED)).choices[0].message
             turn = message.model_dump(exclude_none=True, exclude={"parsed"})
             assert turn["reasoning_content"] == "Hm."
-            assert [{name: block[name] for name in block if name != "index"} for block in turn["thinking_blocks"]] == [
+            assert [
+                {name: block[name] for name in block if name not in ("index", "position")}
+                for block in turn["thinking_blocks"]
+            ] == [
                 THOUGHT,
                 HIDDEN,
             ]

@@ -6,6 +6,7 @@ import pytest
 
 from maitred.api.completions import CompletionFormatter
 from maitred.api.streaming import CollectedChoice
+from maitred.core.context import RequestContext
 from maitred.core.inference import TokenLogprob, TokenScore
 from maitred.core.request import FinishReason, Usage
 from maitred.wire.openai.decode import decode_completion
@@ -16,7 +17,9 @@ def token(raw: bytes, logprob: float) -> TokenLogprob:
 
 
 def told(chosen: TokenLogprob, *top: TokenLogprob) -> tuple[list[str], list[dict[str, float]]]:
-    formatter = CompletionFormatter(decode_completion(b'{"model":"m","prompt":"x"}', strict=True), "cmpl-1")
+    formatter = CompletionFormatter(
+        decode_completion(b'{"model":"m","prompt":"x"}', strict=True), "cmpl-1", RequestContext("req-1", 0.0)
+    )
     choice = CollectedChoice(["x"], finish=FinishReason.LENGTH, scores=[TokenScore(chosen, [*top], 0)])
     logprobs = json.loads(formatter.whole([choice], Usage(1, 1)))["choices"][0]["logprobs"]
     return logprobs["tokens"], logprobs["top_logprobs"]

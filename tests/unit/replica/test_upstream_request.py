@@ -104,9 +104,9 @@ THOUGHTS = {
 )
 def test_a_server_gets_the_thoughts_that_it_reads(dialect, read):
     answer = {"role": "assistant", "content": "Yes."}
-    body = sent(
-        dialect, messages=[*MESSAGES, {**answer, **THOUGHTS}, *MESSAGES], thinking_of_messages={"type": "adaptive"}
-    )
+    in_chunks = [{**block, "index": 0, "position": 0} for block in THOUGHTS["thinking_blocks"]]
+    messages = [*MESSAGES, {**answer, **THOUGHTS, "thinking_blocks": in_chunks}, *MESSAGES]
+    body = sent(dialect, messages=messages, thinking_of_messages={"type": "adaptive"})
     assert body["messages"][1] == {**answer, **{name: THOUGHTS[name] for name in read}}
     assert ("thinking" in body) == (dialect == "litellm")
     assert MESSAGES_THINKING not in body

@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Self
 
+from msgspec.structs import replace
+
 from maitred.app.request.continuation import TokenContinuation
 from maitred.app.request.flow_control import DispatchHandle, GrantHandle
 from maitred.app.request.output import OutputProcessor, record_engine_spans
@@ -87,6 +89,7 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
     Args:
         requests: The engine requests, one for each prompt.
         outputs: Output of each choice of all prompts, in order.
+        given: Token ids of the beginning of the only choice, which another model has written.
     """
 
     def __init__(
@@ -100,12 +103,19 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
         clock: Clock,
         grant: GrantHandle,
         partial: bool,
+        given: Sequence[int] = (),
     ) -> None:
         super().__init__(entry, stack, context=context, clock=clock, grant=grant, partial=partial)
         self._outputs = outputs
         self._unfinished = len(outputs)
         self._choices_per_prompt = len(outputs) // len(requests)
         self._continuation = TokenContinuation(requests, context.started_s)
+        self._has_begun = False
+        self._next_is_continuation = bool(given)
+        """Whether the next delta is the first after the beginning of another model."""
+        if given:
+            self._continuation.on_delta(0, TokenDelta(0, [*given]))
+            context.completion_tokens = len(given)
 
     async def __anext__(self) -> list[TextDelta]:
         if not self._unfinished:
@@ -143,13 +153,18 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
                 self._process_delta(prompt, choice, delta, now_s)
         parts: list[TextDelta] = []
         for index, choice in changed.items():
-            if choice.tokens and self._context.first_token_s is None:
-                self._context.first_token_s = now_s
+            if choice.tokens and not self._has_begun:
+                self._has_begun = True
+                if self._context.first_token_s is None:
+                    self._context.first_token_s = now_s
                 self._entry.on_first_token()
             if choice.last_token_s is not None:
                 self._context.gaps_s.append(now_s - choice.last_token_s)
             choice.last_token_s = now_s
             parts += choice.deltas(index)
+        if self._next_is_continuation and parts:
+            self._next_is_continuation = False
+            parts[0] = replace(parts[0], continued=True)
         return parts
 
     async def _next_tokens(self) -> tuple[int, list[TokenDelta]]:
@@ -224,7 +239,8 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
                 self._context.prompt_tokens -= choice.prompt_tokens  # the prompt was not computed, so it is not billed
         elif delta.index == 0 and not choice.tokens:
             # Later choices hit the prefix cache because of the first one, so only the first counts cached tokens.
-            self._context.cached_tokens += delta.cached_tokens
+            # A replica can also find the beginning of an answer, which is no part of the prompt.
+            self._context.cached_tokens += min(delta.cached_tokens, choice.prompt_tokens)
             self._entry.charge_tokens(prompt_tokens=choice.prompt_tokens, cached_tokens=delta.cached_tokens)
         before, reasoning_before = choice.tokens, choice.reasoning_tokens
         choice.process(delta)

@@ -180,8 +180,6 @@ class Pipeline:
             timeline.fail(SpanName.PLAN, began_s, now_s(), {"model": target.name}, failure)
             raise
         timeline.record(SpanName.PLAN, began_s, now_s(), _plan_attributes(plan, context))
-        if request.prefix is not None and not isinstance(plan.tokenized, UpstreamRequest):
-            raise ReplicaLost  # our own engines continue token ids, and another model has no ids of theirs
         overflow_request = self._planner.overflow_request(target, request, principal) if plan.target is target else None
         if overflow_request is None:
             return await self._admit(plan, principal, context, stack)
@@ -233,15 +231,20 @@ class Pipeline:
         context.position = entry.position
         if isinstance(plan.tokenized, UpstreamRequest):
             return self._upstream_response(plan.tokenized, plan.target, principal, context, grant, entry, stack)
+        prefix = plan.tokenized.request.prefix
+        given = () if prefix is None else plan.tokenized.prefix_tokens(prefix)
+        if len(given) >= grant.max_tokens:
+            raise ReplicaLost
         return EngineResponse(
             entry,
             stack,
             requests=self._engine_requests(plan.tokenized, context, plan.dispatch_request, grant, entry),
-            outputs=plan.tokenized.output_processors(),
+            outputs=plan.tokenized.output_processors(given),
             context=context,
             clock=self._clock,
             grant=grant,
             partial=plan.tokenized.request.partial,
+            given=given,
         )
 
     async def _admit_overflow(

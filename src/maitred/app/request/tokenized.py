@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from maitred.app.request.output import OutputProcessor
-from maitred.core.errors import InvalidRequest, Unsupported
-from maitred.core.inference import Conversation, InferenceRequest, Prompt
+from maitred.core.errors import InvalidRequest, ReplicaLost, Unsupported
+from maitred.core.inference import AnswerPrefix, Conversation, InferenceRequest, Prompt
 from maitred.core.replica import ModelCard
 from maitred.core.tools import ToolRules
 from maitred.routing.catalog import ServedModel
@@ -40,12 +41,32 @@ class TokenizedRequest(Struct, frozen=True):
     available_tokens: Sequence[int]
     rules: ToolRules | None = None
 
-    def output_processors(self) -> list[OutputProcessor]:
+    def prefix_tokens(self, prefix: AnswerPrefix) -> list[int]:
+        """Returns the token ids of the beginning of the answer, which another model has written.
+
+        Raises:
+            ReplicaLost: The model cannot continue it: it would think first, or the text has control tokens.
+        """
+        model = self.model
+        tokens = model.tokenizer.encode(prefix.text, add_special_tokens=False)
+        answers, is_chat = model.answer_format, isinstance(self.request.prompts[0], Conversation)
+        thinks = is_chat and answers.reasoning is not None and answers.opens_thought(model.tokenizer, self.prompts[0])
+        if thinks or model.tokenizer.decode(tokens) != prefix.text:
+            raise ReplicaLost
+        return tokens
+
+    def output_processors(self, given: Sequence[int] = ()) -> list[OutputProcessor]:
         """Makes the output processor of each answer, in the order of the answers.
 
         Only answers to conversations are parsed; a completion is plain text.
+
+        Args:
+            given: Token ids of the beginning of the only answer; empty: a new answer.
         """
         model, request, processors = self.model, self.request, []
+        if given:
+            min_tokens = max(0, request.sampling.min_tokens - len(given))
+            request = replace(request, sampling=replace(request.sampling, min_tokens=min_tokens))
         for source_prompt, prompt in zip(request.prompts, self.prompts, strict=True):
             for _ in range(request.sampling.n):
                 parser = None
@@ -56,13 +77,15 @@ class TokenizedRequest(Struct, frozen=True):
                 processors.append(
                     OutputProcessor(
                         model.tokenizer,
-                        prompt,
+                        [*prompt, *given] if given else prompt,
                         request,
                         eos_token_ids=eos_token_ids,
                         special_token_text=special_token_text,
                         parser=parser,
                     )
                 )
+        if given:
+            processors[0].prompt_tokens = len(self.prompts[0])
         return processors
 
 

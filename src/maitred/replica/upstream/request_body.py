@@ -109,6 +109,10 @@ def _adapt_message(message: dict[str, Any], dialect: UpstreamDialect) -> dict[st
     for field in THOUGHT_FIELDS:
         if field not in dialect.thought_fields:
             message.pop(field, None)
+    if blocks := message.get("thinking_blocks"):
+        message["thinking_blocks"] = [
+            {name: block[name] for name in block if name not in ("index", "position")} for block in blocks
+        ]
     if (most := dialect.max_call_id_characters) is not None:
         if "tool_call_id" in message:
             message["tool_call_id"] = _shorten_id(message["tool_call_id"], most)

@@ -94,8 +94,9 @@ def _with_inclusive_bounds(schema: dict[str, Any]) -> dict[str, Any]:
     It does so for whole numbers that bound a range of fractions, such as 0 below 0.5. The bound is moved inwards by the
     smallest step that is left between the two.
     """
-    low = max((bound for bound in map(schema.get, ("minimum", "exclusiveMinimum")) if _is_number(bound)), default=None)
-    high = min((bound for bound in map(schema.get, ("maximum", "exclusiveMaximum")) if _is_number(bound)), default=None)
+    lows: list[Any] = [bound for bound in map(schema.get, ("minimum", "exclusiveMinimum")) if _is_number(bound)]
+    highs: list[Any] = [bound for bound in map(schema.get, ("maximum", "exclusiveMaximum")) if _is_number(bound)]
+    low, high = max(lows, default=None), min(highs, default=None)
     if low is None or high is None or high - low > 1 or schema.get("type") == "integer":
         return schema
     result = dict(schema)

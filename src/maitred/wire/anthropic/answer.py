@@ -77,10 +77,10 @@ class OpenBlock:
 
     Args:
         start: The block in its first event.
-        number: The number of the tool call or of the signed thought, for their types.
+        number: Number of the tool call; of any other block, the number of texts and calls before it.
 
     Attributes:
-        pieces: The arguments or the thought so far.
+        pieces: The arguments or the thought so far; of a text only its first piece.
         signature: Signature of the thought.
     """
 
@@ -109,6 +109,7 @@ class MessagesStreamParser:
         self._has_content = False
         self._call_count = 0
         self._thought_count = 0
+        self._text_count = 0
         self._finish: FinishReason | None = None
 
     def feed(self, event: SSEEvent) -> list[TextDelta]:
@@ -183,7 +184,8 @@ class MessagesStreamParser:
                 return  # the event came twice
             yield from self._close(earlier)
         is_call = start.get("type") == "tool_use"
-        block = self._blocks[index] = OpenBlock(start, self._call_count if is_call else 0)
+        number = self._call_count if is_call else self._call_count + self._text_count
+        block = self._blocks[index] = OpenBlock(start, number)
         self._latest_index = index
         match start:
             case {"type": "tool_use"}:
@@ -193,13 +195,19 @@ class MessagesStreamParser:
                 yield from self._add_thought(block, start.get("thinking"))
                 block.signature = _text(start.get("signature"))
             case {"type": "text", "text": str() as text} if text:
-                yield TextDelta(0, text)
+                yield self._text(block, text)
+
+    def _text(self, block: OpenBlock, text: str) -> TextDelta:
+        if not block.pieces and text.strip():
+            self._text_count += 1
+            block.pieces.append(text)
+        return TextDelta(0, text)
 
     def _fill(self, block: OpenBlock, delta: Mapping[str, Any]) -> Iterator[TextDelta]:
         match delta:
             case {"type": "text_delta", "text": str() as text} if block.type == "text":
                 if text:
-                    yield TextDelta(0, text)
+                    yield self._text(block, text)
             case {"type": "input_json_delta", "partial_json": piece} if block.type == "tool_use":
                 written = piece if isinstance(piece, str) else _encode_json(piece)
                 if written:
@@ -225,14 +233,16 @@ class MessagesStreamParser:
                 yield _arguments(block.number, given if isinstance(given, str) and given else _encode_json(given or {}))
             case "thinking" if block.signature:
                 thought = {"type": "thinking", "thinking": "".join(block.pieces), "signature": block.signature}
-                yield self._thinking_block(thought)
+                yield self._thinking_block(block, thought)
             case "redacted_thinking" if isinstance(block.start.get("data"), str):
-                yield self._thinking_block({"type": "redacted_thinking", "data": block.start["data"]})
+                yield self._thinking_block(block, {"type": "redacted_thinking", "data": block.start["data"]})
 
-    def _thinking_block(self, block: dict[str, Any]) -> TextDelta:
+    def _thinking_block(self, block: OpenBlock, thought: dict[str, Any]) -> TextDelta:
+        # Entries of lists in chunks have an index, by which clients put them together. The position is that among the
+        # texts and calls.
+        entry = {"index": self._thought_count, **thought, "position": block.number}
         self._thought_count += 1
-        # Entries of lists in chunks have an index, by which clients put them together.
-        return TextDelta(0, "", extra={"thinking_blocks": [{"index": self._thought_count - 1, **block}]})
+        return TextDelta(0, "", extra={"thinking_blocks": [entry]})
 
     def _end(self, fields: Mapping[str, Any]) -> Iterator[TextDelta]:
         """Reads a ``message_delta``, of which several may come; the last reason and the last counts hold."""

@@ -185,13 +185,26 @@ def _assistant_messages(blocks: Sequence[Block]) -> Iterator[Message]:
             tool_calls=calls or None,
             reasoning_content=thought,
             reasoning=thought,
-            thinking_blocks=[
-                msgspec.to_builtins(block)
-                for block in blocks
-                if isinstance(block, RedactedThinkingBlock) or (isinstance(block, ThinkingBlock) and block.signature)
-            ]
-            or None,
+            thinking_blocks=_thinking_blocks(blocks) or None,
         )
+
+
+def _thinking_blocks(blocks: Sequence[Block]) -> list[dict[str, Any]]:
+    """Returns the signed and the encrypted thoughts, each with its position among the other blocks."""
+    thoughts: list[dict[str, Any]] = []
+    position = 0
+    for block in blocks:
+        match block:
+            case RedactedThinkingBlock():
+                thoughts.append({**msgspec.to_builtins(block), "position": position})
+            case ThinkingBlock():
+                if block.signature:
+                    thoughts.append({**msgspec.to_builtins(block), "position": position})
+            case TextBlock(text=text):
+                position += bool(text.strip())
+            case _:
+                position += 1
+    return thoughts
 
 
 def _content(blocks: Iterable[Block]) -> str | list[ContentPart] | None:

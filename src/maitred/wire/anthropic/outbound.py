@@ -182,35 +182,48 @@ class CallIds:
 
 
 def _blocks(path: str, message: Message, call_ids: CallIds) -> Iterator[Block]:
-    content = list(_content(path, message))
+    content: list[TextBlock | ImageBlock | ToolUseBlock] = list(_content(path, message))
     if message.role == "assistant":
         # Models write white space before their calls, and Messages refuses it as a text of its own.
         content = [block for block in content if not isinstance(block, TextBlock) or block.text.strip()]
     if message.role in ("tool", "function"):
-        result: str | list[TextBlock | ImageBlock] | None = content or None
-        if len(content) == 1 and isinstance(content[0], TextBlock):
-            result = content[0].text
+        result: str | list[TextBlock | ImageBlock] | None = list(_content(path, message)) or None
+        if result and len(result) == 1 and isinstance(result[0], TextBlock):
+            result = result[0].text
         given = (message.tool_call_id if message.role == "tool" else message.name) or ""
         is_error = True if message.is_error else None
         yield ToolResultBlock(tool_use_id=call_ids.of_result(given), content=result, is_error=is_error)
         return
-    # The reasoning comes first in its turn, and unsigned reasoning is that of another model.
-    for block in message.thinking_blocks or ():
-        match block:
-            case {"type": "redacted_thinking", "data": str() as data}:
-                yield RedactedThinkingBlock(data=data)
-            case {"signature": str() as signature} if signature:
-                yield ThinkingBlock(thinking=str(block.get("thinking") or ""), signature=signature)
-    yield from content
     for position, call in enumerate(message.tool_calls or ()):
         call_path = f"{path}.tool_calls[{position}]"
         if call.function is None:
             raise InvalidRequest(f"{call_path} must be of the type function for this model.", param=f"{call_path}.type")
-        yield _tool_use(f"{call_path}.function", call_ids.of_call(call.id), call.function)
+        content.append(_tool_use(f"{call_path}.function", call_ids.of_call(call.id), call.function))
     if message.function_call is not None:
         # The older form has no id: the result names the function.
         call_id = call_ids.of_call(message.function_call.name)
-        yield _tool_use(f"{path}.function_call", call_id, message.function_call)
+        content.append(_tool_use(f"{path}.function_call", call_id, message.function_call))
+    thoughts = list(_thoughts(message))
+    for position, block in enumerate(content):
+        while thoughts and thoughts[0][0] <= position:
+            yield thoughts.pop(0)[1]
+        yield block
+    yield from (thought for _, thought in thoughts)
+
+
+def _thoughts(message: Message) -> Iterator[tuple[int, ThinkingBlock | RedactedThinkingBlock]]:
+    """Yields the signed thoughts of a message, each with its position among the other blocks.
+
+    Anthropic accepts them only in the order in which they came. Unsigned thoughts are those of other models.
+    """
+    for block in message.thinking_blocks or ():
+        position = block.get("position")
+        position = position if isinstance(position, int) else 0
+        match block:
+            case {"type": "redacted_thinking", "data": str() as data}:
+                yield position, RedactedThinkingBlock(data=data)
+            case {"signature": str() as signature} if signature:
+                yield position, ThinkingBlock(thinking=str(block.get("thinking") or ""), signature=signature)
 
 
 def _content(path: str, message: Message) -> Iterator[TextBlock | ImageBlock]:
@@ -311,6 +324,8 @@ def _tool_choice(chat: ChatRequest) -> ToolChoice | None:
 def _stop_sequences(stops: Sequence[str]) -> list[str] | None:
     if any(not stop.strip() for stop in stops):
         raise InvalidRequest(
-            "stop must not be white space alone for this model. Remove it, or add what stands around it.", param="stop"
+            "stop (stop_sequences in Messages) must not be white space alone for this model. Remove it, or add what "
+            "stands around it.",
+            param="stop",
         )
     return list(stops) or None

@@ -40,6 +40,12 @@ def _has_nulls(message: Mapping[str, Any]) -> bool:
     return None in message.values()
 
 
+def thinking_blocks(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the signed blocks of the reasoning in a message or a delta; whatever has another form is skipped."""
+    blocks = message.get("thinking_blocks")
+    return [block for block in blocks if isinstance(block, dict)] if isinstance(blocks, list) else []
+
+
 def _without_nulls(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in message.items() if value is not None or name == "content"}
 

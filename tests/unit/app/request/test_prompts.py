@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,10 @@ class Watched(Tokenizer):
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         self.threads.add(threading.get_ident())
         return super().encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_conversation(self, *arguments: Any, **options: Any) -> list[int]:  # noqa: ANN401 - as of the tokenizer
+        self.threads.add(threading.get_ident())
+        return super().encode_conversation(*arguments, **options)
 
 
 @pytest.mark.parametrize(

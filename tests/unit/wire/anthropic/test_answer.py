@@ -190,14 +190,21 @@ def test_thoughts_come_as_they_are_written_and_their_signed_blocks_at_their_end(
     assert extras[:4] == [
         {"reasoning_content": "Hm", "reasoning": "Hm"},
         {"reasoning_content": "m.", "reasoning": "m."},
-        {"thinking_blocks": [{"index": 0, "type": "thinking", "thinking": "Hmm.", "signature": "SIG"}]},
-        {"thinking_blocks": [{"index": 1, "type": "redacted_thinking", "data": "XX"}]},
+        {"thinking_blocks": [{"index": 0, "type": "thinking", "thinking": "Hmm.", "signature": "SIG", "position": 0}]},
+        {"thinking_blocks": [{"index": 1, "type": "redacted_thinking", "data": "XX", "position": 0}]},
     ]
+
+
+def test_a_thought_has_its_position_among_texts_and_calls():
+    events = [*thinking(0, "a"), *text(1, "x", "y"), *text(2, "\n"), *thinking(3, "b"), *call(4), *thinking(5, "c")]
+    _, deltas = read([START, *events, ending("tool_use"), STOP])
+    blocks = [block for delta in deltas if delta.extra for block in delta.extra.get("thinking_blocks", ())]
+    assert [(block["thinking"], block["position"]) for block in blocks] == [("a", 0), ("b", 1), ("c", 2)]
 
 
 def test_a_thought_that_is_not_shown_keeps_its_signature():
     _, deltas = read([START, *thinking(0), *text(1, "Yes."), ending(), STOP])
-    blocks = [{"index": 0, "type": "thinking", "thinking": "", "signature": "SIG"}]
+    blocks = [{"index": 0, "type": "thinking", "thinking": "", "signature": "SIG", "position": 0}]
     assert [delta.extra for delta in deltas if delta.extra] == [{"thinking_blocks": blocks}]
 
 

@@ -71,7 +71,7 @@ def test_a_conversation_with_tools():
             "tool_calls": [{"id": "t1", "type": "function", "function": function}],
             "reasoning_content": "Hm.",
             "reasoning": "Hm.",
-            "thinking_blocks": [{"type": "thinking", "thinking": "Hm.", "signature": "x"}],
+            "thinking_blocks": [{"type": "thinking", "thinking": "Hm.", "signature": "x", "position": 0}],
         },
         {"role": "tool", "tool_call_id": "t1", "content": "waves"},
         {"role": "user", "content": "And?"},
@@ -108,6 +108,16 @@ def test_servers_of_messages_get_the_setting_of_thoughts_apart_from_that_of_othe
     assert fields[MESSAGES_THINKING] == {"type": "adaptive"}
     assert "thinking" not in fields
     assert MESSAGES_THINKING not in to_openai_fields(decoded([USER]), to_chat(decoded([USER])))
+
+
+def test_thoughts_keep_their_order_among_texts_and_calls():
+    signed = [{"type": "thinking", "thinking": str(number), "signature": "x"} for number in range(4)]
+    said = {"type": "text", "text": "See."}
+    used = [{"type": "tool_use", "id": f"t{number}", "name": "look", "input": {}} for number in range(2)]
+    content = [signed[0], said, signed[1], used[0], signed[2], used[1], signed[3]]
+    request = chat([USER, {"role": "assistant", "content": content}, USER])
+    sent = json.loads(encode_request(to_messages(request, model="m", max_tokens=9)))
+    assert sent["messages"][1]["content"] == content
 
 
 def test_the_form_of_the_answer_stays_one_for_a_server_of_messages():
