@@ -51,7 +51,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1_000_000,
-            description="Requests held at once, running or waiting; more are refused with 429 and a `Retry-After`.",
+            description="Requests held at once, running or waiting; more are refused with 429 and a `Retry-After`. One "
+            "organisation takes eight ninths at most, so that others can come in.",
             extra={"unit": "requests"},
         ),
     ] = 8192

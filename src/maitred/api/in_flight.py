@@ -1,13 +1,17 @@
 """Requests in flight: their limit, their cancellation and their drain.
 
-The gate bounds how many requests are inside at once, and it drains: `InFlightLimiter` limits how many requests run at
-once, and it drains: after the first SIGTERM it accepts no new request, running requests get a grace period, and
-requests that still run at its end are cancelled with an error that says so. A request is also cancelled as soon as its
-API key is no longer valid.
+`InFlightLimiter` limits how many requests run at once, and it drains: after the first SIGTERM it accepts no new
+request, running requests get a grace period, and requests that still run at its end are cancelled with an error that
+says so. A request is also cancelled as soon as its API key is no longer valid.
+
+Organisations share the slots by a dynamic threshold (Choudhury and Hahne, IEEE/ACM Transactions on Networking, 1998):
+one may take another slot while it holds fewer than `_SHARE_OF_FREE` times the free ones. So one that is alone may hold
+nearly all, some remain for whoever comes, and those that want more than there is end up with equal numbers.
 """
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -15,10 +19,16 @@ from typing import Self
 from maitred.admission.policy.retries import SlotReleaseRate
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.errors import Draining, Saturated, Unauthenticated
-from maitred.core.tenancy import Principal
+from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.dispatch.policy.retry_after import RetryAfterTurns
 
 _REVOKED = "This API key was revoked, or has expired, while the request ran. What was generated until then is billed."
+_SHARE_OF_FREE = 8
+"""Slots that an organisation may hold for each free slot: one that is alone holds eight ninths of them at most."""
+_SHARE_TAKEN = (
+    "Your organisation has as many requests in flight here as its share allows while others are to be served too. Try "
+    "again after the time in Retry-After."
+)
 _DRAIN_RETRY_S = 2.0
 """By this time, a load balancer has stopped sending requests to this gateway."""
 
@@ -39,6 +49,8 @@ class InFlightLimiter:
         self._release_rate = SlotReleaseRate()
         self._retry_turns = RetryAfterTurns()
         self._slots: dict[CancelScope, Principal | None] = {}
+        self._held: Counter[str] = Counter()
+        """Slots by organisation, for those that hold any."""
         self._draining = False
         self._empty = asyncio.Event()
         self._empty.set()
@@ -68,12 +80,18 @@ class InFlightLimiter:
         Raises:
             Draining: No new request is accepted; or, raised inside the block, the grace period is over.
             Unauthenticated: Raised inside the block: the principal's key is no longer valid.
-            Saturated: Every slot is taken.
+            Saturated: Every slot is taken, or all that the principal's organisation may have.
         """
         if self._draining:
             raise Draining(retry_after_s=_DRAIN_RETRY_S)
-        if len(self._slots) >= self._capacity and not even_if_full:
-            raise Saturated(retry_after_s=self._retry_after_s(principal))
+        if not even_if_full:
+            free = self._capacity - len(self._slots)
+            if free <= 0:
+                raise Saturated(retry_after_s=self._retry_after_s(principal))
+            if principal is not None and principal is not ANONYMOUS:
+                organisation = principal.tenants[-1]
+                if self._held.get(organisation, 0) >= _SHARE_OF_FREE * free:
+                    raise Saturated(_SHARE_TAKEN, retry_after_s=self._retry_after_s(principal))
         return InFlightSlot(self, principal)
 
     def cancel_revoked(self, holds: Callable[[Principal], bool]) -> int:
@@ -192,6 +210,8 @@ class InFlightSlot(CancelScope):
             limiter._release_rate.restart(limiter._clock.monotonic_s())
             limiter._empty.clear()
         limiter._slots[self] = self._principal
+        if self._principal is not None:
+            limiter._held[self._principal.tenants[-1]] += 1
         return super().__enter__()
 
     def __exit__(
@@ -199,6 +219,11 @@ class InFlightSlot(CancelScope):
     ) -> None:
         limiter = self._limiter
         del limiter._slots[self]
+        if self._principal is not None:
+            organisation = self._principal.tenants[-1]
+            limiter._held[organisation] -= 1
+            if not limiter._held[organisation]:
+                del limiter._held[organisation]
         limiter._release_rate.on_release(limiter._clock.monotonic_s())
         if not limiter._slots:
             limiter._empty.set()

@@ -34,7 +34,7 @@ class ConsoleConfig(Struct, frozen=True, kw_only=True):
             ge=1,
             le=10_000,
             description="Who may watch the live state at one time, in browsers and with `maitred top`; more are "
-            "refused with 429.",
+            "refused with 429. An eighth is kept for operators; of the rest, one key may take half.",
             extra={"unit": "viewers"},
         ),
     ] = 64

@@ -6,6 +6,7 @@ only while somebody watches. A viewer that reads slowly misses states, and never
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
@@ -19,6 +20,8 @@ T = TypeVar("T")
 EVERY_S = 1.0
 _FULL = "As many watch the live state as this server lets. Close a console, or raise console.viewers."
 _FULL_RETRY_S = 10.0
+_OPERATORS_PART = 8
+"""One of so many places is kept for operators."""
 
 
 class LiveFeed(Generic[T]):
@@ -38,7 +41,7 @@ class LiveFeed(Generic[T]):
         self._make = make
         self._clock = clock
         self._most_viewers = most_viewers
-        self._viewers = 0
+        self._viewers: Counter[str] = Counter()
         self._made: tuple[float, T] | None = None
         self._making = asyncio.Lock()
         self._changed = asyncio.Condition()
@@ -50,7 +53,7 @@ class LiveFeed(Generic[T]):
     @property
     def viewers(self) -> int:
         """Number of viewers who watch now."""
-        return self._viewers
+        return self._viewers.total()
 
     async def run(self) -> None:
         """Runs the beat until it is cancelled."""
@@ -73,19 +76,29 @@ class LiveFeed(Generic[T]):
         return self._made[1]
 
     @contextmanager
-    def watching(self) -> Iterator[AsyncIterator[T]]:
+    def watching(self, key: str = "", *, is_operator: bool = False) -> Iterator[AsyncIterator[T]]:
         """Yields new states, beginning with the current one; a slow viewer gets only the newest.
+
+        Args:
+            key: Key of the viewer. Viewers with one key may take half of the places that are left.
+            is_operator: Whether the viewer may take the places that are kept for operators, and more than half.
 
         Raises:
             Saturated: There are too many viewers.
         """
-        if self._viewers >= self._most_viewers:
+        free = self._most_viewers - self.viewers
+        if not is_operator:
+            free -= self._most_viewers // _OPERATORS_PART
+            free = min(free, free - self._viewers[key] + 1)
+        if free <= 0:
             raise Saturated(_FULL, retry_after_s=_FULL_RETRY_S)
-        self._viewers += 1
+        self._viewers[key] += 1
         try:
             yield self._states()
         finally:
-            self._viewers -= 1
+            self._viewers[key] -= 1
+            if not self._viewers[key]:
+                del self._viewers[key]
 
     async def _states(self) -> AsyncIterator[T]:
         await self.now()

@@ -1,5 +1,6 @@
 """Allocates the capacity of a model's replicas: quotas, headroom and free capacity."""
 
+import math
 from collections.abc import Sequence
 
 from maitred.core.request import WaitCause
@@ -11,6 +12,8 @@ from maitred.dispatch.queue import QueuedRequest, QuotaQueue
 from maitred.dispatch.selector import ReplicaSelector
 
 _MIN_COST = Cost(1, 1)
+_TURN = 0.25
+"""Share of the slots that is free when a request with more sequences than slots is dispatched."""
 
 
 class CapacityAllocator:
@@ -42,15 +45,33 @@ class CapacityAllocator:
         """Rebuilds the quotas; the caller must allocate running requests to the new quotas again."""
         self.quotas = Quotas(config.reserved, {name: (pool.tenants, pool.share) for name, pool in config.pools.items()})
 
-    def allocate(self, queued: QueuedRequest, quota: Quota) -> None:
-        """Charges the cost of a dispatched entry to its quota and its tenant."""
-        quota.allocate(queued.cost)
+    def allocate(self, queued: QueuedRequest, quota: Quota, ready: Sequence[EndpointState]) -> None:
+        """Charges the cost of a dispatched entry to its quota and its tenant.
+
+        The quota is never charged for more than its size less the headroom: the rest of a larger request waits for its
+        turns at the replica, and is not in the way of others.
+        """
+        queued.quota_cost = queued.cost
+        if self.quotas.has_dedicated:
+            limit = self.quotas.limit(quota, total_of(ready))
+            queued.quota_cost = queued.cost.at_most(_beside_headroom(limit, self.headroom))
+        quota.allocate(queued.quota_cost)
         self.holdings.allocate(queued.tenant, queued.cost.slots, queued.flow.priority)
 
     def release(self, queued: QueuedRequest, quota: Quota) -> None:
         """Releases the cost of an entry from its quota and its tenant."""
-        quota.release(queued.cost)
+        quota.release(queued.quota_cost)
         self.holdings.release(queued.tenant, queued.cost.slots, queued.flow.priority)
+
+    def held_costs(self, queued: QueuedRequest, endpoint_state: EndpointState) -> Sequence[Cost]:
+        """Returns the costs for which an entry holds credits at a replica that does not report its capacity.
+
+        There a request holds its credits to its end, so one that is larger than the learnt window holds the window less
+        the headroom. An engine reports how many of the sequences run.
+        """
+        if queued.cost.slots <= endpoint_state.total.slots:
+            return queued.costs
+        return [queued.cost.at_most(_beside_headroom(endpoint_state.total, self.headroom))]
 
     def endpoint_for(
         self, queued: QueuedRequest, quota: Quota, ready: Sequence[EndpointState], now_s: float, *, above_share: bool
@@ -61,7 +82,7 @@ class CapacityAllocator:
         if self.quotas.has_dedicated:
             quota_total = self.quotas.limit(quota, total_of(ready))
             limit = quota_total.minus(_headroom_cost(quota_total, headroom, ready))
-            capped_cost = queued.cost.at_most(limit).at_least(_MIN_COST)
+            capped_cost = _first_turn(queued, limit, ready[0].block_tokens)
             free = limit.minus(quota.used)
             if overcommits and quota is self.quotas.common:
                 free = free.plus(Cost(sum(endpoint_state.overcommit_slots for endpoint_state in ready), 0))
@@ -73,7 +94,7 @@ class CapacityAllocator:
             ready = untried_endpoints(queued, ready) or ready
         for endpoint_state in ready:
             reserve = _headroom_cost(endpoint_state.total, headroom, [endpoint_state])
-            capped_cost = queued.cost.at_most(endpoint_state.total.minus(reserve)).at_least(_MIN_COST)
+            capped_cost = _first_turn(queued, endpoint_state.total.minus(reserve), endpoint_state.block_tokens)
             free = endpoint_state.free.minus(reserve)
             if overcommits:
                 free = free.plus(Cost(endpoint_state.overcommit_slots, 0))
@@ -176,6 +197,26 @@ class CapacityAllocator:
 
     def _may_overcommit(self, queued: QueuedRequest) -> bool:
         return self.shared and self.holdings.may_overcommit(queued.tenant, queued.cost.slots, queued.flow.priority)
+
+
+def _first_turn(queued: QueuedRequest, capacity: Cost, block_tokens: int) -> Cost:
+    """Returns the part of a request's cost that must be free when it is dispatched: all of it, if it fits.
+
+    Of a request with more sequences than there are slots, the replica runs some after others. It is dispatched when a
+    part of the slots is free: to wait for all of them would leave the replica idle, and hold up others meanwhile.
+    """
+    cost = queued.cost
+    if cost.slots > capacity.slots > 0:
+        slots = math.ceil(capacity.slots * _TURN)
+        longest_prompt = max(map(len, queued.request.prompts), default=0) // block_tokens
+        cost = Cost(slots, longest_prompt + math.ceil(cost.blocks * slots / cost.slots), cost.prompt_tokens)
+    return cost.at_most(capacity).at_least(_MIN_COST)
+
+
+def _beside_headroom(whole: Cost, headroom: float) -> Cost:
+    """Returns a capacity less its headroom: at least one slot less, if it has two, and at least one slot."""
+    kept = max(1, math.ceil(whole.slots * headroom)) if headroom else 0
+    return Cost(max(1, whole.slots - kept), max(1, whole.blocks - math.ceil(whole.blocks * headroom)))
 
 
 def untried_endpoints(queued: QueuedRequest, ready: Sequence[EndpointState]) -> list[EndpointState]:

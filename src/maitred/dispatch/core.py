@@ -5,7 +5,8 @@ argument, so tests can try every order of events.
 
 A request is dispatched when it is at the head of its queue and a replica has credits for its prompt and its predicted
 output. A smaller request never overtakes the head of the queue, because a large head would then wait for ever. A
-request that needs more than the whole capacity of a replica is dispatched once all of that capacity is free.
+request with more sequences than a replica has slots is dispatched once a quarter of the slots is free; the replica runs
+its sequences by turns.
 """
 
 import heapq
@@ -136,7 +137,7 @@ class DispatchCore:
             self._queues[quota].take_over(queued, now_s)
             if queued.allocation is not None:
                 queued.allocation.quota = quota
-                quota.allocate(queued.cost)
+                quota.allocate(queued.quota_cost)
 
     # --- queries ---
 
@@ -355,7 +356,7 @@ class DispatchCore:
             since_s=now_s,
             stalled_s=self.stalled_s,
         )
-        self.allocator.allocate(queued, allocation.quota)
+        self.allocator.allocate(queued, allocation.quota, self._last_ready)
         self.selector.on_dispatch(queued, endpoint_state)
         self.forecast_cache.invalidate()
         return allocation
@@ -531,14 +532,17 @@ class DispatchCore:
         """Marks an entry as dispatched and allocates its credits and quota."""
         queued.state = QueueState.DISPATCHED
         queued.dispatched_s = now_s
+        costs: Sequence[Cost] = queued.costs
+        if not endpoint_state.endpoint.reports_capacity:
+            costs = self.allocator.held_costs(queued, endpoint_state)
         queued.allocation = Allocation(
             endpoint_state,
-            hold=endpoint_state.acquire(queued.costs, now_s),
+            hold=endpoint_state.acquire(costs, now_s),
             quota=quota,
             since_s=now_s,
             stalled_s=self.stalled_s,
         )
-        self.allocator.allocate(queued, quota)
+        self.allocator.allocate(queued, quota, self._last_ready)
         if self.selector.balancer is not None:
             self.selector.on_dispatch(queued, endpoint_state)
         self.running_requests[queued] = None

@@ -71,6 +71,7 @@ class QueuedRequest(QueueEntry[None]):
         "predicted_position",
         "prefill_s",
         "queue",
+        "quota_cost",
         "raw_wait_s",
         "reported_prompt_tokens",
         "request",
@@ -110,6 +111,8 @@ class QueuedRequest(QueueEntry[None]):
         """Cost of each prompt that is to be submitted."""
         self.cost = costs[0] if len(costs) == 1 else total_cost(costs)
         """Cost of all prompts that are to be submitted."""
+        self.quota_cost = self.cost
+        """Cost that its quota was charged when it was dispatched."""
         self.expected_tokens = expected_tokens
         self.wait_deadline_s = wait_deadline_s
         """Deadline of the first token; of the whole answer, once the request was requeued after its first token."""

@@ -8,7 +8,7 @@ import pytest
 
 from maitred.api.in_flight import CancelScope, ClientDisconnected, InFlightLimiter
 from maitred.core.errors import Draining, Saturated, Unauthenticated
-from maitred.core.tenancy import Principal, Scope
+from maitred.core.tenancy import ANONYMOUS, Principal, Scope
 from tests.support.clock import FakeClock
 
 
@@ -139,3 +139,35 @@ async def test_a_cancellation_from_outside_stays_one():
     blocks[0].cancel(ClientDisconnected())
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_one_organisation_leaves_slots_for_others():
+    gate = InFlightLimiter(64)
+    with ExitStack() as slots:
+
+        def enter_all(tenant):
+            count = 0
+            with pytest.raises(Saturated, match="share"):
+                while True:
+                    slots.enter_context(gate.acquire(principal(tenant)))
+                    count += 1
+            return count
+
+        assert enter_all("greedy") == 57
+        with gate.acquire(principal("victim")):
+            assert gate.count == 58
+        assert gate.count == 57
+        # An operator comes in even so, and so does whoever has no organisation of its own.
+        with gate.acquire(None), gate.acquire(None, even_if_full=True):
+            assert enter_all("greedy") == 0
+    assert gate.count == 0
+    assert not gate._held
+
+
+async def test_anonymous_requests_may_take_all_slots():
+    gate = InFlightLimiter(64)
+    with ExitStack() as slots:
+        for _ in range(64):
+            slots.enter_context(gate.acquire(ANONYMOUS))
+        with pytest.raises(Saturated):
+            gate.acquire(ANONYMOUS)

@@ -1,6 +1,7 @@
 """One state for all viewers, made only while there are some."""
 
 import asyncio
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -71,6 +72,26 @@ async def test_the_number_of_viewers_is_limited():
         assert beating.viewers == 2
     with beating.watching():
         assert beating.viewers == 1
+
+
+async def test_one_key_cannot_watch_alone_and_operators_have_a_reserve():
+    _, _, beating = pulse(most_viewers=16)
+    with ExitStack() as watching:
+
+        def watch_all(key, **rights):
+            count = 0
+            with suppress(Saturated):
+                while True:
+                    watching.enter_context(beating.watching(key, **rights))
+                    count += 1
+            return count
+
+        assert watch_all("greedy") == 8
+        assert watch_all("other") == 4
+        assert [watch_all(key) for key in ("third", "fourth")] == [2, 0]
+        assert watch_all("admin", is_operator=True) == 2
+        assert beating.viewers == 16
+    assert beating.viewers == 0
 
 
 async def test_it_beats_without_viewers_and_makes_nothing():

@@ -142,6 +142,66 @@ async def test_a_request_larger_than_the_replica_is_dispatched_when_the_replica_
     setup.assert_empty()
 
 
+async def test_a_request_with_more_sequences_than_slots_is_dispatched_when_a_quarter_of_them_is_free():
+    setup = DispatchSetup(headroom=0.0)
+    small = [QueuedCaller(setup, number) for number in range(4)]
+    await turn()
+    large = QueuedCaller(setup, 5, choices=64, max_tokens=8)
+    after = QueuedCaller(setup, 6)
+    await turn()
+    assert large.endpoint is None
+    await small[0].go()
+    await turn()
+    assert large.endpoint is not None
+    for caller in (*small[1:], large):
+        setup.replica.submit()
+        caller.entry.on_submitted()
+    # The replica has taken its sequences, which run by turns; others wait for what it reports as free.
+    setup.replica.say(running=4, waiting=63, free_sequences=0)
+    await turn()
+    assert after.endpoint is None
+    setup.replica.say(running=3, waiting=0, free_sequences=1)
+    await turn()
+    assert after.endpoint is not None
+    for caller in (*small[1:], large, after):
+        await caller.go()
+    setup.assert_empty()
+
+
+async def test_a_large_request_charges_its_quota_for_no_more_than_its_size():
+    setup = DispatchSetup(headroom=0.25, pools={"gold": TenantPoolConfig(tenants=["gold"], share=0.25)})
+    setup.replica.say(guest_places=2)
+    large = QueuedCaller(setup, 1, "flood", choices=64, max_tokens=8)
+    await turn()
+    assert large.endpoint is not None
+    setup.replica.submit()
+    large.entry.on_submitted()
+    setup.replica.say(running=3, waiting=61, free_sequences=1, guest_places=2)
+    light, gold = QueuedCaller(setup, 2, "light"), QueuedCaller(setup, 3, "gold")
+    await turn()
+    assert (light.endpoint is not None, gold.endpoint is not None) == (True, True)
+    for caller in (large, light, gold):
+        await caller.go()
+    assert all(queue.quota.used.slots == 0 for queue in setup.core.queues)
+    setup.assert_empty()
+
+
+async def test_a_request_larger_than_a_learnt_window_leaves_its_headroom_to_others():
+    setup = DispatchSetup(headroom=0.25, reports_capacity=False)
+    slots = setup.core.endpoint_states[0]
+    setup.check(9, "light")
+    large = QueuedCaller(setup, 1, "flood", choices=4096, max_tokens=8)
+    await turn()
+    assert large.endpoint is not None
+    assert 0 < slots.free.slots < slots.total.slots
+    light = QueuedCaller(setup, 2, "light")
+    await turn()
+    assert light.endpoint is not None
+    for caller in (large, light):
+        await caller.go()
+    setup.assert_empty()
+
+
 async def test_a_request_can_be_cancelled_while_it_waits():
     setup = DispatchSetup()
     callers = [QueuedCaller(setup, number) for number in range(5)]

@@ -1,7 +1,6 @@
 """Validator of constraints: turns a constraint into a grammar for the engine."""
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Self
@@ -12,6 +11,7 @@ from maitred.admission.grammars.config import GrammarsConfig
 from maitred.admission.grammars.workers import GrammarWorkers
 from maitred.core.errors import InvalidRequest, Saturated
 from maitred.core.grammar import Constraint, Grammar, GrammarResult
+from maitred.fairness.shared_cache import SharedCache
 
 _RETRY_AFTER_S = 1.0
 
@@ -19,8 +19,9 @@ _RETRY_AFTER_S = 1.0
 class GrammarValidator:
     """Compiles every grammar once, without blocking other requests.
 
-    Results are cached by the text of the constraint. Each organisation may use only some of the processes at one time
-    and has its own queue, so costly grammars delay only the organisation that sends them.
+    Results are cached by the text of the constraint; an organisation that fills the cache drives out its own results.
+    Each organisation may use only some of the processes at one time and has its own queue, so costly grammars delay
+    only the organisation that sends them.
 
     Args:
         config: Bounds on the work.
@@ -30,13 +31,13 @@ class GrammarValidator:
     def __init__(self, config: GrammarsConfig = GrammarsConfig(), workers: GrammarWorkers | None = None) -> None:  # noqa: B008
         self._config = config
         self._workers = workers or GrammarWorkers(config.workers, config.compile_s)
-        self._known: OrderedDict[bytes, GrammarResult] = OrderedDict()
-        self._known_bytes = 0
+        self._known: SharedCache[bytes, GrammarResult] = SharedCache(config.cache_bytes)
         self._organisations: dict[str, _ValidationTurns] = {}
 
     def reconfigure(self, config: GrammarsConfig) -> None:
         """Applies new settings, except the number of processes and their time limit."""
         self._config = config
+        self._known.most = config.cache_bytes
 
     async def __aenter__(self) -> Self:
         return self
@@ -66,11 +67,11 @@ class GrammarValidator:
                 "smaller one.",
                 param=param,
             )
-        verdict = self._recall(question)
+        verdict = self._known.get(question)
         if verdict is None:
             async with self._compile_slot(organisation):
-                verdict = self._recall(question) or await self._workers.compile(question)
-            self._remember(question, verdict)
+                verdict = self._known.get(question) or await self._workers.compile(question)
+            self._known.put(question, verdict, organisation, _size_bytes(question, verdict))
         if verdict.grammar is None:
             raise InvalidRequest(f"{param} cannot be used. {verdict.fault}", param=param)
         return verdict.grammar
@@ -93,20 +94,6 @@ class GrammarValidator:
             turns.taken -= 1
             if not turns.taken:
                 self._organisations.pop(organisation, None)
-
-    def _recall(self, question: bytes) -> GrammarResult | None:
-        verdict = self._known.get(question)
-        if verdict is not None:
-            self._known.move_to_end(question)
-        return verdict
-
-    def _remember(self, question: bytes, verdict: GrammarResult) -> None:
-        if question in self._known:
-            return
-        self._known[question] = verdict
-        self._known_bytes += _size_bytes(question, verdict)
-        while self._known_bytes > self._config.cache_bytes:
-            self._known_bytes -= _size_bytes(*self._known.popitem(last=False))
 
 
 class _ValidationTurns:

@@ -46,7 +46,7 @@ class LiveRoutes:
         if "text/event-stream" not in (exchange.header(b"accept") or ""):
             await self._admin.reply(exchange, _visible_state(await self._live.snapshot(), whole=whole))
             return
-        with self._live.watching() as states:
+        with self._live.watching(exchange.principal.key, is_operator=whole) as states:
             with CancelScope() as block, exchange.cancel_on_disconnect(block):
                 await exchange.stream(encode_event(msgspec.json.encode(self._live.history()), b"history"))
                 async for state in states:

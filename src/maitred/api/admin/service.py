@@ -44,7 +44,7 @@ class LiveService(Protocol):
         """Returns the live state of now."""
         ...
 
-    def watching(self) -> AbstractContextManager[AsyncIterator[LiveBody]]:
+    def watching(self, key: str, *, is_operator: bool) -> AbstractContextManager[AsyncIterator[LiveBody]]:
         """Returns a context with the live state of now, and then again every second.
 
         Raises:

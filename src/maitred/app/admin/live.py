@@ -90,9 +90,9 @@ class LiveState:
         """Returns the live state of now."""
         return await self.feed.now()
 
-    def watching(self) -> AbstractContextManager[AsyncIterator[LiveBody]]:
+    def watching(self, key: str, *, is_operator: bool) -> AbstractContextManager[AsyncIterator[LiveBody]]:
         """Subscribes a viewer to the live state for as long as the context lasts."""
-        return self.feed.watching()
+        return self.feed.watching(key, is_operator=is_operator)
 
     def history(self) -> Sequence[PointBody]:
         """Returns the points of the last seconds."""

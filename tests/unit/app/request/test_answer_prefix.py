@@ -34,6 +34,9 @@ class BrokenServer(MemoryReplica):
     def trace_attributes(self):
         return {}
 
+    def is_refusing(self):
+        return False
+
     @asynccontextmanager
     async def generate(self, request):
         self.requests.append(request)

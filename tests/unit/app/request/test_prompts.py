@@ -22,7 +22,7 @@ class Watched(Tokenizer):
         self.threads.add(threading.get_ident())
         return super().encode(text, add_special_tokens=add_special_tokens)
 
-    def encode_conversation(self, *arguments: Any, **options: Any) -> list[int]:  # noqa: ANN401 - as of the tokenizer
+    def encode_conversation(self, *arguments: Any, **options: Any) -> list[int]:
         self.threads.add(threading.get_ident())
         return super().encode_conversation(*arguments, **options)
 
