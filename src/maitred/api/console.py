@@ -11,6 +11,7 @@ import msgspec
 from maitred import __version__
 from maitred.api.dialect import Header
 from maitred.api.exchange import JSON, HttpExchange
+from maitred.api.health import VersionInfo
 from maitred.api.routes import Route
 from maitred.core.errors import Forbidden, RouteNotFound, Unauthenticated
 from maitred.core.tenancy import Authenticator, Principal, Scope
@@ -171,6 +172,7 @@ class ConsoleRoutes:
         """
         session = f"{ROOT}/session"
         return [
+            Route("GET", "/", self.root, "The way to the console, or the version of maitred.", returns=VersionInfo),
             Route("GET", ROOT, self.index, "The console.", content_type="text/html"),
             Route("GET", f"{ROOT}/", self.index, "The console.", content_type="text/html"),
             Route("GET", f"{ROOT}/{{file}}", self.file, "A file of the console.", content_type="text/plain"),
@@ -181,6 +183,13 @@ class ConsoleRoutes:
                 *("GET", f"{ROOT}/use", self.use, "What the caller used."), returns=OwnUseBody, needs=Scope.INFERENCE
             ),
         ]
+
+    async def root(self, exchange: HttpExchange) -> None:
+        """Redirects a browser to the console; answers others with the version."""
+        if "text/html" in (exchange.header(b"accept") or ""):
+            await exchange.respond(b"", status=303, headers=[(b"location", ROOT.encode())])
+        else:
+            await exchange.respond(msgspec.json.encode(VersionInfo(__version__)))
 
     async def index(self, exchange: HttpExchange) -> None:
         """Answers with the console's page.

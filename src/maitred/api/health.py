@@ -80,6 +80,7 @@ class ServiceRoutes:
                 "GET", "/health/ready", self.ready, "Whether requests can run now: 200 or 503.", returns=HealthStatus
             ),
             Route("GET", "/version", self.version, "The version of maitred.", returns=VersionInfo),
+            Route("GET", "/", self.version, "As `/version`; a browser gets the console.", returns=VersionInfo),
             Route(
                 "GET",
                 "/metrics",

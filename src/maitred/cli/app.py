@@ -48,19 +48,30 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-config_app = typer.Typer(no_args_is_help=True, help="Show and check the configuration.", rich_markup_mode="markdown")
+config_app = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, help="Show and check the configuration.", rich_markup_mode="markdown"
+)
 load_app = typer.Typer(
     no_args_is_help=True,
     help="Measure a server under load: any that speaks OpenAI's API.",
     rich_markup_mode="markdown",
 )
-tenants_app = typer.Typer(no_args_is_help=True, help="Organisations and their teams.", rich_markup_mode="markdown")
-keys_app = typer.Typer(no_args_is_help=True, help="API keys.", rich_markup_mode="markdown")
-replicas_app = typer.Typer(
-    no_args_is_help=True, help="Where models run, and which of them take requests.", rich_markup_mode="markdown"
+tenants_app = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, help="Organisations and their teams.", rich_markup_mode="markdown"
 )
-pins_app = typer.Typer(no_args_is_help=True, help="Prefixes that stay in the KV caches.", rich_markup_mode="markdown")
-rollout_app = typer.Typer(no_args_is_help=True, help="New versions of models on trial.", rich_markup_mode="markdown")
+keys_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="API keys.", rich_markup_mode="markdown")
+replicas_app = typer.Typer(
+    cls=CommandGroup,
+    no_args_is_help=True,
+    help="Where models run, and which of them take requests.",
+    rich_markup_mode="markdown",
+)
+pins_app = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, help="Prefixes that stay in the KV caches.", rich_markup_mode="markdown"
+)
+rollout_app = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, help="New versions of models on trial.", rich_markup_mode="markdown"
+)
 models_app = typer.Typer(
     invoke_without_command=True,
     help="What a server serves, and which of its models are in memory.",
@@ -68,9 +79,14 @@ models_app = typer.Typer(
     rich_markup_mode="markdown",
 )
 workers_app = typer.Typer(
-    no_args_is_help=True, help="The processes of a server that speak HTTP.", rich_markup_mode="markdown"
+    cls=CommandGroup,
+    no_args_is_help=True,
+    help="The processes of a server that speak HTTP.",
+    rich_markup_mode="markdown",
 )
-limits_app = typer.Typer(no_args_is_help=True, help="Rate limits and budgets.", rich_markup_mode="markdown")
+limits_app = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, help="Rate limits and budgets.", rich_markup_mode="markdown"
+)
 
 
 def _version(wanted: bool) -> None:

@@ -57,6 +57,7 @@ class _ModelList(msgspec.Struct, frozen=True):
 class _ErrorBody(msgspec.Struct, frozen=True):
     message: str = ""
     code: str | int | None = None
+    param: str | None = None
 
 
 class _Delta(msgspec.Struct, frozen=True):
@@ -263,13 +264,14 @@ def refusal(status: int, body: bytes) -> MaitredError:
     try:
         failure = msgspec.json.decode(body, type=_Failure)
     except msgspec.MsgspecError:
-        message = f"The server answered HTTP {status} without saying why."
+        message, field = f"The server answered HTTP {status} without saying why.", None
     else:
         code = f"HTTP {status}, {failure.error.code}" if failure.error.code else f"HTTP {status}"
         message = f"{quote(failure.error.message) or 'The server refused.'} ({code})"
+        field = failure.error.param
     if status == 429:
         return Refused(message)
-    return CallerError(message) if 400 <= status < 500 else Unavailable(message)
+    return CallerError(message, param=field) if 400 <= status < 500 else Unavailable(message)
 
 
 def quote(text: str) -> str:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from maitred.cli.options import DEFAULT_URL, UrlOption, load_settings
+from maitred.cli.options import ADMIN_KEY_VARIABLE, DEFAULT_URL, KEY_VARIABLE, UrlOption, load_settings
 from maitred.cli.output.tables import print_json
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def doctor(
         typer.Option(
             "--key",
             metavar="KEY",
-            envvar="MAITRED_API_KEY",
+            envvar=[KEY_VARIABLE, ADMIN_KEY_VARIABLE],
             help="A key with the scope metrics, where the server asks for one.",
         ),
     ] = None,

@@ -4,7 +4,7 @@ Exit codes: 0 done; 2 the caller must change something (arguments, configuration
 130 stopped with Ctrl-C. A traceback means a bug in maitred.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import typer
@@ -15,9 +15,17 @@ from maitred.core.errors import CallerError, MaitredError, StoreUnavailable
 INTERRUPTED = 130
 
 
+_CONNECTION = ("url", "key")
+"""Options about the connection; the server has other things by these names."""
+
+
 @contextmanager
-def explain_errors() -> Iterator[None]:
+def explain_errors(parameters: Callable[[], Mapping[str, str]] = dict) -> Iterator[None]:
     """Says what went wrong inside.
+
+    Args:
+        parameters: Returns how the parameters of the command are written on the command line. They stand in the message
+            for the fields of the server.
 
     Raises:
         typer.Exit: With the exit code, once it is said.
@@ -25,7 +33,7 @@ def explain_errors() -> Iterator[None]:
     try:
         yield
     except MaitredError as error:
-        typer.echo(_explain(error), err=True)
+        typer.echo(_with_parameters(_explain(error), error.param, parameters()), err=True)
         raise typer.Exit(2 if isinstance(error, CallerError) else 1) from error
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
@@ -39,10 +47,29 @@ def _explain(error: MaitredError) -> str:
     return explain_outage(error)
 
 
+def _with_parameters(message: str, field: str | None, parameters: Mapping[str, str]) -> str:
+    """Returns a message with the option or argument of the command in place of the field that it begins with."""
+    first, space, rest = message.partition(" ")
+    if field is None or first != field:
+        return message
+    names = (field, f"{field}s", field.removesuffix("_at").removesuffix("_s"))
+    written = next((parameters[name] for name in names if parameters.get(name)), field)
+    return f"{written}{space}{rest}"
+
+
 class CommandGroup(TyperGroup):
     """Runs a command and explains its failure."""
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         """Runs a command, and turns its errors into sentences."""
-        with explain_errors():
+        with explain_errors(lambda: self._parameters(ctx)):
             return super().invoke(ctx)
+
+    def _parameters(self, ctx: typer.Context) -> dict[str, str]:
+        """Returns how the parameters of the invoked command are written, by their names in Python."""
+        invoked = self.commands.get(ctx.invoked_subcommand or "")
+        return {
+            parameter.name: parameter.opts[0] if parameter.opts[0].startswith("-") else parameter.metavar or ""
+            for parameter in ([] if invoked is None else invoked.params)
+            if parameter.name is not None and parameter.name not in _CONNECTION
+        }

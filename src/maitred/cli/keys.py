@@ -1,13 +1,13 @@
 """`maitred keys`: API keys of tenants."""
 
 from collections.abc import AsyncIterator
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from maitred.cli.options import DEFAULT_URL, AdminKeyOption, JsonOption, UrlOption
+from maitred.cli.options import DEFAULT_URL, AdminKeyOption, JsonOption, UrlOption, parse_duration
 from maitred.cli.output.tables import print_json, print_table
-from maitred.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from maitred.wire.admin.responses import KeyBody
@@ -56,6 +56,8 @@ def list_keys(
     key: AdminKeyOption = None,
 ) -> None:
     """List API keys. Their secrets are stored nowhere, and cannot be shown."""
+    from time import time
+
     from maitred.cli.admin_client import AdminClient, administer
     from maitred.wire.admin.responses import KeyBody, KeyList
 
@@ -69,7 +71,7 @@ def list_keys(
         return
     print_table(
         ("ID", "TENANT", "NAME", "SCOPES", "EXPIRES", "STATE"),
-        ((entry.id, entry.tenant, entry.name, entry.scopes, entry.expires_at, _state(entry)) for entry in keys),
+        ((entry.id, entry.tenant, entry.name, entry.scopes, entry.expires_at, _state(entry, time())) for entry in keys),
     )
 
 
@@ -118,7 +120,7 @@ def rotate(
     from maitred.wire.admin.responses import KeyBody
 
     path = f"keys/{in_path(key_id)}/rotate"
-    fields = {"overlap_s": _seconds("--overlap", overlap)}
+    fields = {"overlap_s": parse_duration("--overlap", overlap)}
     _print_secret(administer(url, key, lambda client: client.send("POST", path, KeyBody, fields)), as_json=as_json)
 
 
@@ -140,25 +142,18 @@ def _print_secret(key: "KeyBody", *, as_json: bool) -> None:
     typer.echo(f"Key {key.id} of {key.tenant}. Keep it now: it is stored nowhere and cannot be shown again.", err=True)
 
 
-def _state(key: "KeyBody") -> str:
+def _state(key: "KeyBody", now_s: float) -> str:
     if key.revoked:
         return "revoked"
+    if key.expires_at is not None and datetime.fromisoformat(key.expires_at).timestamp() <= now_s:
+        return "expired"
     return "in rotation" if len(key.secrets) > 1 else "valid"
 
 
 def _expiry(text: str | None) -> str | float | None:
     import time
 
-    from maitred.config.units import parse_seconds
-
-    seconds = None if text is None else parse_seconds(text)
-    return text if seconds is None else time.time() + seconds
-
-
-def _seconds(option: str, text: str) -> float:
-    from maitred.config.units import parse_seconds
-
-    seconds = parse_seconds(text)
-    if seconds is None:
-        raise InvalidRequest(f"{option} must be a time such as 30s, 12h or 1d; got {text!r}.")
-    return seconds
+    # A date begins with a year, and ends with a digit or a zone.
+    if text is None or "-" in text.strip()[1:]:
+        return text
+    return time.time() + parse_duration("--expires", text)

@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from maitred.core.errors import ConfigInvalid
+from maitred.core.errors import ConfigInvalid, InvalidRequest
 
 if TYPE_CHECKING:
     from maitred.config.loader import LoadedConfig
 
 CONFIGURATION = "Configuration"
+
+URL_VARIABLE = "MAITRED_URL"
+KEY_VARIABLE = "MAITRED_API_KEY"
+ADMIN_KEY_VARIABLE = "MAITRED_ADMIN_KEY"
 
 ConfigOption = Annotated[
     Path | None,
@@ -57,14 +61,14 @@ ProfileOption = Annotated[
 ]
 UrlOption = Annotated[
     str,
-    typer.Option("--url", metavar="URL", envvar="MAITRED_URL", help="The server to talk to."),
+    typer.Option("--url", metavar="URL", envvar=URL_VARIABLE, help="The server to talk to."),
 ]
 AdminKeyOption = Annotated[
     str | None,
     typer.Option(
         "--key",
         metavar="KEY",
-        envvar="MAITRED_ADMIN_KEY",
+        envvar=ADMIN_KEY_VARIABLE,
         help="A key with the scope admin. The variable keeps it out of your shell's history.",
     ),
 ]
@@ -73,7 +77,7 @@ KeyOption = Annotated[
     typer.Option(
         "--key",
         metavar="KEY",
-        envvar="MAITRED_API_KEY",
+        envvar=KEY_VARIABLE,
         help="Your API key, where the server asks for one. The variable keeps it out of your shell's history.",
     ),
 ]
@@ -89,6 +93,20 @@ TemperatureOption = Annotated[
         "--temperature", metavar="NUMBER", min=0.0, max=2.0, help="0 always takes the likeliest token; 2 is wild."
     ),
 ]
+
+
+def parse_duration(option: str, text: str) -> float:
+    """The seconds of a duration; a number needs its unit, because people mean days by one and seconds by another.
+
+    Raises:
+        InvalidRequest: That is no duration, or its unit is missing.
+    """
+    from maitred.config.units import parse_seconds
+
+    seconds = parse_seconds(text)
+    if seconds is None or (seconds and text.strip()[-1:].isdigit()):
+        raise InvalidRequest(f"{option} must be a time with its unit, such as 30s, 12h or 1d; got {text!r}.")
+    return seconds
 
 
 def load_settings(

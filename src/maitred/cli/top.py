@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from maitred.cli.options import DEFAULT_URL, UrlOption
+from maitred.cli.options import ADMIN_KEY_VARIABLE, DEFAULT_URL, KEY_VARIABLE, UrlOption
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ LiveKeyOption = Annotated[
     typer.Option(
         "--key",
         metavar="KEY",
-        envvar="MAITRED_ADMIN_KEY",
+        envvar=[ADMIN_KEY_VARIABLE, KEY_VARIABLE],
         help="A key with the scope admin, or metrics for less. The variable keeps it out of your shell's history.",
     ),
 ]

@@ -15,6 +15,7 @@ from maitred.cli.options import (
     SetOption,
     ThreadsOption,
     load_settings,
+    parse_duration,
     require_model,
 )
 from maitred.core.errors import InvalidRequest
@@ -101,11 +102,11 @@ def tune(
     )
     objective_s = loaded.config.engine.itl_objective_s or parse_seconds(DEFAULT_ITL)
     if itl is not None:
-        objective_s = parse_seconds(itl)
-    budget_s = parse_seconds(budget)
+        objective_s = parse_duration("--itl", itl)
+    budget_s = parse_duration("--budget", budget)
     if objective_s is None or not 0 < objective_s <= 60:
         raise InvalidRequest(f"--itl {itl}: write a time up to 60s, such as 50ms.")
-    if budget_s is None or not 1 <= budget_s <= 3600:
+    if not 1 <= budget_s <= 3600:
         raise InvalidRequest(f"--budget {budget}: write a time from 1s to 1h.")
     if write is not None and write.exists():
         set_values(write.read_text(encoding="utf-8"), {"engine.max_sequences": 1}, str(write))  # or measure for nothing

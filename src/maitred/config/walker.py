@@ -58,7 +58,7 @@ class StructBuilder:
         names = [field.name for field in info.fields]
         for name, child in entries.items():
             if name not in names:
-                self._add_fault(child, _join(key, name), f"No such setting.{self._suggestion(key, name, names)}")
+                self._add_fault(child, _join(key, name), f"No such setting.{self._suggestion(key, name, names, info)}")
         values: dict[str, object] = {}
         for field in info.fields:
             parent = node.origin if node is not None else ""
@@ -167,13 +167,15 @@ class StructBuilder:
             return UNSET
         return Secret(value.rstrip("\r\n"), f"{{{source}: {target.value}}}")
 
-    def _suggestion(self, parent: str, name: str, names: list[str]) -> str:
+    def _suggestion(self, parent: str, name: str, names: list[str], info: inspect.StructType | None = None) -> str:
         close = difflib.get_close_matches(name[:64], names, n=1)
         if close:
             return f" Did you mean {_join(parent, close[0])}?"
-        # The right name in the wrong section, such as `port` at the top.
-        elsewhere = [key for key in self._all_keys if key.rpartition(".")[2] == name]
-        return f" Did you mean {elsewhere[0]}?" if elsewhere else f" There are: {', '.join(names)}."
+        # The right name in the wrong section, such as `port` at the top. What lies below this section is meant first.
+        for keys in ([] if info is None else leaf_keys(info, parent), self._all_keys):
+            if found := [key for key in keys if key.rpartition(".")[2] == name]:
+                return f" Did you mean {min(found, key=lambda key: key.count('.'))}?"
+        return f" There are: {', '.join(names)}."
 
     def _add_fault(self, node: ConfigNode, key: str, message: str) -> None:
         readable = key if key.isprintable() and len(key) <= 120 else repr(key[:120])

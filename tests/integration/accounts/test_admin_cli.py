@@ -104,7 +104,7 @@ async def test_keys(operator):
     assert await operator.system.caller(last["key"]) is None
     assert "revoked" in await operator.does("keys", "list")
     assert "--overlap must be a time" in await operator.cannot("keys", "rotate", public_id, "--overlap", "soon")
-    assert "expires_at must be a time" in await operator.cannot("keys", "create", "acme", "--expires", "soon")
+    assert "--expires must be a time" in await operator.cannot("keys", "create", "acme", "--expires", "soon")
     assert "no tenant" in await operator.cannot("keys", "create", "nobody")
 
 
@@ -131,11 +131,11 @@ async def test_limits(operator):
     ]
     assert await operator.does("limits", "delete", listed[0][0]) == f"Deleted {listed[0][0]}.\n"
     assert "no limit" in await operator.cannot("limits", "delete", listed[0][0])
-    assert "value must be at least 1" in await operator.cannot("limits", "set", "*", "requests_per_minute", "--", "-5")
+    assert "VALUE must be at least 1" in await operator.cannot("limits", "set", "*", "requests_per_minute", "--", "-5")
     assert "VALUE must be" in await operator.cannot("limits", "set", "*", "requests_per_minute", "nan")
     assert "VALUE must be" in await operator.cannot("limits", "set", "*", "usd_total", "inf")
-    assert "subject must be" in await operator.cannot("limits", "set", "acme", "usd_total", "5")
-    assert "kind" in await operator.cannot("limits", "set", "*", "usd_per_year", "5")
+    assert "SUBJECT must be" in await operator.cannot("limits", "set", "acme", "usd_total", "5")
+    assert "KIND must be one of" in await operator.cannot("limits", "set", "*", "usd_per_year", "5")
 
 
 async def test_setting_one_limit_at_once_sets_it_once(operator):
@@ -166,7 +166,7 @@ async def test_usage(operator):
     assert csv.splitlines()[1].startswith("acme,2,20,0,10,")
     (total,) = json.loads(await operator.does("usage", "--group-by", "", "--key-id", "5b1f0c9e7d2a4c6f", "--json"))
     assert total["requests"] == 4
-    assert "group_by must hold" in await operator.cannot("usage", "--group-by", "colour")
+    assert "--group-by must hold" in await operator.cannot("usage", "--group-by", "colour")
     assert "start must be a time" in await operator.cannot("usage", "--since", "yesterday")
 
 
@@ -181,3 +181,33 @@ async def test_every_failure_is_a_sentence(operator):
     assert "Nothing answers" in await operator.cannot("usage", url="http://127.0.0.1:1", code=1)
     assert "not an address" in await operator.cannot("usage", url="acme")
     assert ADMIN_KEY not in (await operator.run("tenants", "list", "--help")).output
+
+
+async def test_refusals_name_the_option_and_not_the_field_of_the_api(operator):
+    for arguments, says, hides in (
+        (("keys", "create", "operators", "--expires", "2001-01-01"), "--expires must lie", "expires_at"),
+        (("tenants", "create", "acme", "--priority-ceiling", "11"), "--priority-ceiling", "priority_ceiling"),
+        (("tenants", "create", "acme", "--weight", "0"), "--weight", " weight"),
+    ):
+        message = await operator.cannot(*arguments)
+        assert says in message
+        assert hides not in message
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("keys", "create", "operators", "--expires", "90"),
+        ("keys", "create", "operators", "--expires", "soon"),
+        ("keys", "rotate", "5b1f0c9e7d2a4c6f", "--overlap", "3600"),
+    ],
+)
+async def test_a_time_needs_its_unit(operator, arguments):
+    message = await operator.cannot(*arguments)
+    assert f"{arguments[-2]} must be a time with its unit" in message
+
+
+async def test_a_key_that_has_expired_is_listed_as_such(operator):
+    made = json.loads(await operator.does("keys", "create", "operators", "--expires", "10ms", "--json"))
+    listed = {row[0]: row[-1] for row in rows(await operator.does("keys", "list"))}
+    assert listed[made["id"]] == "expired"

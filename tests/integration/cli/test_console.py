@@ -59,6 +59,14 @@ def test_pages_are_served_with_a_policy_and_come_again_only_when_they_changed(cl
         assert "/console" not in json.loads(anybody.get("/openapi.json").content)["paths"]
 
 
+def test_a_browser_at_the_root_is_sent_to_the_console_and_others_learn_the_version(closed):
+    with httpx.Client(base_url=closed.url, trust_env=False) as anybody:
+        page = anybody.get("/", headers={"accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+        assert (page.status_code, page.headers["location"]) == (303, "/console")
+        assert anybody.get("/").json() == anybody.get("/version").json()
+        assert anybody.head("/").status_code == 200
+
+
 def test_a_session_stands_for_the_key_only_beside_its_token(closed):
     with logged_in(closed, closed.admin_key) as (client, token):
         cookie = client.cookies.jar

@@ -37,6 +37,7 @@ async def test_it_names_every_route_and_resolves_every_reference():
         ("get", "/v1/queue/{id}"),
         ("post", "/tokenize"),
         ("post", "/detokenize"),
+        ("get", "/"),
         ("get", "/health"),
         ("get", "/health/live"),
         ("get", "/health/ready"),

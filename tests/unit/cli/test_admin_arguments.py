@@ -3,6 +3,7 @@
 import pytest
 
 from maitred.cli import keys, limits, usage
+from maitred.cli.options import parse_duration
 from maitred.core.errors import InvalidRequest
 
 
@@ -23,13 +24,13 @@ def test_how_far_back(text: str, sent: str) -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("1d", 86_400), ("90s", 90), ("0", 0), ("1.5h", 5400)])
 def test_overlap(text: str, seconds: float) -> None:
-    assert keys._seconds("--overlap", text) == seconds
+    assert parse_duration("--overlap", text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "soon", "nan", "1 fortnight"])
+@pytest.mark.parametrize("text", ["", "soon", "nan", "1 fortnight", "90", "1.5"])
 def test_what_is_no_overlap(text: str) -> None:
-    with pytest.raises(InvalidRequest, match="--overlap must be a time such as"):
-        keys._seconds("--overlap", text)
+    with pytest.raises(InvalidRequest, match="--overlap must be a time with its unit"):
+        parse_duration("--overlap", text)
 
 
 def test_expiry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,6 +38,7 @@ def test_expiry(monkeypatch: pytest.MonkeyPatch) -> None:
     assert keys._expiry(None) is None
     assert keys._expiry("90d") == 1000.0 + 90 * 86_400
     assert keys._expiry("2027-01-01T00:00:00Z") == "2027-01-01T00:00:00Z"
+    assert keys._expiry("2027-01-01") == "2027-01-01"
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from maitred.cli.load.flags import spec_layer
+from maitred.cli.options import KEY_VARIABLE, URL_VARIABLE
 from maitred.config.checks import ConfigConflict
 from maitred.config.document import read_document
+from maitred.config.nodes import ConfigNode
 from maitred.core.errors import CallerError
 from maitred.load.spec import LoadSpec
 
@@ -32,7 +34,27 @@ def read_spec(path: Path | None, given: Mapping[str, Any], *, rate_is_given: boo
         yield from _text_rules(spec)
         yield from _other_rules(spec)
 
-    return read_document(LoadSpec, path, os.environ, subject=SUBJECT, flags=flags, rules=rules, faults=faults)
+    return read_document(
+        LoadSpec,
+        path,
+        os.environ,
+        subject=SUBJECT,
+        flags=flags,
+        defaults=_target_defaults(os.environ),
+        rules=rules,
+        faults=faults,
+    )
+
+
+def _target_defaults(env: Mapping[str, str]) -> ConfigNode:
+    """Returns the target that the other commands talk to, from the same two variables."""
+    target = {}
+    if url := env.get(URL_VARIABLE):
+        target["url"] = ConfigNode(url, URL_VARIABLE, is_text=True)
+    if env.get(KEY_VARIABLE):
+        reference = {"env": ConfigNode(KEY_VARIABLE, KEY_VARIABLE, is_text=True)}
+        target["api_key"] = ConfigNode(reference, KEY_VARIABLE)
+    return ConfigNode({"target": ConfigNode(target, URL_VARIABLE)} if target else {}, URL_VARIABLE)
 
 
 def _arrival_rules(spec: LoadSpec, *, rate_is_given: bool) -> Iterator[ConfigConflict]:

@@ -7,6 +7,7 @@ import typer
 from maitred.cli.extras import needing
 from maitred.cli.load.flags import takes_spec
 from maitred.cli.load.run import HtmlOption, OutOption, PlotsOption, SpecArgument
+from maitred.cli.options import parse_duration
 from maitred.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -60,7 +61,6 @@ def sweep(
     from maitred.cli.load.compare import parse_share
     from maitred.cli.load.output import announce, beside, out_path, print_document, write_reports
     from maitred.cli.output.terminal import command_line
-    from maitred.config.units import parse_seconds
 
     with needing("load", "The load tester"):
         from maitred.cli.load.session import measure, run_loop
@@ -71,8 +71,8 @@ def sweep(
         from maitred.load.workload.generator import make_workload
 
         wanted = read_spec(spec, given, rate_is_given=True)
-        trial_s = parse_seconds(trial)
-        if trial_s is None or trial_s <= 0:
+        trial_s = parse_duration("--trial", trial)
+        if trial_s <= 0:
             raise InvalidRequest(f"--trial {trial}: write a time such as 60s or 2m.")
         path = out_path(out, "sweep")
 

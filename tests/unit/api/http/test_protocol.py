@@ -1,10 +1,14 @@
 """When a connection is cut because its client does not read, on a transport of the test's own."""
 
 import asyncio
+import inspect
+import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from maitred.api.http.protocol import HttpProtocol
@@ -43,6 +47,19 @@ async def connected(unsent, stall_grace_s=0.01):
     protocol = HttpProtocol(Config(lambda: None), ServerState(), {}, stall_grace_s=stall_grace_s)
     protocol.connection_made(transport)
     return protocol, transport
+
+
+def test_the_private_parts_of_uvicorn_that_this_server_uses_are_there():
+    """Its classes of protocols are no public interface; `pyproject.toml` bounds its version."""
+    for name in ("on_header", "on_body", "on_headers_complete", "on_message_complete", "_start_asgi_task"):
+        assert callable(getattr(HttpToolsProtocol, name))
+    for name in ("run_asgi", "send", "receive"):
+        assert callable(getattr(RequestResponseCycle, name))
+    fields = inspect.signature(RequestResponseCycle.__init__).parameters
+    assert {"scope", "transport", "flow", "message_event", "keep_alive", "on_response"} <= fields.keys()
+    project = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (bound,) = [need for need in project["dependencies"] if need.startswith("uvicorn")]
+    assert "<" in bound
 
 
 async def test_what_does_not_go_out_in_time_is_dropped():

@@ -95,7 +95,7 @@ def test_the_rate_of_a_file_is_where_it_starts(sweep: Callable[..., Invocation])
     ("words", "expected"),
     [
         (("--users", "3"), "A sweep is an open loop"),
-        (("--trial", "soon"), "--trial soon: write a time such as 60s or 2m."),
+        (("--trial", "soon"), "--trial must be a time with its unit"),
         (("--tolerance", "much"), "--tolerance much: write a share"),
         (("--lowest", "2"), "A sweep needs 0 < lowest ≤ start ≤ highest"),
     ],
