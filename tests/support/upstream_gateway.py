@@ -25,7 +25,7 @@ from maitred.app.request.pipeline import Pipeline
 from maitred.app.request.retry_policy import RetryPolicy
 from maitred.app.request.rollout_observer import RolloutObserver
 from maitred.config.tree import Config, TextModelConfig
-from maitred.core.clock import SystemClock
+from maitred.core.clock import Clock, SystemClock
 from maitred.core.cohort import COHORT
 from maitred.core.context import RequestContext
 from maitred.core.flow import ServiceWeights
@@ -108,6 +108,7 @@ async def upstream_gateway(
     reports: ReportsConfig = ReportsConfig(),  # noqa: B008 - frozen
     balance: BalanceConfig | None = None,
     dispatching: DispatchConfig = DispatchConfig(),  # noqa: B008 - frozen
+    clock: Clock = SystemClock(),  # noqa: B008 - it holds nothing
     **settings: object,
 ) -> AsyncIterator[UpstreamGateway]:
     """A gateway on a free port.
@@ -127,12 +128,12 @@ async def upstream_gateway(
         reports: How long what the servers say of their load is believed.
         balance: Which of several servers takes a request; None: the one with the most room.
         dispatching: How requests wait, and for whom.
+        clock: By which they are dispatched and admitted.
         **settings: Of the upstream.
     """
     config = ServerConfig(port=0, heartbeat_s=60.0)
     listener = bind(config)
     gate = InFlightLimiter(config.max_in_flight)
-    clock = SystemClock()
     if model is None:
         model = TextModelConfig(upstreams=[UpstreamConfig(url=url, **{"dialect": "sglang", **settings})])
     system_config = Config(models=dict(models or {MODEL: model}), routing=routing)
