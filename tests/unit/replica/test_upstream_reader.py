@@ -98,7 +98,7 @@ def test_neither_a_role_nor_a_count_is_a_part_of_an_answer():
         (ROLE + chunk("He"), "the body ended before [DONE]"),
         (ROLE + chunk("He") + DONE, "1 of 1 choices unfinished"),
         (chunk("He") + event(b"{oops"), "an event that is no JSON"),
-        (chunk("He") + event(b"<html>"), "an event that is no JSON"),
+        (chunk("He") + event(b"<html>"), "the body ended before [DONE]"),
         (chunk("He") + chunk(finish="stop") + b'data: {"choices', "an event that is no JSON"),
         (chunk("He") + event({"choices": "none"}), "no chunk of an answer"),
         (chunk("He") + event({"choices": ["none"]}), "no chunk of an answer"),
@@ -123,10 +123,6 @@ def test_neither_a_role_nor_a_count_is_a_part_of_an_answer():
         (b"<html>No.</html>", "sent something else"),
         (b'{"choices": [{"message": {"content": "He"}}]}', "the body ended before [DONE]"),
         (b'{"choices": [{"message": {"content": "He"}', "an event that is no JSON"),
-        (
-            event({"choices": [{"delta": {"content": "a"}, "logprobs": BEYOND_BYTES}]}),
-            "log-probabilities that are no chunk",
-        ),
         (chunk("a") * 4 + chunk(finish="stop") + COUNTED + DONE, "4 chunks have 3 tokens: some came twice"),
         (b"data: " + b"x" * (9 << 20), "an event without an end"),
     ],
@@ -192,6 +188,12 @@ def test_log_probabilities_have_text_bytes_and_place():
     (score,) = parts[1].scores
     assert (score.chosen.text, score.chosen.raw, score.chosen.logprob, score.offset) == ("é", "é".encode(), -0.5, 2)
     assert [(top.text, top.raw) for top in score.top] == [("e", b"e")]
+
+
+def test_log_probabilities_that_only_the_client_may_read_go_on():
+    choice = {"index": 0, "delta": {"content": "a"}, "logprobs": BEYOND_BYTES}
+    parts, _ = read(event({"choices": [choice]}) + chunk(finish="stop") + DONE)
+    assert (parts[0].scores, parts[0].metadata.choice) == (None, {"logprobs": BEYOND_BYTES})
 
 
 def test_texts_are_read_in_their_own_shape():

@@ -31,7 +31,7 @@ from maitred.replica.upstream.request_body import encode_body
 from maitred.replica.upstream.secret_mask import SecretMask
 from maitred.wire.openai.decode import decode_chat
 from maitred.wire.openai.fields import MESSAGES_THINKING
-from maitred.wire.openai.written import merge_deltas, request_fields
+from maitred.wire.openai.written import merge_deltas, merge_metadata, request_fields
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -401,6 +401,55 @@ def test_tool_calls_are_put_together_from_their_pieces():
             {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}},
             {"id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}},
         ],
+    }
+
+
+def test_members_of_deltas_are_joined_by_what_they_are():
+    image = {"type": "image_url", "image_url": {"url": "u"}, "index": 0}
+    deltas = [
+        {
+            "reasoning_details": [{"type": "reasoning.text", "text": "so", "index": 0, "signature": ""}],
+            "phase": "final",
+        },
+        {"reasoning_details": [{"type": "reasoning.text", "text": "so", "index": 0}], "phase": "final"},
+        {"reasoning_details": [{"type": "reasoning.text", "index": 0, "signature": "S"}], "phase": "final"},
+        {"reasoning_details": [{"type": "reasoning.encrypted", "data": "AA==", "index": 0}], "score": 1},
+        # Two images that have the same number are two images.
+        {"images": [image], "annotations": [{"url": "a"}], "refusal": "ha", "score": 2},
+        {"images": [{**image, "image_url": {"url": "v"}}], "refusal": "ha", "odd": {"a": [1]}},
+        # The whole list so far
+        {"annotations": [{"url": "a"}, {"url": "b"}], "odd": {"a": [2], "b": None}},
+        {"audio": {"id": "x", "data": "AA==", "transcript": "ha"}},
+        {"audio": {"id": "x", "data": "AQ==", "transcript": "ha", "expires_at": 3}},
+    ]
+    assert merge_deltas(deltas) == {
+        "reasoning_details": [
+            {"type": "reasoning.text", "text": "soso", "index": 0, "signature": "S"},
+            {"type": "reasoning.encrypted", "data": "AA==", "index": 0},
+        ],
+        "phase": "final",
+        "score": 2,
+        "images": [image, {**image, "image_url": {"url": "v"}}],
+        "annotations": [{"url": "a"}, {"url": "b"}],
+        "refusal": "haha",
+        "odd": {"a": [1, 2], "b": None},
+        "audio": {"id": "x", "data": "AAE=", "transcript": "haha", "expires_at": 3},
+    }
+
+
+def test_metadata_of_chunks_becomes_that_of_the_whole():
+    chunks = [
+        {"fingerprint": "a", "filters": {"hate": {"filtered": False}}, "token_ids": [1], "citations": ["a"]},
+        {"fingerprint": "b", "filters": {"hate": {"severity": "safe"}}, "token_ids": [2, 3], "citations": ["a", "b"]},
+        {"logprobs": {"refusal": [{"token": "a"}]}},
+        {"logprobs": {"refusal": [{"token": "b"}]}},
+    ]
+    assert merge_metadata(chunks) == {
+        "fingerprint": "b",
+        "filters": {"hate": {"filtered": False, "severity": "safe"}},
+        "token_ids": [1, 2, 3],
+        "citations": ["a", "b"],
+        "logprobs": {"refusal": [{"token": "a"}, {"token": "b"}]},
     }
 
 

@@ -15,8 +15,6 @@ from maitred.core.inference import TokenLogprob, TokenScore
 from maitred.core.request import MOST_TOKENS, FinishReason, Usage
 from maitred.replica.upstream.errors import make_replica_lost
 
-_WORDS = re.compile(rb"[\w .:!-]{0,40}")
-"""Data of events that keep a connection alive, such as ``ping``; no part of a JSON object looks like this."""
 _STRING = re.compile(rb' *("(?:[^"\\]|\\.)*")', re.DOTALL)
 """A JSON string."""
 _FINISH_REASONS: Mapping[str, FinishReason | None] = {
@@ -56,14 +54,14 @@ def decode_event(data: bytes) -> tuple[Any, bool]:
         one begins with.
 
     Raises:
-        ReplicaLost: The data is neither JSON nor a word that keeps the connection alive.
+        ReplicaLost: The data begins as JSON does and is none.
     """
     try:
         return msgspec.json.decode(data), False
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         pass
-    if _WORDS.fullmatch(data):
-        return None, False
+    if not data.startswith((b"{", b"[")):
+        return None, False  # a word that keeps the connection alive, such as ``ping``: no chunk begins like this
     try:
         # It takes lone surrogates, control characters and NaN too. Invalid UTF-8 is replaced, as the specification of
         # event streams requires.
@@ -323,21 +321,18 @@ class Logprobs(msgspec.Struct):
 
 
 def parse_scores(fields: object, offset: int) -> list[TokenScore] | None:
-    """Returns the log-probabilities of each token; None if the chunk has none.
+    """Returns the log-probabilities of each token; None if the chunk has none, or none that can be read.
 
     Args:
         fields: Decoded log-probabilities of a chunk.
         offset: Number of characters of the choice's text before this chunk.
-
-    Raises:
-        ReplicaLost: They cannot be read.
     """
     if is_empty(fields):
         return None
     try:
         logprobs = msgspec.convert(fields, Logprobs)
-    except msgspec.ValidationError as error:
-        raise make_replica_lost(f"it sent log-probabilities that are no chunk of an answer ({error})") from None
+    except msgspec.ValidationError:
+        return None
     scores: list[TokenScore] = []
     if logprobs.content is not None:
         for token in logprobs.content:

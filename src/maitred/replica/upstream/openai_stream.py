@@ -48,6 +48,7 @@ MAX_EVENT_BYTES = 8 << 20
 _DECIDED_BY_GATEWAY = frozenset({"id", "object", "created", "model", "choices", "usage", "obfuscation", "error"})
 """Members of a chunk that are not passed on. `obfuscation` hides the length of a chunk on one connection."""
 _READ_OF_CHOICE = frozenset({"index", "delta", "message", "text", "finish_reason", "logprobs", "usage"})
+_READ_OF_LOGPROBS = frozenset({"content", "tokens", "token_logprobs", "top_logprobs", "text_offset"})
 _READ_OF_DELTA = frozenset(
     {"role", "content", "tool_calls", "function_call", "refusal", "reasoning_content", "reasoning"}
 )
@@ -360,8 +361,15 @@ class OpenAIStreamParser:
             text, extra, others = self._mend(index, text, extra), replace_surrogates(extra), replace_surrogates(others)
         logprobs = choice.get("logprobs")
         scores = parse_scores(logprobs, self._text_offsets[index])
-        if isinstance(logprobs, dict) and logprobs.get("refusal"):
-            others["logprobs"] = {"refusal": logprobs["refusal"]}
+        if isinstance(logprobs, dict):
+            # Those of a refusal, and those that only the client may be able to read
+            unread = {
+                name: value
+                for name, value in logprobs.items()
+                if not is_empty(value) and (scores is None or name not in _READ_OF_LOGPROBS)
+            }
+            if unread:
+                others["logprobs"] = replace_surrogates(unread) if is_mended else unread
         has_answer = bool(text) or any(name in extra for name in _ANSWER_FIELDS)
         finish = self._read_finish(index, choice.get("finish_reason"), extra, goes_on=has_answer)
         if finish is not None and (rest := self._take_surrogates(index)):

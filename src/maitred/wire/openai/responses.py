@@ -378,10 +378,12 @@ def add_metadata(fields: dict[str, Any], metadata: Sequence[ChunkMetadata], usag
     """
     for choice, members in zip(fields["choices"], metadata, strict=False):
         for name, value in members.choice.items():
-            # The only one that is read here too: the log-probabilities of a refusal stand beside those of the text.
-            choice[name] = (
-                {"content": None, **(choice[name] or {}), **value} if name == "logprobs" else choice.get(name, value)
-            )
+            if name == "logprobs":
+                # Those of a refusal stand beside those of the text; others are what only the client may read.
+                decided = choice[name] or ({"content": None} if "refusal" in value else {})
+                choice[name] = {**decided, **value}
+            else:
+                choice.setdefault(name, value)
     if usage is not None and usage.details:
         fields["usage"] = usage_fields(usage)
     chunk = {name: value for members in metadata for name, value in members.chunk.items()}

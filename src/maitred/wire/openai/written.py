@@ -6,13 +6,22 @@ meaning for the server. An answer keeps every member that its server sent: what 
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from maitred.wire.openai.requests import ChatRequest, CompletionRequest
 
 _UNJOINED = frozenset({"id", "type", "index", "role", "format", "mime_type", "url", "signature", "thought_signature"})
-"""Members whose texts replace one another; other texts are pieces of one text."""
+"""Members whose texts replace one another."""
+_TEXTS = frozenset(
+    {
+        *("content", "refusal", "reasoning_content", "reasoning", "thinking", "text", "summary", "transcript"),
+        *("arguments", "input", "data"),
+    }
+)
+"""Members whose texts are pieces of one text. That of another member may be said again with each delta."""
+_PIECEWISE = frozenset({"tool_calls", "reasoning_details"})
+"""Lists whose entries come in pieces; those of other lists are whole."""
 
 
 def request_fields(request: ChatRequest | CompletionRequest) -> Mapping[str, Any]:
@@ -71,7 +80,8 @@ def merge_metadata(sent: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             before = merged.get(name)
             match before, value:
                 case dict(), dict():
-                    merged[name] = overlay(before, value)
+                    # Log-probabilities are told of each token once.
+                    merged[name] = _join_objects("", before, value) if name == "logprobs" else overlay(before, value)
                 case [int(), *_], list():
                     merged[name] = before + value
                 case _:
@@ -82,27 +92,27 @@ def merge_metadata(sent: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def merge_deltas(deltas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Merges deltas in their order into the fields of a message.
 
-    Texts are joined, lists are continued, and objects are merged. Entries of a list with the same `index` are pieces of
-    one entry: of a tool call, first its id and its name, then the parts of its arguments.
+    Texts are joined, lists are continued, and objects are merged. Tool calls with the same `index` are pieces of one
+    call: first its id and its name, then the parts of its arguments.
     """
     message: dict[str, Any] = {}
     for delta in deltas:
         for name, value in delta.items():
-            message[name] = _join(name, message[name], value) if name in message else _copy(value)
+            message[name] = _join(name, message[name], value) if name in message else _copy(name, value)
     if "tool_calls" in message:
         message["tool_calls"] = [_whole_call(call) for call in message["tool_calls"]]
     return message
 
 
-def _copy(value: Any) -> Any:  # noqa: ANN401 - whatever JSON can be
+def _copy(name: str, value: Any) -> Any:  # noqa: ANN401 - whatever JSON can be
     """Returns a value whose lists can be continued without a change of the delta; merges entries of a list."""
-    return _join_lists("", [], value) if isinstance(value, list) else value
+    return _join_lists(name, [], value) if isinstance(value, list) else value
 
 
 def _join(name: str, first: Any, second: Any) -> Any:  # noqa: ANN401 - whatever JSON can be
     """Joins two values of a member that came one after the other."""
     match first, second:
-        case str(), str() if name not in _UNJOINED:
+        case str(), str() if name in _TEXTS or not (name in _UNJOINED or first == second):
             return first + second
         case list(), list():
             return _join_lists(name, first, second)
@@ -128,17 +138,28 @@ def _join_lists(name: str, first: list[Any], second: list[Any]) -> list[Any]:
         return second  # some servers send the whole list so far with each chunk
     joined = [*first]
     for entry in second:
-        index = entry.get("index") if isinstance(entry, dict) else None
-        place = None
-        if isinstance(index, int):
-            place = next(
-                (at for at, other in enumerate(joined) if isinstance(other, dict) and other.get("index") == index), None
-            )
+        place = _place_of(entry, joined) if name in _PIECEWISE else None
         if place is None:
             joined.append(entry)
         else:
             joined[place] = _join_objects(name, joined[place], entry)
     return joined
+
+
+def _place_of(entry: Any, entries: Sequence[Any]) -> int | None:  # noqa: ANN401 - whatever JSON can be
+    """Returns the place of the entry whose next piece this is; None: it is the first piece of another entry."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("index"), int):
+        return None
+    return next(
+        (
+            place
+            for place, other in enumerate(entries)
+            if isinstance(other, dict)
+            and other.get("index") == entry["index"]
+            and entry.get("type") in (None, other.get("type"))
+        ),
+        None,
+    )
 
 
 def _join_base64(first: str, second: str) -> str:
