@@ -129,6 +129,11 @@ def _response(status: str, content_type: str, body: str, **headers: str) -> str:
     return "\r\n".join([*lines, "", body])
 
 
+def _refusal(name: str, what: str, content_type: str, body: str, seen: Seen = Seen.REFUSED) -> Case:
+    text = _response("400 Bad Request", content_type, body)
+    return _before(name, what, FaultKind.BYTES, seen, text, calls=1)
+
+
 def _chunk(index: int = 0, content: str = "", finish: str | None = None) -> str:
     choice = {"index": index, "delta": {"content": content}, "finish_reason": finish}
     return msgspec.json.encode({"object": "chat.completion.chunk", "choices": [choice]}).decode()
@@ -144,6 +149,12 @@ _WHOLE = msgspec.json.encode(
     }
 ).decode()
 _JSON = _response("200 OK", "application/json", _WHOLE)
+_LIST = msgspec.json.encode(
+    [{"error": {"code": 400, "message": "Unknown name", "status": "INVALID_ARGUMENT"}}]
+).decode()
+_NO_CREDIT = msgspec.json.encode(
+    {"error": {"type": "invalid_request_error", "message": "Your credit balance is too low."}}
+).decode()
 _DONE_ONLY = _response("200 OK", "text/event-stream", "data: [DONE]\n\n")
 
 KNOWN = (
@@ -168,9 +179,15 @@ BEFORE = (
         calls=1,
     ),
     _status(400, "400: the request is at fault", Seen.REFUSED),
+    _refusal("fault-in-list", "400 with the error in a list", "application/json", _LIST),
+    _refusal("fault-page", "400 with a page for people", "text/html", _PAGE),
+    _refusal("fault-empty", "400 with nothing", "text/plain", ""),
+    _refusal("no-credit", "400: our account has no credit", "application/json", _NO_CREDIT, Seen.AWAY),
     _status(401, "401: our credential is refused", Seen.AWAY),
+    _status(402, "402: our account is to be paid", Seen.AWAY),
     _status(403, "403: our credential may not", Seen.AWAY),
     _status(404, "404: the model is not known there", Seen.AWAY),
+    _status(405, "405: the request is at fault", Seen.REFUSED),
     _status(408, "408", Seen.AWAY),
     _status(422, "422: the request is at fault", Seen.REFUSED),
     _status(429, "429", Seen.AWAY),
@@ -186,8 +203,8 @@ BEFORE = (
     _before("error-in-200", "200 with an error as its body", FaultKind.ERROR_BODY),
     _before("error-first", "200, then an error as its first event", FaultKind.ERROR_EVENT),
     _before("done-only", "200, then nothing but `[DONE]`", FaultKind.BYTES, text=_DONE_ONLY),
-    _before("stall-head", "200, then silence", FaultKind.STALL),
-    _before("drip-head", "200, then signs of life and no answer", FaultKind.DRIP),
+    _before("stall-head", "200, then silence", FaultKind.STALL, Seen.AWAY, calls=1),
+    _before("drip-head", "200, then signs of life and no answer", FaultKind.DRIP, Seen.AWAY, calls=1),
     _before("cut-head", "200, then the connection is closed", FaultKind.CUT),
     _before("reset-head", "200, then the connection is reset", FaultKind.RESET),
     _before("half-first", "200, then half an event", FaultKind.HALF_EVENT),

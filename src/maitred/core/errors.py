@@ -38,9 +38,9 @@
     │   │   ├── ModelLoadFailed       503  the load of the model failed
     │   │   └── ModelHeld             503  the operator keeps the model unloaded
     │   ├── ReplicaLost               502  the replica died while it was answering
-    │   │   ├── ReplicaSilent         502  the answer stopped coming in its middle
+    │   │   ├── ReplicaStalled        502  the answer stopped coming in its middle
     │   │   ├── ReplicaTooSlow        502  the answer took longer than answers may
-    │   │   └── ReplicaTooLong        502  the answer has more bytes than answers may
+    │   │   └── AnswerTooLarge        502  the answer has more bytes than answers may
     │   ├── DeadlineExceeded          504  the answer was not complete within the caller's deadline
     │   ├── StoreUnavailable          503  the database or the shared counters are away
     │   └── Draining                  503  the server is shutting down
@@ -382,11 +382,11 @@ class ReplicaTooSlow(ReplicaLost):
     default_message = "The answer took longer than answers may take here. Ask for a shorter one."
 
 
-class ReplicaSilent(ReplicaLost):
+class ReplicaStalled(ReplicaLost):
     """The answer stopped coming in its middle, for longer than its parts may take."""
 
 
-class ReplicaTooLong(ReplicaLost):
+class AnswerTooLarge(ReplicaLost):
     """The answer has more bytes than answers may have; another attempt would have as many."""
 
     default_message = "The answer is longer than answers may be here. Ask for a shorter one."

@@ -182,6 +182,14 @@ async def test_a_request_goes_out_again_where_a_kept_connection_was_idle_for_too
         assert (server.connections, len(server.requests)) == (3, 5)
 
 
+async def test_a_408_on_a_connection_that_stays_open_is_an_answer():
+    whole = [OK + b"content-length: 1\r\n\r\na"]
+    async with line_to(whole, [b"HTTP/1.1 408 Late\r\ncontent-length: 0\r\n\r\n"]) as (server, line):
+        assert await asked(line) == b"a"
+        assert (await line.send(REQUEST)).status == 408
+        assert (server.connections, len(server.requests)) == (1, 2)
+
+
 @pytest.mark.parametrize("more", [b"connection: close\r\n", b""])
 async def test_a_connection_serves_once_where_the_server_says_so_or_says_more_than_it_was_asked(more):
     surplus = b"" if more else b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"

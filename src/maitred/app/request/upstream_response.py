@@ -24,12 +24,12 @@ from maitred.core.clock import Clock
 from maitred.core.cohort import COHORT, CohortStage
 from maitred.core.context import Outcome, RequestContext
 from maitred.core.errors import (
+    AnswerTooLarge,
     CallerError,
     DeadlineExceeded,
     ReplicaBusy,
     ReplicaLost,
-    ReplicaSilent,
-    ReplicaTooLong,
+    ReplicaStalled,
     ReplicaTooSlow,
     ReplicaUnavailable,
 )
@@ -254,10 +254,10 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         A failure that lasts would meet the request again. One that has used up a time-out is not risked again while
         another model can be asked.
         """
-        if isinstance(failure, ReplicaSilent):
+        if isinstance(failure, ReplicaStalled):
             return not self._context.has_fallback
         return isinstance(failure, ReplicaLost | ReplicaBusy) and not isinstance(
-            failure, ReplicaTooSlow | ReplicaTooLong
+            failure, ReplicaTooSlow | AnswerTooLarge
         )
 
     def _restart(self) -> None:

@@ -21,7 +21,8 @@ _DNS_TTL_S = 10.0
 _REQUEST_TIMEOUT_STATUS = 408
 """HTTP status of a server that closes a connection because it received no request in time.
 
-On a reused connection it means that the connection was idle too long, so the request can be repeated.
+On a reused connection that the server then closes it means that the connection was idle too long, so the request can be
+repeated. Otherwise it is the answer to the request.
 """
 _HAPPY_EYEBALLS_DELAY_S = 0.25
 """Delay before a parallel attempt to connect to the next address, as recommended by RFC 8305."""
@@ -102,8 +103,8 @@ class HttpConnectionPool:
     async def send(self, request: bytes, *, reuse: bool = True, deadline_s: float | None = None) -> Response:
         """Sends a request, waits for the head of the response and returns the response.
 
-        A server may close an idle connection at the moment when it is reused. If the server then sends nothing or a
-        408, the request is sent again on a new connection.
+        A server may close an idle connection at the moment when it is reused. If the server then sends nothing or
+        a 408, the request is sent again on a new connection.
 
         Args:
             request: The complete request.
@@ -125,7 +126,8 @@ class HttpConnectionPool:
                     if not failure.nothing_received:
                         raise
                     break
-                if response.status != _REQUEST_TIMEOUT_STATUS:
+                closes = response.headers.get(b"connection", b"").lower() == b"close"
+                if response.status != _REQUEST_TIMEOUT_STATUS or not closes:
                     return response
                 response.close()
                 break

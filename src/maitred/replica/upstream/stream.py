@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
-from maitred.core.errors import ReplicaLost, ReplicaNotInTime, ReplicaSilent, ReplicaTooLong, ReplicaTooSlow
+from maitred.core.errors import AnswerTooLarge, ReplicaLost, ReplicaNotInTime, ReplicaStalled, ReplicaTooSlow
 from maitred.core.text_replica import TextBatch
 from maitred.replica.http.connection import Response
 from maitred.replica.upstream.errors import make_replica_lost, make_timeout_error
@@ -176,7 +176,7 @@ class UpstreamStream:
         if data or (self._held_data and body_over):
             self._remaining_bytes -= len(data)
             if self._remaining_bytes < 0:
-                raise make_replica_lost("its answer has more bytes than answers may have", ReplicaTooLong)
+                raise make_replica_lost("its answer has more bytes than answers may have", AnswerTooLarge)
             data, self._held_data = self._mask.split(self._held_data + data, body_over=body_over)
             batch = parser.feed(data)
         if batch is None and not parser.is_complete:
@@ -214,7 +214,7 @@ class UpstreamStream:
             return make_timeout_error("it began an answer and sent none of it in time")
         if deadline_s >= self._deadline_s:
             return make_replica_lost("it took too long in all in the middle of an answer", ReplicaTooSlow)
-        return make_replica_lost("it went silent in the middle of an answer", ReplicaSilent)
+        return make_replica_lost("it went silent in the middle of an answer", ReplicaStalled)
 
     def _stop_timer(self) -> None:
         if self._timeout_timer is not None:
