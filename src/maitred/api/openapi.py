@@ -10,8 +10,10 @@ from typing import Any
 import msgspec
 
 from maitred import __version__
+from maitred.api.dialect import OPENAI
 from maitred.api.routes import Route
 from maitred.core.flow import HIGHEST_PRIORITY, LOWEST_PRIORITY, PriorityClass
+from maitred.wire.openai.decode import field_schemas
 
 _IDEMPOTENCY_KEY = {
     "name": "Idempotency-Key",
@@ -109,6 +111,8 @@ def describe(routes: Iterable[Route]) -> bytes:
     types = list(dict.fromkeys([*structs, *(route.dialect.error_struct for route in routes)]))
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     schema_of = dict(zip(types, schemas, strict=True))
+    for body in [route.reads for route in routes if route.reads is not None and _has_openai_rules(route)]:
+        _add_rules(components[_name_in(schema_of[body])]["properties"])
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of, components)
@@ -127,6 +131,38 @@ def describe(routes: Iterable[Route]) -> bytes:
         "components": {"schemas": components},
     }
     return msgspec.json.encode(_publish_names(document))
+
+
+def _has_openai_rules(route: Route) -> bool:
+    """Whether the body of a route is an inference request of OpenAI's API."""
+    return route.idempotent and route.dialect is OPENAI
+
+
+_KEYWORD_TYPES = {
+    "minimum": ("integer", "number"),
+    "maximum": ("integer", "number"),
+    "exclusiveMinimum": ("integer", "number"),
+    "minLength": ("string",),
+    "maxLength": ("string",),
+    "enum": ("string",),
+    "minItems": ("array",),
+    "maxItems": ("array",),
+    "items": ("array",),
+    "maxProperties": ("object",),
+    "additionalProperties": ("object",),
+    "propertyNames": ("object",),
+}
+"""Keyword of JSON Schema -> the types that it applies to."""
+
+
+def _add_rules(properties: dict[str, Any]) -> None:
+    """Adds the rules of single fields to the schemas of a request: the types alone allow more."""
+    for field, rules in field_schemas().items():
+        if field in properties:
+            for schema in properties[field].get("anyOf", [properties[field]]):
+                for keyword, value in rules.items():
+                    if schema.get("type") in _KEYWORD_TYPES[keyword]:
+                        schema[keyword] = {**schema.get(keyword, {}), **value} if isinstance(value, dict) else value
 
 
 def _publish_names(schema: Any) -> Any:  # noqa: ANN401 - JSON
@@ -215,4 +251,4 @@ def _answer_content(route: Route, schema_of: dict[type | UnionType, Any]) -> dic
 
 def _operation_id(route: Route) -> str:
     words = route.path.replace("{", "").replace("}", "").replace(".", "/").split("/")
-    return "_".join([route.method.lower(), *(word for word in words if word)])
+    return "_".join([route.method.lower(), *([word for word in words if word] or ["root"])])

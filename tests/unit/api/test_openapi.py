@@ -4,10 +4,13 @@ import json
 from types import SimpleNamespace
 
 import jsonschema
+import pytest
 
 from maitred.api.config import ServerConfig
 from maitred.api.in_flight import InFlightLimiter
 from maitred.core.clock import SystemClock
+from maitred.core.errors import InvalidRequest
+from maitred.wire.openai.decode import decode_chat
 from tests.support.applications import make_app
 
 
@@ -68,3 +71,39 @@ def references(node):
     if isinstance(node, list):
         for child in node:
             yield from references(child)
+
+
+@pytest.mark.parametrize(
+    ("field", "right", "wrong"),
+    [
+        ("model", ["m"], [""]),
+        ("messages", [[{"role": "user", "content": "Hi"}]], [[]]),
+        ("max_tokens", [1, 2**31 - 1, None], [0, 2**31]),
+        ("temperature", [0, 2, 1.5, None], [-0.1, 2.1]),
+        ("top_p", [0.1, 1], [0, 1.1]),
+        ("top_k", [-1, 0], [-2]),
+        ("repetition_penalty", [0.01, 100], [0, 101]),
+        ("presence_penalty", [-2, 2], [-2.1, 2.1]),
+        ("n", [1, 128], [0, 129]),
+        ("seed", [-(2**63), 0], []),
+        ("stop", ["a", [], ["a"] * 16, "a" * 1024], ["", [""], ["a"] * 17, "a" * 1025, ["a" * 1025]]),
+        ("stop_token_ids", [[0], [1] * 128], [[-1], [1] * 129, [2**31]]),
+        ("logit_bias", [{}, {"0": -100, "7": 100}], [{"0": 101}, {"a": 1}, {str(n): 1 for n in range(1025)}]),
+        ("service_tier", ["auto", "flex", None], ["fast", ""]),
+        ("priority", [1, 10], [0, 11]),
+    ],
+)
+async def test_its_schemas_are_as_strict_as_the_rules_of_single_fields(field, right, wrong):
+    """What the server decodes decides."""
+    api = await document()
+    schema = {"$ref": "#/components/schemas/ChatRequest", "components": api["components"]}
+    validator = jsonschema.Draft202012Validator(schema)
+    for values, is_right in ((right, True), (wrong, False)):
+        for value in values:
+            body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], field: value}
+            assert validator.is_valid(body) == is_right, value
+            if is_right:
+                decode_chat(json.dumps(body).encode(), strict=True)
+            else:
+                with pytest.raises(InvalidRequest):
+                    decode_chat(json.dumps(body).encode(), strict=True)

@@ -499,3 +499,28 @@ def check_template_arguments(arguments: Mapping[str, Any] | None, enable_thinkin
         raise InvalidRequest(
             f"enable_thinking and {_FIELD}.enable_thinking differ. Send only one.", param="enable_thinking"
         )
+
+
+def field_schemas() -> dict[str, dict[str, Any]]:
+    """Returns the rules of single fields as JSON Schema, for the description of the API."""
+    schemas: dict[str, dict[str, Any]] = {}
+    for field, numbers in _RANGES.items():
+        lower = "exclusiveMinimum" if numbers.excludes_low else "minimum"
+        schemas[field] = {lower: numbers.low, "maximum": numbers.high}
+    stop = {"minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+    token_ids = {"minimum": 0, "maximum": MAX_TOKEN_ID}
+    return schemas | {
+        "model": {"minLength": 1},
+        "messages": {"minItems": 1},
+        "stop": {**stop, "maxItems": MAX_STOPS, "items": stop},
+        "stop_token_ids": {"maxItems": MAX_STOP_TOKENS, "items": token_ids},
+        "logit_bias": {
+            "maxProperties": MAX_BIASED_TOKENS,
+            "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+            "additionalProperties": {"minimum": _LOGIT_BIAS.low, "maximum": _LOGIT_BIAS.high},
+        },
+        "service_tier": {"enum": [*SERVICE_TIERS]},
+        "chat_template_kwargs": {"maxProperties": MAX_ARGUMENTS},
+        "encoding_format": {"enum": [*ENCODING_FORMATS]},
+        "dimensions": {"minimum": _DIMENSIONS.low, "maximum": _DIMENSIONS.high},
+    }
