@@ -9,7 +9,8 @@ most rows per weight leave out some of their sequences, in turn.
 A guest causes no preemption and no recomputation: an excluded sequence keeps its blocks and continues a step later. As
 soon as any sequence ends, a guest gets its slot.
 
-Tenants are the first level of `Flow.path`. A sequence is excluded only for guests of an equally or more urgent class.
+Tenants are the first level of `Flow.path`; `OvercommitSlots.admits` also compares the levels below. A sequence is
+excluded only for guests of an equally or more urgent class.
 """
 
 from collections.abc import Iterable, Mapping
@@ -49,21 +50,34 @@ class OvercommitSlots:
         self.count = max(0, min(self.count, running - places))
 
     def admits(self, newcomer: Sequence, running: Iterable[Sequence]) -> bool:
-        """Returns whether a sequence may be admitted as an overcommitted one."""
+        """Returns whether a sequence may be admitted as an overcommitted one.
+
+        Flows are compared where their paths part: organisations with each other, and the teams and keys of one
+        organisation among themselves. For the latter, half of the slots is never used.
+        """
         if not self.slots:
             return False
-        own = newcomer.account.flow.path[0]
-        rank = newcomer.account.flow.priority.rank
-        held = 0
-        others: dict[str, tuple[int, float]] = {}
+        flow = newcomer.account.flow
+        path, rank = flow.path, flow.priority.rank
+        levels = len(path) if self.slots > self.most // 2 else 1
+        held = [0] * len(path)
+        others: list[dict[str, tuple[int, float]]] = [{} for _ in path]
         for sequence in running:
-            flow = sequence.account.flow
-            share = flow.path[0]
-            if share.id == own.id:
-                held += 1
-            elif flow.priority.rank >= rank:
-                others[share.id] = (others.get(share.id, (0, 0.0))[0] + 1, share.weight)
-        return any(yields_to(has, weight, held, own.weight) for has, weight in others.values())
+            other = sequence.account.flow
+            for level, own in enumerate(path):
+                if level >= len(other.path):
+                    break
+                share = other.path[level]
+                if share.id != own.id:
+                    if other.priority.rank >= rank:
+                        others[level][share.id] = (others[level].get(share.id, (0, 0.0))[0] + 1, share.weight)
+                    break
+                held[level] += 1
+        return any(
+            yields_to(has, weight, held[level], path[level].weight)
+            for level in range(levels)
+            for has, weight in others[level].values()
+        )
 
     def excluded_keys(self, decoding: Mapping[int, Sequence], rows: int) -> frozenset[int] | set[int]:
         """Returns the keys of the sequences that the next step excludes.

@@ -30,7 +30,6 @@ computes the step, and calls `commit`; all other calls come between steps.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterable
 
 from msgspec import Struct
@@ -57,6 +56,9 @@ from maitred.engine.scheduler.step_times import StepWork, TimedStep
 from maitred.engine.scheduler.victims import SwapPolicy
 from maitred.engine.scheduler.wait_queue import WaitQueue
 from maitred.fairness.fair_queue import FairQueue, make_queue
+
+_TURNS = 0.25
+"""Share of the slots that is reported as free while a request with more sequences waits for its turns."""
 
 
 class SequenceStep(Struct, gc=False):
@@ -178,8 +180,17 @@ class Scheduler:
 
     @property
     def free_sequences(self) -> int:
-        """Number of free slots that remain after the waiting sequences have theirs."""
-        return max(0, self._pace.sequences - len(self._state.batch) - len(self._state.wait_queue))
+        """Number of free slots that remain after the waiting sequences have theirs.
+
+        While one request has many sequences waiting for their turns, some slots are reported as free for others: they
+        wait here then, where the fair order gives each slot that a sequence leaves to whoever is next.
+        """
+        wait_queue, slots = self._state.wait_queue, self._pace.sequences
+        free = slots - len(self._state.batch) - len(wait_queue)
+        if free >= 0:
+            return free
+        turns, largest = math.ceil(slots * _TURNS), wait_queue.largest
+        return max(0, turns - (len(wait_queue) - largest)) if largest > turns else 0
 
     @property
     def overcommitted(self) -> int:
@@ -190,9 +201,10 @@ class Scheduler:
     def overcommit_slots(self) -> int:
         """Number of free overcommit slots that remain after the waiting sequences have theirs.
 
-        Sequences of the tenant that holds the most get none, however many of them wait.
+        Of the request with the most waiting sequences none counts: they wait for their turns.
         """
-        return max(0, self._state.overcommit.slots - self._count_overcommittable())
+        wait_queue = self._state.wait_queue
+        return max(0, self._state.overcommit.slots - (len(wait_queue) - wait_queue.largest))
 
     @property
     def promised_blocks(self) -> int:
@@ -207,15 +219,6 @@ class Scheduler:
         prompt_tokens = math.ceil(wait_queue.prompt_tokens * self._share_admitted_next())
         return prompt_tokens + self._state.batch.prompt_tokens_left
 
-    def _count_overcommittable(self) -> int:
-        """Returns the number of waiting sequences that may be overcommitted."""
-        wait_queue, batch = self._state.wait_queue, self._state.batch
-        if not len(wait_queue):
-            return 0
-        held = Counter(sequence.account.flow.path[0] for sequence in batch)
-        most = max(held, key=lambda tenant: held[tenant] / tenant.weight, default=None)
-        return len(wait_queue) - (0 if most is None else wait_queue.tenants[most.id])
-
     def _share_admitted_next(self) -> float:
         """Returns the share of the waiting sequences that find a slot before a running one ends.
 
@@ -226,7 +229,8 @@ class Scheduler:
         free = max(0, self._pace.sequences - len(self._state.batch))
         if waiting <= free:
             return 1.0
-        return min(1.0, (free + min(self._state.overcommit.slots, self._count_overcommittable())) / waiting)
+        others = waiting - self._state.wait_queue.largest
+        return min(1.0, (free + min(self._state.overcommit.slots, others)) / waiting)
 
     @property
     def step_tokens(self) -> int:

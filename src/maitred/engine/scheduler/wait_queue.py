@@ -23,7 +23,6 @@ class WaitQueue:
     Attributes:
         blocks: KV blocks that the waiting sequences are expected to take, possible prefix cache hits included.
         prompt_tokens: Prompt tokens of all waiting sequences.
-        tenants: Number of waiting sequences of each tenant that has any.
     """
 
     def __init__(
@@ -45,10 +44,16 @@ class WaitQueue:
         self._aside: dict[FlowCharge, dict[int, Sequence]] = {}
         """Flow -> sequences set aside, in their order of admission."""
         self._waiting = 0
-        self.tenants: Counter[str] = Counter()
+        self._submissions: Counter[str] = Counter()
+        """Waiting sequences of each request of a client; the ids of its prompts differ in their last part only."""
 
     def __len__(self) -> int:
         return self._waiting
+
+    @property
+    def largest(self) -> int:
+        """Number of waiting sequences of the client's request that has the most."""
+        return max(self._submissions.values(), default=0)
 
     def enter(self, sequence: Sequence, now_s: float) -> None:
         """Enqueues a new sequence, or one that returns, in the order of arrival."""
@@ -107,10 +112,10 @@ class WaitQueue:
         self.blocks += sign * -(-expected // self._block_tokens)
         self.prompt_tokens += sign * sequence.prompt_tokens
         self._waiting += sign
-        tenant = sequence.account.flow.path[0].id
-        self.tenants[tenant] += sign
-        if not self.tenants[tenant]:
-            del self.tenants[tenant]
+        submission = sequence.request.id.rpartition("-")[0]
+        self._submissions[submission] += sign
+        if not self._submissions[submission]:
+            del self._submissions[submission]
         if sign > 0:
             self._residency.on_join(sequence.account.flow)
         else:

@@ -153,23 +153,54 @@ def test_a_sequence_is_overcommitted_only_where_a_step_has_tokens_for_its_prompt
     assert [light.output_tokens > 0 for light in lights] == [number < beyond for number in range(2)]
 
 
-def test_what_one_tenant_has_waiting_for_its_turns_takes_nothing_from_the_others(scheduler):
+def test_sequences_that_wait_for_their_turns_take_nothing_from_others(scheduler):
     flooded(scheduler)
     before = scheduler.promised_blocks, scheduler.waiting_prompt_tokens, scheduler.overcommit_slots
     for _ in range(40):
-        add(scheduler, "flood")
+        add(scheduler, "flood")  # as the prompts of one request, whose ids differ in their last part
     assert scheduler.waiting == 40
     assert (scheduler.promised_blocks, scheduler.waiting_prompt_tokens, scheduler.overcommit_slots) == before
-    # Those who may come in beside it do take what they will need.
+    # A quarter of the slots is reported as free: whoever comes for it waits here, in the fair order.
+    assert scheduler.free_sequences == PLACES // 4
     newcomer = add(scheduler, "light")
-    assert scheduler.overcommit_slots == before[2] - 1
+    assert (scheduler.overcommit_slots, scheduler.free_sequences) == (before[2] - 1, PLACES // 4 - 1)
     assert scheduler.promised_blocks > before[0]
     step(scheduler)  # the flood is charged for what it gets, and then the newcomer is next
     assert newcomer.key in step(scheduler)
 
 
-def test_what_finds_a_slot_at_once_counts_in_full(scheduler):
+def test_a_few_waiting_sequences_are_no_reason_to_report_slots(scheduler):
+    flooded(scheduler)
+    for _ in range(2):
+        add(scheduler, "flood")
+    assert (scheduler.waiting, scheduler.free_sequences) == (2, 0)
+
+
+def test_sequences_that_find_a_slot_at_once_count_in_full(scheduler):
     for _ in range(PLACES // 2):
         add(scheduler, "flood")
     assert scheduler.waiting_prompt_tokens == 3 * PLACES // 2
     assert scheduler.promised_blocks == PLACES // 2 * -(-(3 + 40) // 4)
+
+
+def test_teams_of_one_organisation_come_in_beside_each_other_but_not_into_the_last_half():
+    scheduler = make(step_tokens=64)
+
+    def add_of(team, number):
+        path = (FlowLevel("org"), FlowLevel(team), FlowLevel(f"{team}-key"))
+        request = EngineRequest(
+            id=f"{team}-{number}", prompt=[1, 2, 3], sampling=SamplingParams(max_tokens=40, seed=0), flow=Flow(path)
+        )
+        return scheduler.add(request, 0.0)[0]
+
+    for number in range(PLACES + 4):
+        add_of("flood", number)
+    step(scheduler)
+    light = [add_of("light", number) for number in range(2)]
+    step(scheduler)
+    assert light[0].key in step(scheduler)
+    step(scheduler)
+    assert (scheduler.running, scheduler.overcommitted) == (PLACES + 1, 1), "one of two is left to organisations"
+    other = add(scheduler, "other")
+    step(scheduler)
+    assert other.key in step(scheduler)
