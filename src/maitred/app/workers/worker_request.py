@@ -253,9 +253,9 @@ class WorkerRequest:
             Dispatched(
                 self.admit_request.number,
                 endpoint.name,
-                entry.waited_ms,
-                entry.has_other_replica,
-                entry.has_idle_replica,
+                waited_ms=entry.waited_ms,
+                has_other_replica=entry.has_other_replica,
+                has_idle_replica=entry.has_idle_replica,
             )
         )
         return await self._run_commands(grant, entry)

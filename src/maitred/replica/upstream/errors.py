@@ -170,10 +170,10 @@ def _parse_error_object(fields: dict[str, object]) -> ReportedError:
     return ReportedError(
         message,
         "" if code is None else str(code),
-        param if isinstance(param, str) else None,
-        status,
-        "" if error_type is None else str(error_type),
-        _google_retry_delay(fields),
+        param=param if isinstance(param, str) else None,
+        status=status,
+        kind="" if error_type is None else str(error_type),
+        retry_after_s=_google_retry_delay(fields),
     )
 
 
