@@ -254,8 +254,8 @@ class WorkerRequest:
                 self.admit_request.number,
                 endpoint.name,
                 entry.waited_ms,
-                entry.has_other_replica,
-                entry.has_idle_replica,
+                has_other_replica=entry.has_other_replica,
+                has_idle_replica=entry.has_idle_replica,
             )
         )
         return await self._run_commands(grant, entry)

@@ -172,8 +172,8 @@ def _parse_error_object(fields: dict[str, object]) -> ReportedError:
         "" if code is None else str(code),
         param if isinstance(param, str) else None,
         status,
-        "" if error_type is None else str(error_type),
-        _google_retry_delay(fields),
+        kind="" if error_type is None else str(error_type),
+        retry_after_s=_google_retry_delay(fields),
     )
 
 
