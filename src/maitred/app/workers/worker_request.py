@@ -253,7 +253,7 @@ class WorkerRequest:
             Dispatched(
                 self.admit_request.number,
                 endpoint.name,
-                waited_ms=entry.waited_ms,
+                entry.waited_ms,
                 has_other_replica=entry.has_other_replica,
                 has_idle_replica=entry.has_idle_replica,
             )

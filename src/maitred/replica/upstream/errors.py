@@ -170,8 +170,8 @@ def _parse_error_object(fields: dict[str, object]) -> ReportedError:
     return ReportedError(
         message,
         "" if code is None else str(code),
-        param=param if isinstance(param, str) else None,
-        status=status,
+        param if isinstance(param, str) else None,
+        status,
         kind="" if error_type is None else str(error_type),
         retry_after_s=_google_retry_delay(fields),
     )
