@@ -9,6 +9,7 @@ into Lark.
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from llguidance.gbnf_to_lark import any_to_lark
@@ -16,6 +17,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from maitred.core.grammar import Constraint, Grammar
 from maitred.text.grammar.language import GrammarFault, error_in, error_in_trial
 from maitred.text.grammar.schema import describe_location, enforceable
+from maitred.text.grammar.schema_converter import convert_schema
 
 _UNENFORCED = re.compile(r'Unimplemented keys: \["(?P<keyword>[^"]+)"')
 _UNKNOWN_FORMAT = re.compile(r"Unknown format: (?P<format>.*)")
@@ -44,7 +46,23 @@ def _json_object(constraint: Constraint) -> Grammar:
 
 def _json_schema(constraint: Constraint) -> Grammar:
     schema = constraint.content
-    grammar = Grammar("json_schema", enforceable(schema, strict=constraint.strict, whitespace=constraint.whitespace))
+    try:
+        return _strict_grammar(schema, constraint.whitespace)
+    except GrammarFault as fault:
+        if isinstance(schema, dict):
+            with suppress(GrammarFault):
+                return _strict_grammar(convert_schema(schema), constraint.whitespace)
+        if constraint.strict:
+            raise
+        grammar = Grammar("json_schema", enforceable(schema, strict=False, whitespace=constraint.whitespace))
+        if (error := error_in(grammar)) is not None:
+            raise GrammarFault(_schema_fault(schema, error)) from fault
+        return grammar
+
+
+def _strict_grammar(schema: object, whitespace: str | None) -> Grammar:
+    """Returns a grammar that enforces all of a schema."""
+    grammar = Grammar("json_schema", enforceable(schema, strict=True, whitespace=whitespace))
     if (error := error_in(grammar)) is not None:
         raise GrammarFault(_schema_fault(schema, error))
     return grammar

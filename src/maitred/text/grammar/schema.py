@@ -9,7 +9,7 @@ the schema, and an integer must be written as an integer.
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from maitred.text.grammar.formats import DEFINED, NARROWED
 from maitred.text.grammar.language import GrammarFault
@@ -108,7 +108,7 @@ def _with_inclusive_bounds(schema: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

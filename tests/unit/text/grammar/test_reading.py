@@ -40,7 +40,8 @@ def schema(content, **fields):
         (schema({"format": "time", "pattern": "^0"}), '"08:30:00+01:00"', '"18:30:00+01:00"'),
         (schema({"format": "hostname"}), '"a-b.example.org"', '"xn--X"'),
         (schema({"format": "hostname", "maxLength": 5}), '"a.org"', '"ab.org"'),
-        (schema({"not": {"const": 1}}, strict=False), "1", "]"),
+        (schema({"not": {"const": 1}}, strict=False), "2", "1"),
+        (schema({"type": "integer", "not": {"multipleOf": 2}}, strict=False), "2", '"2"'),
     ],
 )
 def test_what_is_taken(constraint, taken, not_taken):
@@ -53,12 +54,12 @@ def test_what_is_taken(constraint, taken, not_taken):
     [
         (schema([]), "must be a JSON object"),
         (schema(False), "nsatisfiable"),
-        (schema({"properties": {"a": {"items": {"not": {}}}}}), "`not` at #/properties/a/items"),
+        (schema({"properties": {"a": {"items": {"not": {"pattern": "b"}}}}}), "`not` at #/properties/a/items"),
         (schema({"oneOf": [{"type": "number"}, {"type": "integer"}]}), "Use `anyOf`"),
         (schema({"format": "regex"}), "The format `regex` cannot be enforced"),
         (schema({"type": "text"}), "Invalid type"),
         (schema({"$ref": "#/$defs/a"}), "does not exist"),
-        (schema({"properties": {"a": {"$id": "http://x/"}}}), "`$id` of its own, at #/properties/a"),
+        (schema({"properties": {"a": {"$id": "http://x/", "$ref": "#/b"}}}), "`$id` of its own, at #/properties/a"),
         (schema({"type": "object", "minProperties": 2}), "`minProperties` above 1, at #"),
         (schema({"$schema": "http://json-schema.org/draft-07/schema#", "contentEncoding": "base64"}), "`contentEnc"),
         (Constraint("regex", "[a", "p"), "unclosed character class"),
