@@ -23,6 +23,9 @@ _UNFIT = re.compile(rb"[^ -~]")
 """Characters that a header value cannot hold. The name of a model can contain them."""
 
 
+_MAX_RELAXED_BYTES = 1024
+
+
 def timing_headers(context: RequestContext, *, explain: bool) -> list[Header]:
     """Returns the timing headers; empty for a request that did not reach a queue.
 
@@ -35,6 +38,9 @@ def timing_headers(context: RequestContext, *, explain: bool) -> list[Header]:
         headers.append((b"x-maitred-priority", context.priority.encode("ascii")))
     if context.degraded:
         headers += degraded_headers(context.degraded)
+    if context.relaxed:
+        relaxed = ", ".join(context.relaxed).encode("utf-8")
+        headers.append((b"x-maitred-relaxed", _UNFIT.sub(b"?", relaxed[:_MAX_RELAXED_BYTES])))
     if context.fallbacks:
         headers.append(_fallback_header(context.fallbacks))
     if context.rejected_answers:
@@ -131,6 +137,8 @@ def _usual_lines(context: RequestContext) -> bytes | None:
     if requests is None or tokens is None or context.clamped_max_tokens is not None or context.selection is not None:
         return None
     if context.degraded or context.fallbacks or context.rejected_answers or context.hedged or context.arm is not None:
+        return None
+    if context.relaxed:
         return None
     return _USUAL.fill(
         (

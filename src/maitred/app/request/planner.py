@@ -153,7 +153,8 @@ class RequestPlanner:
         available_tokens = [max_output_tokens(card, prompt, request) for prompt in prompts]
         context.prompt_tokens = sum(map(len, prompts))
         organisation = (context.principal or ANONYMOUS).tenants[-1]
-        request = await with_grammar(self._grammars, organisation, model, request, tool_rules, prompts)
+        context.relaxed = []
+        request = await with_grammar(self._grammars, organisation, model, request, tool_rules, prompts, context.relaxed)
         tokenized = TokenizedRequest(
             model=model,
             card=card,

@@ -76,6 +76,46 @@ def test_what_is_refused(constraint, says):
 
 
 @pytest.mark.parametrize(
+    ("content", "taken", "not_taken", "named"),
+    [
+        ({"type": "string", "pattern": r"^(?!\.)a$", "maxLength": 3}, '"xyz"', '"wxyz"', ["pattern at #"]),
+        (
+            {"properties": {"a": {"pattern": r"\bfoo\b"}}, "required": ["a"]},
+            '{"a":"x"}',
+            "{}",
+            ["pattern at #/properties/a"],
+        ),
+        ({"items": {"allOf": [{"pattern": r"^(a)\1$"}]}}, '["x"]', "[", ["pattern at #/items/allOf/0"]),
+        (
+            {"patternProperties": {"(?=a)": {}, "^b": {"type": "null"}}},
+            '{"b":null}',
+            '{"b":1}',
+            ["patternProperties at #"],
+        ),
+        ({"type": "string", "format": "regex", "minLength": 1}, '"x"', '""', ["format at #"]),
+        ({"type": "array", "contains": {"const": 1}, "maxItems": 1}, "[2]", "[1,1]", ["contains at #"]),
+        ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "1", '"1"', ["oneOf at #"]),
+        (
+            {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.5, "not": {"multipleOf": 2}},
+            "0.25",
+            "0",
+            ["not at #"],
+        ),
+        ({"type": "string", "pattern": "^([a-z][0-9])+$", "minLength": 10_000}, '"x"', "1", None),
+        ({"type": "string", "pattern": "^a+$"}, '"aa"', '"b"', []),
+    ],
+    ids=str,
+)
+def test_what_is_not_strict_relaxes_single_keywords_and_names_them(content, taken, not_taken, named):
+    constraint = schema(content, strict=False)
+    assert takes(constraint, taken)
+    assert not takes(constraint, not_taken)
+    relaxed: list[str] = []
+    parse_grammar(constraint, relaxed)
+    assert named is None or relaxed == named
+
+
+@pytest.mark.parametrize(
     "constraint",
     [
         Constraint("regex", "a{1000}{1000}", "p"),
