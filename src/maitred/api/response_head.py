@@ -29,6 +29,7 @@ _LONGEST_MODEL_NAME = 256
 _MOST_FIELDS = 16
 _LONGEST_FIELD_NAME = 64
 """Most fields that a header names, and most characters of each: a client chooses them."""
+_MAX_RELAXED_BYTES = 1024
 
 
 def timing_headers(context: RequestContext, *, explain: bool) -> list[Header]:
@@ -55,6 +56,9 @@ def timing_headers(context: RequestContext, *, explain: bool) -> list[Header]:
         headers += degraded_headers(context.degraded)
     if context.ignored_fields:
         headers.append(_ignored_header(context.ignored_fields))
+    if context.relaxed:
+        relaxed = ", ".join(context.relaxed).encode("utf-8")
+        headers.append((b"x-maitred-relaxed", _UNFIT.sub(b"?", relaxed[:_MAX_RELAXED_BYTES])))
     if context.fallbacks:
         headers.append(_fallback_header(context.fallbacks))
     if context.rejected_answers:
@@ -157,6 +161,7 @@ def _usual_lines(context: RequestContext) -> bytes | None:
         or context.rejected_answers
         or context.hedged
         or context.arm is not None
+        or context.relaxed
     ):
         return None
     return _USUAL.fill(

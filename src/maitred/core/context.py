@@ -112,6 +112,8 @@ class RequestContext(msgspec.Struct):
     """Fields of the request that the model which answers was not given, as paths."""
     degraded: list[str] = []
     """Degradations because of the load, such as ``max_tokens=64`` or ``model=small``."""
+    relaxed: list[str] = []
+    """Keywords of JSON schemas that the answer is not held to, with their places."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0

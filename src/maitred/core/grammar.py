@@ -48,6 +48,8 @@ class GrammarResult(msgspec.Struct, frozen=True, array_like=True):
 
     grammar: Grammar | None = None
     fault: str = ""
+    relaxed: tuple[str, ...] = ()
+    """Keywords of the schema that the grammar does not enforce, with their places."""
 
 
 GRAMMAR_LENGTH_BYTES = 4

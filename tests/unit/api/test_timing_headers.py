@@ -39,6 +39,11 @@ def test_what_was_taken_is_named_in_characters_that_a_header_can_hold():
     assert headers_of(context) == {"x-maitred-degraded": "max_tokens=64, model=klein??x: ??"}
 
 
+def test_keywords_that_were_left_to_the_model_are_named():
+    context = RequestContext("r", 0.0, relaxed=["response_format: pattern at #/é", "tools[0]: format at #"])
+    assert headers_of(context)["x-maitred-relaxed"] == "response_format: pattern at #/??, tools[0]: format at #"
+
+
 def test_the_answering_model_is_named_where_the_caller_left_it_open():
     context = RequestContext("req-1", 0.0, model="groß")
     assert headers_of(context) == {}

@@ -45,12 +45,13 @@ class GrammarValidator:
     async def __aexit__(self, *_: object) -> None:
         await self._workers.close()
 
-    async def validate(self, organisation: str, constraint: Constraint) -> Grammar:
+    async def validate(self, organisation: str, constraint: Constraint, relaxed: list[str] | None = None) -> Grammar:
         """Returns the grammar for a request.
 
         Args:
             organisation: Organisation that sent the request.
             constraint: Constraint on its answer.
+            relaxed: Is extended by the keywords that the grammar does not enforce, with their places.
 
         Raises:
             InvalidRequest: The constraint is faulty, too large or impossible to enforce; the message names the remedy.
@@ -74,6 +75,8 @@ class GrammarValidator:
             self._known.put(question, verdict, organisation, _size_bytes(question, verdict))
         if verdict.grammar is None:
             raise InvalidRequest(f"{param} cannot be used. {verdict.fault}", param=param)
+        if relaxed is not None:
+            relaxed += [f"{param}: {keyword}" for keyword in verdict.relaxed]
         return verdict.grammar
 
     @asynccontextmanager
@@ -105,4 +108,9 @@ class _ValidationTurns:
 
 
 def _size_bytes(question: bytes, verdict: GrammarResult) -> int:
-    return len(question) + len(verdict.fault) + (len(verdict.grammar.text) if verdict.grammar else 0)
+    return (
+        len(question)
+        + len(verdict.fault)
+        + sum(map(len, verdict.relaxed))
+        + (len(verdict.grammar.text) if verdict.grammar else 0)
+    )

@@ -44,7 +44,9 @@ def _answer_all() -> None:
 
 def _try(question: bytes) -> GrammarResult:
     try:
-        return GrammarResult(parse_grammar(msgspec.msgpack.decode(question, type=Constraint)))
+        relaxed: list[str] = []
+        grammar = parse_grammar(msgspec.msgpack.decode(question, type=Constraint), relaxed)
+        return GrammarResult(grammar, relaxed=tuple(relaxed))
     except GrammarFault as fault:
         return GrammarResult(fault=str(fault))
     except MemoryError:

@@ -158,9 +158,12 @@ class RequestPlanner:
         prompts = await tokenize_prompts(model, request.prompts)
         available_tokens = max_output_tokens(card, prompts, request)
         context.prompt_tokens = sum(map(len, prompts))
+        context.relaxed = []
         if request.constraint is not None or tool_rules is not None:
             organisation = (context.principal or ANONYMOUS).tenants[-1]
-            request = await with_grammar(self._grammars, organisation, model, request, tool_rules, prompts)
+            request = await with_grammar(
+                self._grammars, organisation, model, request, tool_rules, prompts=prompts, relaxed=context.relaxed
+            )
         tokenized = TokenizedRequest(
             model=model,
             card=card,

@@ -171,10 +171,11 @@ async def with_grammar(
     request: InferenceRequest,
     rules: ToolRules | None,
     prompts: Sequence[list[int]],
+    relaxed: list[str],
 ) -> InferenceRequest:
     """Returns the request with the grammar that constrains its answers.
 
-    For a request with a constraint or with tools.
+    Only a request with a constraint or with tools has one.
 
     Args:
         validator: Validates grammars.
@@ -183,17 +184,20 @@ async def with_grammar(
         request: The request.
         rules: Tools that may be called; None: none.
         prompts: Token ids of the prompts.
+        relaxed: Is extended by the keywords of schemas that the grammar does not enforce.
 
     Raises:
         InvalidRequest: The response format or a tool schema is invalid or unsupported; `param` names it.
     """
     constraint = None if request.constraint is None else request.constraint()
-    text_grammar = None if constraint is None else await validator.validate(organisation, constraint)
+    if constraint is None and rules is None:
+        return request
+    text_grammar = None if constraint is None else await validator.validate(organisation, constraint, relaxed)
     grammar = text_grammar
     if isinstance(request.prompts[0], Conversation):  # a conversation is the only prompt
         answer_format, inside = model.answer_format, model.answer_format.opens_thought(model.tokenizer, prompts[0])
         arguments = {
-            tool.name: await _arguments_grammar(validator, organisation, tool)
+            tool.name: await _arguments_grammar(validator, organisation, tool, relaxed)
             for tool in _callable_tools(answer_format, rules)
         }
         grammar = answer_grammar(answer_format, inside=inside, said=text_grammar, tools=rules, arguments=arguments)
@@ -207,7 +211,7 @@ def _callable_tools(answers: AnswerFormat, rules: ToolRules | None) -> Sequence[
     return () if rules is None or answers.calls is None else rules.callable
 
 
-async def _arguments_grammar(validator: GrammarValidator, organisation: str, tool: Tool) -> Grammar:
+async def _arguments_grammar(validator: GrammarValidator, organisation: str, tool: Tool, relaxed: list[str]) -> Grammar:
     """Returns the grammar of a tool's arguments."""
     schema = tool.parameters or _NO_ARGUMENTS
     # A schema without a type would allow any JSON; arguments must be an object.
@@ -219,7 +223,7 @@ async def _arguments_grammar(validator: GrammarValidator, organisation: str, too
         whitespace=_ARGUMENT_SEPARATOR,
     )
     try:
-        return await validator.validate(organisation, constraint)
+        return await validator.validate(organisation, constraint, relaxed)
     except InvalidRequest as error:
         raise InvalidRequest(f"The tool {tool.name!r} cannot be called. {error}", param=tool.param) from error
 

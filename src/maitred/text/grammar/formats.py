@@ -3,7 +3,8 @@
 The format expressions of llguidance accept slightly too much: February has 29 days in every year, any minute can have a
 leap second, and any label of a host name can begin with ``xn--``. If an answer is guaranteed to be valid, the narrower
 expressions in this module replace them. The narrower expressions exclude a few valid strings: the encoded names of
-internationalised hosts, and leap seconds at times other than those of UTC.
+internationalised hosts, and leap seconds at times other than those of UTC. Formats that llguidance does not know are
+narrowed, too: an internationalised identifier is written as a URI without queries.
 """
 
 from collections.abc import Mapping
@@ -42,7 +43,13 @@ class NarrowedFormat(msgspec.Struct, frozen=True):
     most_characters: int | None = None
 
 
+_URI = r"[A-Za-z][A-Za-z0-9+.-]*://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~!$&()*+,;=:@-]*)*"
+_TEMPLATE_LITERAL = "[A-Za-z0-9:/?#@!$&()*+,;=._~-]"
+_TEMPLATE_EXPRESSION = r"\{[+#./;?&]?[A-Za-z0-9_]+(?:,[A-Za-z0-9_]+)*\}"
+
 NARROWED: Mapping[str, NarrowedFormat] = {
+    "iri": NarrowedFormat(f"^{_URI}$"),
+    "uri-template": NarrowedFormat(f"^(?:{_TEMPLATE_LITERAL}|{_TEMPLATE_EXPRESSION})*$"),
     "date": NarrowedFormat(f"^{_DATE}$"),
     "time": NarrowedFormat(f"^{_TIME}$"),
     "date-time": NarrowedFormat(f"^{_DATE}[Tt]{_TIME}$"),

@@ -9,28 +9,42 @@ into Lark.
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
+from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from maitred.core.grammar import Constraint, Grammar
-from maitred.text.grammar.language import GrammarFault, error_in, error_in_trial
-from maitred.text.grammar.schema import describe_location, enforceable
+from maitred.text.grammar.language import LIMITS, GrammarFault, error_in, error_in_trial, grammar_source
+from maitred.text.grammar.schema import describe_location, enforceable, without_keywords
+from maitred.text.grammar.schema_converter import convert_schema
 
 _UNENFORCED = re.compile(r'Unimplemented keys: \["(?P<keyword>[^"]+)"')
 _UNKNOWN_FORMAT = re.compile(r"Unknown format: (?P<format>.*)")
+_UNHEARD = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
+_KEYWORD = re.compile(r'"([^"]+)"')
+_TEXT_KEYWORDS = ("pattern", "format", "minLength", "maxLength")
 _WEIGHTED_ONE_OF = "oneOf constraints are not supported"
 _MOST_CHARACTERS = 300
 
 
-def parse_grammar(constraint: Constraint) -> Grammar:
+def parse_grammar(constraint: Constraint, relaxed: list[str] | None = None) -> Grammar:
     """Converts a caller's constraint to a grammar.
+
+    Args:
+        constraint: The constraint.
+        relaxed: Is extended by the keywords of a schema that is not strict which the grammar does not enforce.
 
     Raises:
         GrammarFault: The constraint is faulty, cannot be enforced, or takes too much to be followed.
     """
+    relaxed = [] if relaxed is None else relaxed
     try:
-        grammar = _GRAMMARS[constraint.form](constraint)
+        if constraint.form == "json_schema" and not constraint.strict:
+            grammar = _lenient_grammar(constraint, relaxed)
+        else:
+            grammar = _GRAMMARS[constraint.form](constraint)
     except RecursionError:
         raise GrammarFault("It is nested too deeply. Send a flatter one.") from None
     if (error := error_in_trial(grammar)) is not None:
@@ -43,8 +57,59 @@ def _json_object(constraint: Constraint) -> Grammar:
 
 
 def _json_schema(constraint: Constraint) -> Grammar:
-    schema = constraint.content
-    grammar = Grammar("json_schema", enforceable(schema, strict=constraint.strict, whitespace=constraint.whitespace))
+    return _whole_grammar(constraint.content, constraint.whitespace)
+
+
+def _whole_grammar(schema: object, whitespace: str | None) -> Grammar:
+    """Returns a grammar that enforces all of a schema, some of it in other words where that is necessary."""
+    try:
+        return _strict_grammar(schema, whitespace)
+    except GrammarFault:
+        if isinstance(schema, dict):
+            with suppress(GrammarFault):
+                return _strict_grammar(convert_schema(schema), whitespace)
+        raise
+
+
+def _lenient_grammar(constraint: Constraint, relaxed: list[str]) -> Grammar:
+    """Returns a grammar that enforces a schema but for the keywords that no grammar can express."""
+    schema, whitespace = constraint.content, constraint.whitespace
+    with suppress(GrammarFault):
+        return _whole_grammar(schema, whitespace)
+    schema = without_keywords(schema, _is_unusable, relaxed)
+    with suppress(GrammarFault):
+        return _whole_grammar(schema, whitespace)
+    failed, messages = _validate_lenient(schema, whitespace)
+    if failed:
+        # Patterns and formats that are fine by themselves may be too much together.
+        schema = without_keywords(schema, lambda keyword, _: keyword in _TEXT_KEYWORDS, relaxed)
+        failed, messages = _validate_lenient(schema, whitespace)
+    if failed:
+        raise GrammarFault(_schema_fault(schema, messages[0]))
+    keywords = _KEYWORD.findall(" ".join(_UNHEARD.findall(" ".join(messages))))
+    if describe_location(schema, "oneOf") is not None:
+        keywords.append("oneOf")  # it is taken for `anyOf`, without a warning
+    relaxed += [f"{keyword}{_at(describe_location(schema, keyword))}" for keyword in dict.fromkeys(keywords)]
+    return Grammar("json_schema", enforceable(schema, strict=False, whitespace=whitespace))
+
+
+def _validate_lenient(schema: object, whitespace: str | None) -> tuple[bool, list[str]]:
+    """Validates a schema without the keywords that llguidance does not know; returns whether it failed, and why."""
+    source = grammar_source(Grammar("json_schema", enforceable(schema, strict=False, whitespace=whitespace)))
+    return LLMatcher.validate_grammar_with_warnings(source, limits=LIMITS)
+
+
+def _is_unusable(keyword: str, value: object) -> bool:
+    """Returns whether a keyword cannot be enforced by itself, whatever stands beside it."""
+    if keyword not in _TEXT_KEYWORDS[:2] or not isinstance(value, str):
+        return False
+    grammar = Grammar("json_schema", enforceable({"type": "string", keyword: value}, strict=True))
+    return error_in(grammar) is not None
+
+
+def _strict_grammar(schema: object, whitespace: str | None) -> Grammar:
+    """Returns a grammar that enforces all of a schema."""
+    grammar = Grammar("json_schema", enforceable(schema, strict=True, whitespace=whitespace))
     if (error := error_in(grammar)) is not None:
         raise GrammarFault(_schema_fault(schema, error))
     return grammar

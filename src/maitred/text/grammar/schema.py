@@ -8,8 +8,8 @@ the schema, and an integer must be written as an integer.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeGuard
 
 from maitred.text.grammar.formats import DEFINED, NARROWED
 from maitred.text.grammar.language import GrammarFault
@@ -44,7 +44,8 @@ def enforceable(schema: object, *, strict: bool, whitespace: str | None = None) 
     if strict:
         draft = schema.get("$schema")
         asserts_content = isinstance(draft, str) and any(name in draft for name in _EARLIER_DRAFTS)
-        schema = _narrow(schema, "#", asserts_content=asserts_content)
+        _refuse_loose_in(schema, asserts_content=asserts_content)
+    schema = _narrow(schema)
     guidance: dict[str, Any] = {"whitespace_flexible": False}
     if whitespace is not None:
         guidance = {"whitespace_pattern": whitespace}
@@ -60,23 +61,59 @@ def describe_location(schema: object, keyword: str) -> str | None:
     return next((place for place, inner in _schemas_in(schema, "#") if keyword in inner), None)
 
 
-def _narrow(schema: Mapping[str, Any], place: str, *, asserts_content: bool) -> dict[str, Any]:
-    """Returns a copy of the schema in which too widely interpreted keywords are narrowed."""
-    _refuse_loose(schema, place, asserts_content=asserts_content)
+def without_keywords(schema: object, unusable: Callable[[str, Any], bool], removed: list[str], place: str = "#") -> Any:  # noqa: ANN401
+    """Returns a copy of a schema without the keywords that a predicate finds unusable, in all schemas within.
 
-    def inner(value: object, name: str) -> object:
-        if not isinstance(value, dict):
-            return value
-        return _narrow(value, f"{place}/{name}", asserts_content=asserts_content)
+    Args:
+        schema: The schema.
+        unusable: Takes a keyword and its value.
+        removed: Is extended by the removed keywords, with their places.
+        place: Location of the schema.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    result: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        where = f"{place}/{keyword}"
+        if keyword in _NAMED and isinstance(value, dict):
+            result[keyword] = {
+                name: without_keywords(inner, unusable, removed, f"{where}/{name}") for name, inner in value.items()
+            }
+        elif keyword in _SEVERAL and isinstance(value, list):
+            result[keyword] = [
+                without_keywords(inner, unusable, removed, f"{where}/{index}") for index, inner in enumerate(value)
+            ]
+        elif keyword in _ONE:
+            result[keyword] = without_keywords(value, unusable, removed, where)
+        elif unusable(keyword, value):
+            removed.append(f"{keyword} at {place}")
+        else:
+            result[keyword] = value
+        if keyword == "patternProperties" and isinstance(value, dict):
+            for name in value:
+                if unusable("pattern", name):
+                    del result[keyword][name]
+                    removed.append(f"{keyword} at {place}")
+    if f"patternProperties at {place}" in removed:
+        # Members with such a name are free, as nothing tells them from others.
+        result["additionalProperties"] = True
+    return result
+
+
+def _narrow(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a copy of the schema in which too widely interpreted keywords are narrowed."""
+
+    def inner(value: object) -> object:
+        return _narrow(value) if isinstance(value, dict) else value
 
     narrowed: dict[str, Any] = {}
     for keyword, value in schema.items():
         if keyword in _NAMED and isinstance(value, dict):
-            narrowed[keyword] = {name: inner(subschema, f"{keyword}/{name}") for name, subschema in value.items()}
+            narrowed[keyword] = {name: inner(subschema) for name, subschema in value.items()}
         elif keyword in _SEVERAL and isinstance(value, list):
-            narrowed[keyword] = [inner(subschema, f"{keyword}/{index}") for index, subschema in enumerate(value)]
+            narrowed[keyword] = [inner(subschema) for subschema in value]
         elif keyword in _ONE:
-            narrowed[keyword] = inner(value, keyword)
+            narrowed[keyword] = inner(value)
         elif keyword in _COUNTS and isinstance(value, float) and value.is_integer():
             narrowed[keyword] = int(value)
         elif keyword == "pattern" and isinstance(value, str):
@@ -109,7 +146,7 @@ def _with_inclusive_bounds(schema: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -133,6 +170,13 @@ def _narrow_pattern(pattern: str) -> str:
     ECMAScript treats the byte order mark as a space, but Rust does not.
     """
     return _BEYOND_CLASSES.sub(lambda found: r"[^\s\uFEFF]" if found[0] == r"\S" else found[0], pattern)
+
+
+def _refuse_loose_in(schema: dict[str, Any], *, asserts_content: bool) -> None:
+    """Raises GrammarFault for keywords that would be interpreted too widely, in a schema and all within."""
+    _refuse_loose(schema, "#", asserts_content=asserts_content)
+    for place, inner in _schemas_in(schema, "#"):
+        _refuse_loose(inner, place, asserts_content=asserts_content)
 
 
 def _refuse_loose(schema: Mapping[str, Any], place: str, *, asserts_content: bool) -> None:

@@ -40,7 +40,8 @@ def schema(content, **fields):
         (schema({"format": "time", "pattern": "^0"}), '"08:30:00+01:00"', '"18:30:00+01:00"'),
         (schema({"format": "hostname"}), '"a-b.example.org"', '"xn--X"'),
         (schema({"format": "hostname", "maxLength": 5}), '"a.org"', '"ab.org"'),
-        (schema({"not": {"const": 1}}, strict=False), "1", "]"),
+        (schema({"not": {"const": 1}}, strict=False), "2", "1"),
+        (schema({"type": "integer", "not": {"multipleOf": 2}}, strict=False), "2", '"2"'),
     ],
 )
 def test_what_is_taken(constraint, taken, not_taken):
@@ -53,12 +54,12 @@ def test_what_is_taken(constraint, taken, not_taken):
     [
         (schema([]), "must be a JSON object"),
         (schema(False), "nsatisfiable"),
-        (schema({"properties": {"a": {"items": {"not": {}}}}}), "`not` at #/properties/a/items"),
+        (schema({"properties": {"a": {"items": {"not": {"pattern": "b"}}}}}), "`not` at #/properties/a/items"),
         (schema({"oneOf": [{"type": "number"}, {"type": "integer"}]}), "Use `anyOf`"),
         (schema({"format": "regex"}), "The format `regex` cannot be enforced"),
         (schema({"type": "text"}), "Invalid type"),
         (schema({"$ref": "#/$defs/a"}), "does not exist"),
-        (schema({"properties": {"a": {"$id": "http://x/"}}}), "`$id` of its own, at #/properties/a"),
+        (schema({"properties": {"a": {"$id": "http://x/", "$ref": "#/b"}}}), "`$id` of its own, at #/properties/a"),
         (schema({"type": "object", "minProperties": 2}), "`minProperties` above 1, at #"),
         (schema({"$schema": "http://json-schema.org/draft-07/schema#", "contentEncoding": "base64"}), "`contentEnc"),
         (Constraint("regex", "[a", "p"), "unclosed character class"),
@@ -72,6 +73,46 @@ def test_what_is_refused(constraint, says):
     with pytest.raises(GrammarFault, match=r"\.$") as refusal:
         parse_grammar(constraint)
     assert says in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "taken", "not_taken", "named"),
+    [
+        ({"type": "string", "pattern": r"^(?!\.)a$", "maxLength": 3}, '"xyz"', '"wxyz"', ["pattern at #"]),
+        (
+            {"properties": {"a": {"pattern": r"\bfoo\b"}}, "required": ["a"]},
+            '{"a":"x"}',
+            "{}",
+            ["pattern at #/properties/a"],
+        ),
+        ({"items": {"allOf": [{"pattern": r"^(a)\1$"}]}}, '["x"]', "[", ["pattern at #/items/allOf/0"]),
+        (
+            {"patternProperties": {"(?=a)": {}, "^b": {"type": "null"}}},
+            '{"b":null}',
+            '{"b":1}',
+            ["patternProperties at #"],
+        ),
+        ({"type": "string", "format": "regex", "minLength": 1}, '"x"', '""', ["format at #"]),
+        ({"type": "array", "contains": {"const": 1}, "maxItems": 1}, "[2]", "[1,1]", ["contains at #"]),
+        ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "1", '"1"', ["oneOf at #"]),
+        (
+            {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.5, "not": {"multipleOf": 2}},
+            "0.25",
+            "0",
+            ["not at #"],
+        ),
+        ({"type": "string", "pattern": "^([a-z][0-9])+$", "minLength": 10_000}, '"x"', "1", None),
+        ({"type": "string", "pattern": "^a+$"}, '"aa"', '"b"', []),
+    ],
+    ids=str,
+)
+def test_what_is_not_strict_relaxes_single_keywords_and_names_them(content, taken, not_taken, named):
+    constraint = schema(content, strict=False)
+    assert takes(constraint, taken)
+    assert not takes(constraint, not_taken)
+    relaxed: list[str] = []
+    parse_grammar(constraint, relaxed)
+    assert named is None or relaxed == named
 
 
 @pytest.mark.parametrize(
