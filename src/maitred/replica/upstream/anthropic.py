@@ -89,6 +89,8 @@ class AnthropicStreamParser:
         self._decoder = SSEDecoder()
         self._parser = MessagesStreamParser()
         self._incomplete_event_bytes = 0
+        self._body: bytearray | None = bytearray()
+        """The body so far, while it may be one object in place of a stream; None: it is a stream."""
 
     def feed(self, data: bytes) -> TextBatch | None:
         """Parses data and returns a batch of new deltas; None if there are none.
@@ -96,11 +98,19 @@ class AnthropicStreamParser:
         Only the batch with the end has the usage, because the server reports its output tokens there.
         """
         deltas: list[TextDelta] = []
-        events = self._decoder.feed(data)
+        message = None
+        if self._body is not None:
+            self._body += data if self._body else data.lstrip()
+            message = _decode_object(self._body)
+            if self._body and not self._body.startswith(b"{"):
+                self._body = None
+        events = self._decoder.feed(data) if self._body is None else []
         self._incomplete_event_bytes = 0 if events else self._incomplete_event_bytes + len(data)
         if self._incomplete_event_bytes > MAX_EVENT_BYTES:
             raise make_replica_lost("it sent an event without an end")
         try:
+            if message is not None:
+                deltas += self._parser.feed_whole(message)
             for event in events:
                 deltas += self._parser.feed(event)
         except AnswerBroken as failure:
@@ -125,3 +135,14 @@ class AnthropicStreamParser:
         except AnswerBroken as failure:
             raise make_replica_lost(str(failure)) from None
         self.is_complete = True
+
+
+def _decode_object(data: bytearray) -> dict[str, Any] | None:
+    """Decodes a body that is one whole JSON object; None if it is a stream, or a part of an object."""
+    if not (data.startswith(b"{") and data[-16:].rstrip().endswith(b"}")):
+        return None
+    try:
+        fields = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    return fields if isinstance(fields, dict) else None

@@ -84,7 +84,10 @@ class UpstreamCall:
             deadline_s = now_s + config.total_timeout_s
             first_token_deadline_s = min(now_s + config.first_part_timeout_s, deadline_s)
             response = await self._send(path, body, first_token_deadline_s)
-            if response.status != 200 or _media_type(response.headers.get(b"content-type", b"")) != _EVENT_STREAM:
+            media_type = _media_type(response.headers.get(b"content-type", b""))
+            # Some servers of Messages answer whole, whatever was asked for.
+            is_whole = config.kind == "anthropic" and media_type == b"application/json"
+            if response.status != 200 or not (is_whole or media_type == _EVENT_STREAM):
                 raise await self._make_error(response)
             self._stream = UpstreamStream(
                 response,
