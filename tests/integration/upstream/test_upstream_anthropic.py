@@ -1,6 +1,8 @@
 """A model behind a server that speaks Anthropic: chat completions and messages through the gateway, and failures."""
 # ruff: noqa: SIM117 - nested contexts say who lives within whom
 
+import json
+
 import anthropic
 import httpx
 import openai
@@ -284,6 +286,46 @@ async def test_a_body_that_ends_after_the_reason_for_its_end_is_whole():
         answer = (await system.chat()).json()
         assert (answer["choices"][0]["message"]["content"], answer["usage"]["completion_tokens"]) == ("".join(WORDS), 3)
         assert len(server.asked) == 1
+
+
+WHOLE = {
+    **{"id": "msg_1", "type": "message", "role": "assistant", "model": "scripted"},
+    "content": [
+        THOUGHT,
+        {"type": "text", "text": "See."},
+        {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}},
+    ],
+    **{"stop_reason": "tool_use", "stop_sequence": None, "usage": {"input_tokens": 10, "output_tokens": 7}},
+}
+
+
+async def test_an_answer_in_one_piece_is_one_though_a_stream_was_asked_for():
+    whole = json.dumps(WHOLE, indent=1)
+    reply = Reply([whole[:50], whole[50:]], content_type="application/json")
+    async with ScriptedAnthropic([reply]) as server, behind(server) as system:
+        answer = (await system.chat(tools=[TOOL])).json()
+        message = answer["choices"][0]["message"]
+        assert (message["content"], message["reasoning_content"]) == ("See.", "Hm.")
+        assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a":1}'}
+        assert answer["choices"][0]["finish_reason"] == "tool_calls"
+        assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (10, 7)
+        assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (json.dumps({"type": "error", "error": {"type": "overloaded_error", "message": "x"}}), 503),
+        (json.dumps({"error": {"type": "invalid_request_error", "message": "max_tokens: too many"}}), 400),
+        (json.dumps({**WHOLE, "stop_reason": None}), 502),
+        (json.dumps(WHOLE)[:-9], 502),
+        ("{}", 502),
+        ("[1]", 502),
+    ],
+)
+async def test_another_object_in_place_of_a_stream_is_no_answer(body, status):
+    async with ScriptedAnthropic([Reply([body], content_type="application/json")]) as server, behind(server) as system:
+        assert (await system.chat()).status_code == status
 
 
 CUT = text(*WORDS)

@@ -1,6 +1,6 @@
 """Anthropic's Messages API: encodes requests and parses streams, with `maitred.wire.anthropic`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from maitred.wire.anthropic.outbound import begins_without_thought, to_messages
 from maitred.wire.anthropic.requests import MessagesRequest
 from maitred.wire.openai.fields import MESSAGES_THINKING, refuse, unsupported_members
 from maitred.wire.openai.requests import ChatRequest, Message
-from maitred.wire.sse import SSEDecoder, encode_event
+from maitred.wire.sse import SSEDecoder, SSEEvent
 
 DEFAULT_MAX_TOKENS = 4096
 """Value of `max_tokens` if neither the request nor `parameters` sets it; the API requires one."""
@@ -81,38 +81,6 @@ def _may_think(request: MessagesRequest, thinking: Any, asked_tokens: int | None
     return is_own or request.tool_choice is None or request.tool_choice.type in ("auto", "none")
 
 
-def encode_message_events(body: bytes) -> bytes:
-    """Returns the stream of events in whose place a whole message, or an error, came.
-
-    Raises:
-        ReplicaLost: The body is neither.
-    """
-    try:
-        fields = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        raise make_replica_lost("it was asked for a stream of events and sent something else") from None
-    encoded = [encode_event(msgspec.json.encode(event), event["type"].encode()) for event in _message_events(fields)]
-    return b"\n\n" + b"".join(encoded)
-
-
-def _message_events(fields: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    if fields.get("type") != "message":
-        if fields.get("type") == "error" and isinstance(fields.get("error"), dict):
-            yield fields
-            return
-        error = parse_error(fields)  # of a proxy, in the form of another API
-        yield {"type": "error", "error": {"type": "api_error", "message": "" if error is None else error.message}}
-        return
-    yield {"type": "message_start", "message": {**fields, "content": [], "stop_reason": None, "stop_sequence": None}}
-    content = fields.get("content")
-    for index, block in enumerate(content if isinstance(content, list) else ()):
-        yield {"type": "content_block_start", "index": index, "content_block": block}
-        yield {"type": "content_block_stop", "index": index}
-    stop = {"stop_reason": fields.get("stop_reason"), "stop_sequence": fields.get("stop_sequence")}
-    yield {"type": "message_delta", "delta": stop, "usage": fields.get("usage")}
-    yield {"type": "message_stop"}
-
-
 class AnthropicStreamParser:
     """Parser of one stream of the Messages API. Implements `StreamParser` of `maitred.replica.upstream.stream`.
 
@@ -145,12 +113,21 @@ class AnthropicStreamParser:
             self._body = bytearray() if start.startswith(b"{") else None
         if self._body is not None:
             self._body += data
-        deltas: list[TextDelta] = []
+            if len(self._body) > MAX_EVENT_BYTES:
+                raise make_replica_lost("it sent an answer without an end")
+            return None
         events = self._decoder.feed(data)
         self._incomplete_event_bytes = 0 if events else self._incomplete_event_bytes + len(data)
         if self._incomplete_event_bytes > MAX_EVENT_BYTES:
             raise make_replica_lost("it sent an event without an end")
+        return self._read(events)
+
+    def _read(self, events: Sequence[SSEEvent], message: Mapping[str, Any] | None = None) -> TextBatch | None:
+        """Reads events, or a whole message in place of them."""
+        deltas: list[TextDelta] = []
         try:
+            if message is not None:
+                deltas += self._parser.feed_whole(message)
             for event in events:
                 deltas += self._parser.feed(event)
         except AnswerBroken as failure:
@@ -172,10 +149,26 @@ class AnthropicStreamParser:
         """Handles the end of the body; raises ReplicaLost if the response is incomplete."""
         if self._body is not None:
             body, self._body = bytes(self._body), None
-            return self.feed(encode_message_events(body))
+            return self._read((), self._decode_message(body))
         try:
             self._parser.on_end()
         except AnswerBroken as failure:
             raise make_replica_lost(str(failure)) from None
         self.is_complete = True
         return None
+
+    def _decode_message(self, body: bytes) -> Mapping[str, Any]:
+        """Decodes a whole message in place of a stream; raises the error that came instead of it."""
+        try:
+            fields = msgspec.json.decode(body)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            fields = None
+        if not isinstance(fields, dict):
+            raise make_replica_lost("it was asked for a stream of events and sent something else")
+        if fields.get("type") == "message":
+            return fields
+        # The error may be that of a proxy, in the form of another API.
+        error = parse_error(fields)
+        if error is None:
+            raise make_replica_lost("it was asked for an answer and sent another object")
+        raise make_response_error(self._server, None, error)

@@ -136,6 +136,21 @@ class MessagesStreamParser:
                 self.is_complete = True
         return []
 
+    def feed_whole(self, message: Mapping[str, Any]) -> list[TextDelta]:
+        """Parses an answer that has come as one object, though a stream was asked for; raises as `feed` does."""
+        _raise_error(message)
+        content = message.get("content")
+        if message.get("type") != "message" or not isinstance(content, list):
+            raise AnswerBroken("the body is no message")
+        deltas: list[TextDelta] = []
+        for index, block in enumerate(content):
+            deltas += self._open(index, {"content_block": block})
+        deltas += self._end({"delta": message, "usage": message.get("usage")})
+        if self._finish is None:
+            raise AnswerBroken("it does not say why it ended")
+        self.is_complete = True
+        return deltas
+
     def on_end(self) -> None:
         """Handles the end of the body, which has ended as it said it would; an answer with a reason is complete.
 
@@ -289,16 +304,20 @@ def _decode_event(event: SSEEvent) -> dict[str, Any]:
         fields = None
     if not isinstance(fields, dict):
         raise AnswerBroken("it sent an event that is no JSON object")
-    kind, error = fields.get("type"), fields.get("error")
-    if kind == "error" or isinstance(error, dict):
-        reported = error if isinstance(error, dict) else fields
-        error_type = "" if reported is fields else _text(reported.get("type"))
-        raise AnswerFailed(error_type or "api_error", _text(reported.get("message")))
-    if not isinstance(kind, str):
+    _raise_error(fields)
+    if not isinstance(fields.get("type"), str):
         if event.type == "message":
             raise AnswerBroken("it sent an event without a type")
         fields["type"] = event.type  # the name of the event says it, too
     return fields
+
+
+def _raise_error(fields: Mapping[str, Any]) -> None:
+    error = fields.get("error")
+    if fields.get("type") == "error" or isinstance(error, dict):
+        reported = error if isinstance(error, dict) else fields
+        error_type = "" if reported is fields else _text(reported.get("type"))
+        raise AnswerFailed(error_type or "api_error", _text(reported.get("message")))
 
 
 def _tool_call(block: Mapping[str, Any], number: int) -> dict[str, Any]:
