@@ -107,7 +107,10 @@ class MessagesRoutes:
             to_inference_request(to_chat(request)), exchange.header, retries=exchange.retries
         )
         inference_request = replace(
-            inference_request, whole=not request.streams, constraint=partial(to_constraint, request)
+            inference_request,
+            whole=not request.streams,
+            constraint=partial(to_constraint, request),
+            left_out=request.ignored_fields,
         )
         async with self._service.generate(inference_request, exchange.context) as answer:
             answer_id = exchange.id_for("msg").replace("-", "_")
@@ -119,8 +122,9 @@ class MessagesRoutes:
     async def count(self, exchange: HttpExchange) -> None:
         """Counts the tokens of a conversation as the model would read them."""
         check_version(exchange.header(b"anthropic-version"))
-        chat = to_chat(decode_count_tokens(exchange.body, strict=self._strict))
-        exchange.context.ignored_fields = unsupported_by_engine(chat).ignored
+        request = decode_count_tokens(exchange.body, strict=self._strict)
+        chat = to_chat(request)
+        exchange.context.ignored_fields = request.ignored_fields
         if needs := [need for need in unsupported_by_engine(chat).refused if need not in TOOL_FIELDS]:
             raise InvalidRequest(f"Tokens are counted of text only here. Remove {needs[0]}.", param=needs[0])
         rules = to_tool_rules(chat)
