@@ -32,6 +32,12 @@ budgets grant.
 This page is rendered from the tables in the code (`python -m scripts.request_fields`), and a test compares the tables
 with the types of the official clients of OpenAI and Anthropic and with vLLM's protocol.
 """
+MESSAGES = """## Messages
+
+A request becomes the equivalent chat completion; what becomes of `top_k` or `tools` at its target is in the table
+above, and so is what becomes here of other fields of that table.
+
+"""
 ALL = "all"
 
 
@@ -40,8 +46,7 @@ def rendered() -> str:
     sections = [
         INTRODUCTION,
         "## Chat and text completions\n\n" + completions_table(),
-        "## Messages\n\nA request becomes the equivalent chat completion; what becomes of `top_k` or `tools` at its "
-        "target is in\nthe table above.\n\n" + plain_table(HONOURED_FIELDS, MESSAGES_FIELDS),
+        MESSAGES + plain_table(HONOURED_FIELDS, MESSAGES_FIELDS),
         "## Embeddings\n\n" + plain_table(EmbeddingRequest.__struct_fields__, EMBEDDING_FIELDS),
         "## Tokens of a text\n\n" + plain_table(TokenizeRequest.__struct_fields__, TOKENIZE_FIELDS),
     ]

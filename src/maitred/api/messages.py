@@ -117,6 +117,7 @@ class MessagesRoutes:
             whole=not request.streams,
             constraint=partial(to_constraint, request),
             to_openai=partial(to_openai_fields, request, chat),
+            left_out=request.ignored_fields,
         )
         async with self._service.generate(inference_request, exchange.context) as answer:
             answer_id = exchange.id_for("msg").replace("-", "_")
@@ -133,9 +134,8 @@ class MessagesRoutes:
         else:
             request = await exchange.large_body.decode(decode_count_tokens, strict=self._strict)
         chat = to_chat(request)
-        unsupported = unsupported_by_engine(chat)
-        exchange.context.ignored_fields = unsupported.ignored
-        if needs := [need for need in unsupported.refused if need not in TOOL_FIELDS]:
+        exchange.context.ignored_fields = request.ignored_fields
+        if needs := [need for need in unsupported_by_engine(chat).refused if need not in TOOL_FIELDS]:
             raise InvalidRequest(f"Tokens are counted of text only here. Remove {needs[0]}.", param=needs[0])
         rules = to_tool_rules(chat)
         prompt = Conversation(chat.conversation(), tools=[] if rules is None else rules.declared)

@@ -98,6 +98,8 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     """...the prompt, for messages about them."""
     needs: tuple[str, ...] = ()
     """Fields such as ``tools`` or ``response_format`` that only some replicas support."""
+    left_out: tuple[str, ...] = ()
+    """Fields that no model gets, because the API of the request has them and the others do not."""
     hints: tuple[str, ...] = ()
     """Fields that our own engines leave out, because the answer is the same without them."""
     tools: Callable[[], ToolRules | None] | None = None

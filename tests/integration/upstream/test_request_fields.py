@@ -244,13 +244,24 @@ async def test_messages_name_their_hints_and_refuse_the_rest():
         answer = await message(**hints, system=[block])
         assert answer.status_code == 200, answer.text
         assert answer.headers["x-maitred-ignored"] == "speed, colour, output_config.effort, system.cache_control"
-        for field, value in {"container": "c", "thread": {"type": "create"}, "inference_geo": "us"}.items():
+        others = {"frequency_penalty": 0.5, "stop": ["a"], "logprobs": True, "n": 2}
+        for field, value in {"container": "c", "thread": {"type": "create"}, "inference_geo": "us", **others}.items():
             answer = await message(**{field: value})
             assert (answer.status_code, field in answer.json()["error"]["message"]) == (400, True)
         counted = await system.client.post(
             "/v1/messages/count_tokens", json={"model": OWN, "messages": [USER], "speed": "fast"}, headers=headers
         )
         assert (counted.status_code, counted.headers["x-maitred-ignored"]) == (200, "speed")
+
+
+async def test_messages_for_another_server_name_their_hints_and_pass_none_of_them_on():
+    headers = {"anthropic-version": "2023-06-01"}
+    hints = {"seed": 7, "user": "u", "speed": "fast", "colour": "red"}
+    async with behind(dialect="vllm") as (server, system):
+        body = {"model": MODEL, "max_tokens": 4, "messages": [USER], **hints}
+        answer = await system.client.post("/v1/messages", json=body, headers=headers)
+        assert (answer.status_code, answer.headers["x-maitred-ignored"]) == (200, "seed, user, speed, colour")
+        assert server.bodies[-1].keys() & hints.keys() == set()
 
 
 async def test_tokenize_refuses_what_would_make_other_tokens():

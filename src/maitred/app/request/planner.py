@@ -141,7 +141,7 @@ class RequestPlanner:
         if isinstance(model, TextModel):
             return self._accept(await prepare_upstream_request(model, request, self._max_choices), target, context)
         card = model.card()
-        context.ignored_fields = request.hints
+        context.ignored_fields = request.left_out + request.hints
         check_generates(card, model.name)
         if request.scored:
             request = with_logprobs(request)

@@ -123,6 +123,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         """Whether the next delta is the first of a continuing server."""
         self._prompt_count = len(upstream_request.prompts)
         self._requested_stops = upstream_request.request.stops
+        self._left_out = upstream_request.request.left_out
         self._usage_counter = usage_counter
         self._retry_state = retry_state
         self._deadline_s = deadline_s
@@ -194,7 +195,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
                     context.position, context.dispatched_s = None, self._clock.monotonic_s()
                     context.waited_ms = dict(self._entry.waited_ms)
                     attempt = await self._open_attempt(endpoint)
-                    self._context.ignored_fields = attempt.ignored_fields
+                    self._context.ignored_fields = [*self._left_out, *attempt.ignored_fields]
                 return await anext(attempt, None)
             except (ReplicaLost, ReplicaUnavailable) as failure:
                 await self._requeue(failure)

@@ -9,11 +9,10 @@ from typing import TypeVar
 import msgspec
 
 from maitred.core.errors import InvalidRequest
-from maitred.wire.anthropic.fields import MESSAGES_FIELDS, unsupported_fields
+from maitred.wire.anthropic.fields import MESSAGES_FIELDS, refuse_field, unsupported_fields
 from maitred.wire.anthropic.requests import CountTokensRequest, MessagesRequest
 from maitred.wire.openai.decode import MAX_STOP_CHARACTERS, MAX_STOPS, NumberRange, check_known
 from maitred.wire.openai.faults import DECODE_ERRORS, describe_fault, format_value
-from maitred.wire.openai.fields import refuse
 
 R = TypeVar("R", MessagesRequest, CountTokensRequest)
 
@@ -88,7 +87,7 @@ def _decode(kind: type[R], body: bytes, strict: bool) -> R:
         check_known(fields, kind, also=MESSAGES_FIELDS)
     unsupported = unsupported_fields(fields)
     if unsupported.refused:
-        raise refuse(unsupported.refused[0], "is not supported by this server", MESSAGES_FIELDS)
+        raise refuse_field(unsupported.refused[0])
     vars(request)["ignored_fields"] = unsupported.ignored
     return request
 

@@ -8,7 +8,16 @@ fields such as `top_k` at an upstream is decided there.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from maitred.wire.openai.fields import HINT, RequestField, UnsupportedFields, members_beyond, split_unsupported
+from maitred.core.errors import Unsupported
+from maitred.wire.openai.fields import (
+    FIELDS,
+    HINT,
+    RequestField,
+    UnsupportedFields,
+    members_beyond,
+    refuse,
+    split_unsupported,
+)
 
 HONOURED_FIELDS = frozenset(
     {
@@ -37,6 +46,16 @@ MESSAGES_FIELDS: Mapping[str, RequestField] = {
     "anthropic_beta": HINT,
 }
 """Fields that this server does not honour; `maitred.wire.anthropic.decode` has rules for values of some of them."""
+_ALL_FIELDS: Mapping[str, RequestField] = {
+    **FIELDS,
+    "stop": RequestField(alternative="Send stop_sequences."),
+    "response_format": RequestField(alternative="Send output_config.format."),
+    "parallel_tool_calls": RequestField(
+        neutral_values=(True,), alternative="Send tool_choice.disable_parallel_tool_use."
+    ),
+    **MESSAGES_FIELDS,
+}
+"""Fields of Messages, and those of other APIs: a client that sends one of these here wants it to be heeded."""
 _BLOCK_MEMBERS = frozenset({"type", "text", "source", "id", "name", "input", "tool_use_id", "content", "is_error"}) | {
     *("thinking", "signature", "data"),
 }
@@ -49,7 +68,7 @@ def unsupported_fields(sent: Mapping[str, Any]) -> UnsupportedFields:
     Args:
         sent: The request as it was written.
     """
-    fields = split_unsupported(sent, HONOURED_FIELDS, MESSAGES_FIELDS)
+    fields = split_unsupported(sent, HONOURED_FIELDS, _ALL_FIELDS)
     ignored = dict.fromkeys(fields.ignored)
     ignored |= members_beyond("output_config", sent.get("output_config"), frozenset({"format"}))
     for path, blocks in _block_lists(sent):
@@ -58,6 +77,11 @@ def unsupported_fields(sent: Mapping[str, Any]) -> UnsupportedFields:
     for tool in _list_in(sent, "tools"):
         ignored |= members_beyond("tools", tool, _TOOL_MEMBERS)
     return UnsupportedFields(fields.refused, tuple(ignored))
+
+
+def refuse_field(field: str) -> Unsupported:
+    """Makes the error for a field that this server does not honour in a Messages request."""
+    return refuse(field, "is not supported by this server", _ALL_FIELDS)
 
 
 def _block_lists(sent: Mapping[str, Any]) -> list[tuple[str, Sequence[object]]]:

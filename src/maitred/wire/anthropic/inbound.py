@@ -80,9 +80,6 @@ def to_chat(request: CountTokensRequest) -> ChatRequest:
             response_format=_response_format(request),
         )
     check_chat(chat)
-    if request.ignored_fields:
-        # No target knows these names, so each one leaves them out and names them.
-        vars(chat)["sent"] = {**chat.sent, **dict.fromkeys(request.ignored_fields, True)}
     return chat
 
 
