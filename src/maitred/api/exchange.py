@@ -25,7 +25,7 @@ from maitred.api.large_body import LargeBody
 from maitred.api.response_head import encode_lines, response_head_lines, response_headers
 from maitred.api.routes import Route, RouteTable
 from maitred.core.context import RequestContext
-from maitred.core.errors import BodyTooLarge, BodyTooSlow, InvalidRequest, MaitredError
+from maitred.core.errors import BodyTooLarge, BodyTooSlow, InvalidRequest, MaitredError, ReplicaLost
 from maitred.core.ids import id_like, new_object_id, request_id_from
 from maitred.core.tenancy import ANONYMOUS, Principal
 
@@ -34,6 +34,7 @@ KEPT = "maitred.kept"
 repeated."""
 _PARSED_HEAD = "parsed head"
 _NONE: Mapping[str, Any] = {}
+_PEER_DIED = "The process that passed this request on has ended."
 
 
 class ParsedHead:
@@ -269,7 +270,9 @@ class HttpExchange:
     def _on_disconnect(self) -> None:
         if self.state is not ResponseState.COMPLETE:
             if self.on_disconnect is None:
-                self._watching.cancel(ClientDisconnected())
+                # A client that leaves pays for what it got; what the death of one of our processes breaks off is free.
+                died = self.connection.peer_died
+                self._watching.cancel(ReplicaLost(_PEER_DIED) if died else ClientDisconnected())
             else:
                 self.on_disconnect()
 

@@ -1,9 +1,11 @@
-"""Watches the parent: the child process ends when its parent ends, even by SIGKILL.
+"""Watches related processes: the child process ends when its parent ends, even by SIGKILL.
 
 The child's standard input is a pipe, and the parent holds the write end and never writes; the kernel closes the pipe
 when the parent ends for any reason. The child reads the pipe, and end of file means that the parent has ended. Linux's
 PR_SET_PDEATHSIG would be shorter, but it follows the *thread* that started the child, and loses a parent that dies
 before it is set.
+
+In the other direction, a process can tell whether another one has closed a connection or has died.
 """
 
 import os
@@ -11,12 +13,17 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 LIFELINE_VARIABLE = "MAITRED_PARENT_PIPE"
 """Environment variable that is 1 in a child whose standard input is the parent's pipe."""
 
 GRACE_S = 5.0
 """Seconds between SIGTERM and the hard exit of an orphaned child."""
+_FLAGS = 6
+"""Index of the process's flags after its name in ``/proc/PID/stat`` (see proc(5))."""
+_EXITING = 0x4
+"""Flag of a process that exits. The kernel sets it before it closes the files of the process."""
 
 
 def follow_parent(environment: Mapping[str, str] = os.environ) -> None:
@@ -35,3 +42,13 @@ def _end_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_S)
     os._exit(1)
+
+
+def is_exiting(pid: int) -> bool:
+    """Whether the process has ended or is about to; its sockets are closed by then, whatever ends it."""
+    try:
+        # The name is in parentheses and may have any characters.
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return True
+    return bool(int(fields[_FLAGS]) & _EXITING)

@@ -3,11 +3,14 @@
 import asyncio
 import contextlib
 import json
+import sys
 
 import httpx
 import pytest
 
 from maitred.api.http import protocol as http_protocol
+from maitred.api.http.connection import EXTENSION
+from maitred.api.http.server import HttpServer
 from tests.support.gateway import MODEL, gateway
 
 
@@ -281,3 +284,47 @@ async def test_a_whole_answer_for_a_client_of_an_old_version_keeps_its_length():
             head, _, body = (await reader.read()).partition(b"\r\n\r\n")
         writer.close()
         assert b"content-length: %d" % len(body) in head
+
+
+CLIENT = """
+import socket, sys, time
+client = socket.socket(socket.AF_UNIX)
+client.connect(sys.argv[1])
+client.sendall(b"GET / HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n")
+if sys.argv[2] == "leaves":
+    time.sleep(0.1)
+    client.close()
+time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize("how", ["leaves", "dies"])
+async def test_a_process_that_dies_is_told_from_one_that_leaves(tmp_path, how):
+    """Nobody pays for what the death of a worker breaks off."""
+    begun, ended = asyncio.Event(), asyncio.get_running_loop().create_future()
+
+    async def app(scope, receive, send):
+        await receive()
+        begun.set()
+        await receive()
+        ended.set_result(scope["extensions"][EXTENSION].peer_died)
+
+    server = HttpServer(app, path=tmp_path / "http.sock")
+    serving = asyncio.create_task(server.serve())
+    while True:
+        if server.started:
+            break
+        await asyncio.sleep(0.01)
+    client = await asyncio.create_subprocess_exec(sys.executable, "-c", CLIENT, str(tmp_path / "http.sock"), how)
+    try:
+        async with asyncio.timeout(30):
+            await begun.wait()
+            if how == "dies":
+                client.kill()
+            assert await ended == (how == "dies")
+    finally:
+        if how == "leaves":
+            client.kill()
+        await client.wait()
+        server.stop()
+        await serving

@@ -16,6 +16,8 @@ class ServerConnection(Protocol):
 
     lost: bool
     """Whether the connection is closed."""
+    peer_died: bool
+    """Whether it is closed because the process at its other end has died; known only of a Unix socket."""
     on_lost: Callable[[], None] | None
     """Called when the client closes the connection; see `HttpExchange.cancel_on_disconnect`."""
 
@@ -78,6 +80,7 @@ class PlainAsgiConnection:
     stalled = False
     ready = False
     lost = False
+    peer_died = False
     on_lost: Callable[[], None] | None = None
 
     def take_body(self) -> None:

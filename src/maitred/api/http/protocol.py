@@ -35,6 +35,7 @@ from uvicorn.server import ServerState
 from maitred.api.http.connection import EXTENSION
 from maitred.api.http.fast_path import CachedHead, FastPathProtocol
 from maitred.core.ids import new_request_id
+from maitred.core.parent_watch import is_exiting
 
 HEAD_LIMIT_BYTES = 64 * 1024
 """Largest size of request line and headers; API keys, cookies and trace headers need a tenth of it. Chunk extensions
@@ -47,6 +48,8 @@ _MOST_UNSENT_BYTES = 64 * 1024
 _GONE_OUT_BYTES = 16 * 1024
 """Part of the unsent bytes that a client must receive within the grace time. Even the slowest connection in real use
 achieves this."""
+_CREDENTIALS = struct.Struct("iII")
+"""Process, user and group at the other end of a Unix socket."""
 _AT_ONCE = struct.pack("ii", 1, 0)
 """Socket option for a lingering time of 0 s: the connection is reset."""
 _SOON_S = 0.001
@@ -93,6 +96,7 @@ class HttpProtocol(FastPathProtocol):
 
     Args:
         stall_grace_s: Time in which unsent data must be sent.
+        knows_peer: Whether clients are processes at a Unix socket, so that the death of one is noticed.
         others: Arguments of uvicorn's protocol.
 
     Attributes:
@@ -110,6 +114,9 @@ class HttpProtocol(FastPathProtocol):
     """The head of the last request, if the client may repeat it."""
     _idle_since_s = -math.inf
     lost = False
+    peer_died = False
+    _peer_pid = 0
+    """Process at the other end of a Unix socket; 0: unknown."""
     on_lost: Callable[[], None] | None = None
 
     def __init__(
@@ -120,14 +127,19 @@ class HttpProtocol(FastPathProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         stall_grace_s: float = STALL_GRACE_S,
+        knows_peer: bool = False,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self._knows_peer = knows_peer
         self.stalled = False
         self._stall_grace_s = stall_grace_s
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Limits the unsent data of the transport, and starts the deadline of the first head."""
         super().connection_made(cast(asyncio.Transport, transport))
+        if self._knows_peer and (raw := self.transport.get_extra_info("socket")) is not None:
+            credentials = raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            self._peer_pid = _CREDENTIALS.unpack(credentials)[0]
         self.transport.set_write_buffer_limits(high=_MOST_UNSENT_BYTES, low=_MOST_UNSENT_BYTES - _GONE_OUT_BYTES)
         self._await_head()
 
@@ -140,6 +152,7 @@ class HttpProtocol(FastPathProtocol):
             self._running.disconnected = True
             self._running.message_event.set()
         self.lost = True
+        self.peer_died = bool(self._peer_pid) and is_exiting(self._peer_pid)
         if self.on_lost is not None:
             self.on_lost()
         super().connection_lost(exc)

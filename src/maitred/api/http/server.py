@@ -54,7 +54,7 @@ class HttpServer(uvicorn.Server):
                 application,
                 uds=None if path is None else str(path),
                 loop="none",
-                http=_protocol(stall_grace_s),
+                http=_protocol(stall_grace_s, knows_peer=path is not None),
                 ws="none",
                 interface="asgi3",  # uvicorn would take a callable object for an older version
                 lifespan="off",
@@ -69,6 +69,7 @@ class HttpServer(uvicorn.Server):
         )
         logging.getLogger("uvicorn.error").addFilter(_is_unexpected)
         self._shared = shared
+        self._knows_peer = path is not None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts to accept connections."""
@@ -91,7 +92,7 @@ class HttpServer(uvicorn.Server):
         self.config.app = self.config.loaded_app = application
         for connection in self.server_state.connections:
             cast("HttpProtocol", connection).app = application
-        self.config.http_protocol_class = _protocol(stall_grace_s)
+        self.config.http_protocol_class = _protocol(stall_grace_s, knows_peer=self._knows_peer)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -116,8 +117,8 @@ class HttpServer(uvicorn.Server):
         self.force_exit = self.force_exit or at_once
 
 
-def _protocol(stall_grace_s: float) -> type[asyncio.Protocol]:
-    return cast("type[asyncio.Protocol]", partial(HttpProtocol, stall_grace_s=stall_grace_s))
+def _protocol(stall_grace_s: float, *, knows_peer: bool) -> type[asyncio.Protocol]:
+    return cast("type[asyncio.Protocol]", partial(HttpProtocol, stall_grace_s=stall_grace_s, knows_peer=knows_peer))
 
 
 def _is_unexpected(record: logging.LogRecord) -> bool:
