@@ -250,6 +250,28 @@ async def test_calls_are_whole_on_every_api_however_their_pieces_come(deltas, fi
     assert "".join(each["written"] for each in made if each["type"] == "text") == text
 
 
+async def test_calls_without_ids_can_be_answered_on_every_api():
+    """One call has its arguments at once, the other in pieces."""
+    deltas = [call(0, None, "f", '{"x":1}'), call(1, None, "g", '{"y":'), call(1, arguments="2}")]
+    server = Bytes(b"".join(map(chunk, deltas)) + chunk({}, "stop") + COUNTED + DONE)
+    async with running(server.answer) as url, upstream_gateway(f"{url}/v1", dialect="generic") as system:
+        async with client(system) as sdk:
+            whole = await sdk.chat.completions.create(model="far", messages=USER, tools=TOOLS)
+            async with sdk.chat.completions.stream(model="far", messages=USER, tools=TOOLS) as stream:
+                final = await stream.get_final_completion()
+        message = {"model": "far", "max_tokens": 50, "messages": USER, "tools": CLAUDE_TOOLS}
+        headers = {"anthropic-version": "2023-06-01"}
+        answer = (await system.client.post("/v1/messages", json=message, headers=headers)).json()
+        streamed = await system.client.post("/v1/messages", json={**message, "stream": True}, headers=headers)
+    blocks = [entry["content_block"] for entry in events_of(streamed) if entry["type"] == "content_block_start"]
+    for ids in (
+        *([each.id for each in made.choices[0].message.tool_calls] for made in (whole, final)),
+        *([block["id"] for block in made if block["type"] == "tool_use"] for made in (answer["content"], blocks)),
+    ):
+        assert len({*ids}) == 2
+        assert all(ids)
+
+
 async def test_a_call_without_an_end_is_as_long_as_it_is():
     body = chunk(call(0, "a", "f", '{"x": "lo'))
     whole, events = await asked(body + chunk({}, "length") + COUNTED + DONE)

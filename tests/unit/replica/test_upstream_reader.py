@@ -590,6 +590,11 @@ def test_pieces_of_calls_find_their_call(pieces):
     assert calls_of(*pieces) == (TWO, FinishReason.TOOL_CALLS)
 
 
+def test_a_name_that_is_said_again_begins_no_call():
+    pieces = [piece('{"x":1}', name="f", id="a"), piece("", name="f")]
+    assert calls_of(*pieces)[0] == [("a", "f", '{"x":1}')]
+
+
 def test_calls_of_one_tool_without_ids_are_two_calls_with_ids():
     for pieces in (
         [[piece('{"x":1}', name="f"), piece('{"x":1}', name="f")]],
@@ -600,6 +605,13 @@ def test_calls_of_one_tool_without_ids_are_two_calls_with_ids():
             piece("", name="f", index=1),
             piece('{"x":1}', index=0),
             piece('{"x":1}', index=1),
+        ],
+        [piece("", name="f"), piece('{"x":'), piece("1}"), piece("", name="f"), piece('{"x":'), piece("1}")],
+        [
+            piece('{"x":1}', name="f", index=0),
+            piece("", name="f", index=0),
+            piece('{"x"', index=0),
+            piece(":1}", index=0),
         ],
     ):
         calls, _ = calls_of(*pieces)

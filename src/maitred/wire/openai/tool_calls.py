@@ -55,6 +55,8 @@ class ToolCallAssembler:
         self._by_index: dict[Any, ToolCallState] = {}
         self._by_id: dict[str, ToolCallState] = {}
         self.latest: ToolCallState | None = None
+        self._announced_name = ""
+        """Name that came behind a whole call, which may begin another one."""
 
     def add(self, pieces: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Returns the pieces of one delta with the numbers of their calls as `index`.
@@ -85,6 +87,11 @@ class ToolCallAssembler:
         )
         call = self._find(piece.get("index"), call_id, name, text, named)
         is_first = call is None
+        if call is None and not name:
+            name = self._announced_name
+        if name or text:
+            # A name behind a whole call is said again, or begins the next call of the same tool.
+            self._announced_name = name if call is not None and call.is_whole and not text else ""
         if call is None:
             if not (call_id or name or text or any(piece.get(other) for other in piece if other != "index")):
                 return None
@@ -104,8 +111,8 @@ class ToolCallAssembler:
             named.add(call.number)
         added_name = "" if name == call.name else name
         call.name += added_name
-        if text and not is_first and call.is_whole:
-            text = ""  # nothing can follow a whole object, so the server repeats the arguments
+        if text and text == call.written and call.is_whole:
+            text = ""  # the server repeats the arguments once they are whole
         call.written += text
         if field in piece or is_first:
             shown = {other: value for other, value in body.items() if other not in ("name", _BODY_FIELDS[field])}
@@ -123,6 +130,8 @@ class ToolCallAssembler:
             # The call began with a piece that had no index.
             return None if call_id or name else self.latest
         if call_id and call.id:
+            return None
+        if not name and not call_id and text and self._announced_name and text != call.written:
             return None
         if not name or not call.name:
             return call
