@@ -37,8 +37,8 @@ def chunk(delta, finish=None, choice=None, **more):
 class Bytes:
     """A server that answers with the same bytes each time."""
 
-    def __init__(self, body, content_type="text/event-stream"):
-        self.body, self.content_type = body, content_type
+    def __init__(self, body, content_type="text/event-stream", status=200):
+        self.body, self.content_type, self.status = body, content_type, status
         self.calls = 0
 
     async def answer(self, request):
@@ -47,7 +47,7 @@ class Bytes:
         await request.read()
         self.calls += 1
         headers = {} if self.content_type is None else {"content-type": self.content_type}
-        response = web.Response(body=self.body, headers=headers)
+        response = web.Response(body=self.body, headers=headers, status=self.status)
         if self.content_type is None:
             response.headers.popall("content-type", None)
         return response
@@ -138,6 +138,13 @@ async def test_texts_of_the_completions_api_keep_their_members_too():
     assert (whole["system_fingerprint"], whole["usage"]) == ("fp", USAGE)
     assert [entry["choices"][0].get("token_ids") for entry in events[:2]] == [[1, 2], [3]]
     assert events[-1]["usage"] == USAGE
+
+
+async def test_every_success_is_one():
+    for status in (201, 203):
+        server = Bytes(STREAM, status=status)
+        async with running(server.answer) as url, upstream_gateway(f"{url}/v1") as system:
+            assert (await system.chat()).json()["choices"][0]["message"]["content"] == "Hello"
 
 
 async def test_an_answer_without_text_keeps_what_it_has():

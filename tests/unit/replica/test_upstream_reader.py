@@ -155,6 +155,14 @@ def test_usage_can_be_missing_or_unsound():
         assert read(chunk("He") + chunk(finish="length") + usage + DONE)[1] is None
 
 
+def test_the_number_of_a_choice_may_be_written_as_text():
+    data = chunk("a", index="1") + chunk("b", index=0.0) + chunk("c", index=None)
+    parts, _ = read(data + chunk(finish="stop", index="1") + chunk(finish="stop") + DONE, choices=2)
+    assert [(part.index, part.text) for part in parts[:3]] == [(1, "a"), (0, "b"), (0, "c")]
+    for index in ("two", "2", 2, 0.5, -1, [0]):
+        assert "of 2" in fails(chunk("a", index=index), choices=2)
+
+
 def test_choices_end_one_by_one():
     data = chunk("a", index=1) + chunk("b") + chunk(finish="stop", index=1) + chunk(finish="length") + DONE
     parts, _ = read(data, choices=2)
