@@ -20,6 +20,7 @@ from maitred.api.routes import Route
 from maitred.api.streaming import CollectedChoice, send_response
 from maitred.core.context import RequestContext
 from maitred.core.errors import InvalidRequest
+from maitred.core.ids import new_object_id
 from maitred.core.inference import Conversation, TextDelta
 from maitred.core.request import FinishReason, Usage
 from maitred.core.service import InferenceService
@@ -318,6 +319,7 @@ class MessagesFormatter:
         if call.unwritten or at_end:
             if not call.is_started:
                 call.is_started = True
+                call.id = call.id or new_object_id("toolu")
                 yield ContentBlockStart(
                     index=self._block, content_block=ContentBlock(type="tool_use", id=call.id, name=call.name, input={})
                 )

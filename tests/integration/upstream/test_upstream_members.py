@@ -37,8 +37,8 @@ def chunk(delta, finish=None, choice=None, **more):
 class Bytes:
     """A server that answers with the same bytes each time."""
 
-    def __init__(self, body, content_type="text/event-stream"):
-        self.body, self.content_type = body, content_type
+    def __init__(self, body, content_type="text/event-stream", status=200):
+        self.body, self.content_type, self.status = body, content_type, status
         self.calls = 0
 
     async def answer(self, request):
@@ -47,7 +47,7 @@ class Bytes:
         await request.read()
         self.calls += 1
         headers = {} if self.content_type is None else {"content-type": self.content_type}
-        response = web.Response(body=self.body, headers=headers)
+        response = web.Response(body=self.body, headers=headers, status=self.status)
         if self.content_type is None:
             response.headers.popall("content-type", None)
         return response
@@ -138,6 +138,13 @@ async def test_texts_of_the_completions_api_keep_their_members_too():
     assert (whole["system_fingerprint"], whole["usage"]) == ("fp", USAGE)
     assert [entry["choices"][0].get("token_ids") for entry in events[:2]] == [[1, 2], [3]]
     assert events[-1]["usage"] == USAGE
+
+
+async def test_every_success_is_one():
+    for status in (201, 203):
+        server = Bytes(STREAM, status=status)
+        async with running(server.answer) as url, upstream_gateway(f"{url}/v1") as system:
+            assert (await system.chat()).json()["choices"][0]["message"]["content"] == "Hello"
 
 
 async def test_an_answer_without_text_keeps_what_it_has():
@@ -248,6 +255,28 @@ async def test_calls_are_whole_on_every_api_however_their_pieces_come(deltas, fi
                 assert (open_block, entry["delta"]["stop_reason"]) == (None, "tool_use")
     assert [(each["id"], each["name"], each["written"]) for each in made if each["type"] == "tool_use"] == right
     assert "".join(each["written"] for each in made if each["type"] == "text") == text
+
+
+async def test_calls_without_ids_can_be_answered_on_every_api():
+    """One call has its arguments at once, the other in pieces."""
+    deltas = [call(0, None, "f", '{"x":1}'), call(1, None, "g", '{"y":'), call(1, arguments="2}")]
+    server = Bytes(b"".join(map(chunk, deltas)) + chunk({}, "stop") + COUNTED + DONE)
+    async with running(server.answer) as url, upstream_gateway(f"{url}/v1", dialect="generic") as system:
+        async with client(system) as sdk:
+            whole = await sdk.chat.completions.create(model="far", messages=USER, tools=TOOLS)
+            async with sdk.chat.completions.stream(model="far", messages=USER, tools=TOOLS) as stream:
+                final = await stream.get_final_completion()
+        message = {"model": "far", "max_tokens": 50, "messages": USER, "tools": CLAUDE_TOOLS}
+        headers = {"anthropic-version": "2023-06-01"}
+        answer = (await system.client.post("/v1/messages", json=message, headers=headers)).json()
+        streamed = await system.client.post("/v1/messages", json={**message, "stream": True}, headers=headers)
+    blocks = [entry["content_block"] for entry in events_of(streamed) if entry["type"] == "content_block_start"]
+    for ids in (
+        *([each.id for each in made.choices[0].message.tool_calls] for made in (whole, final)),
+        *([block["id"] for block in made if block["type"] == "tool_use"] for made in (answer["content"], blocks)),
+    ):
+        assert len({*ids}) == 2
+        assert all(ids)
 
 
 async def test_a_call_without_an_end_is_as_long_as_it_is():

@@ -162,6 +162,14 @@ def test_usage_may_stand_in_the_choice():
     assert read(chunk("He") + event(last) + DONE)[1] == Usage(7, 3, 2)
 
 
+def test_the_number_of_a_choice_may_be_written_as_text():
+    data = chunk("a", index="1") + chunk("b", index=0.0) + chunk("c", index=None)
+    parts, _ = read(data + chunk(finish="stop", index="1") + chunk(finish="stop") + DONE, choices=2)
+    assert [(part.index, part.text) for part in parts[:3]] == [(1, "a"), (0, "b"), (0, "c")]
+    for index in ("two", "2", 2, 0.5, -1, [0]):
+        assert "of 2" in fails(chunk("a", index=index), choices=2)
+
+
 def test_choices_end_one_by_one():
     data = chunk("a", index=1) + chunk("b") + chunk(finish="stop", index=1) + chunk(finish="length") + DONE
     parts, _ = read(data, choices=2)
@@ -597,6 +605,11 @@ def test_pieces_of_calls_find_their_call(pieces):
     assert calls_of(*pieces) == (TWO, FinishReason.TOOL_CALLS)
 
 
+def test_a_name_that_is_said_again_begins_no_call():
+    pieces = [piece('{"x":1}', name="f", id="a"), piece("", name="f")]
+    assert calls_of(*pieces)[0] == [("a", "f", '{"x":1}')]
+
+
 def test_calls_of_one_tool_without_ids_are_two_calls_with_ids():
     for pieces in (
         [[piece('{"x":1}', name="f"), piece('{"x":1}', name="f")]],
@@ -607,6 +620,13 @@ def test_calls_of_one_tool_without_ids_are_two_calls_with_ids():
             piece("", name="f", index=1),
             piece('{"x":1}', index=0),
             piece('{"x":1}', index=1),
+        ],
+        [piece("", name="f"), piece('{"x":'), piece("1}"), piece("", name="f"), piece('{"x":'), piece("1}")],
+        [
+            piece('{"x":1}', name="f", index=0),
+            piece("", name="f", index=0),
+            piece('{"x"', index=0),
+            piece(":1}", index=0),
         ],
     ):
         calls, _ = calls_of(*pieces)

@@ -93,6 +93,15 @@ def parse_finish_reason(value: object, *, has_calls: bool) -> FinishReason | Non
     return reason
 
 
+def parse_index(value: object) -> int | None:
+    """Returns the index of a choice, which some servers write as text or as a float; None: it is none."""
+    if isinstance(value, str):
+        return int(value) if value.isascii() and value.isdigit() and len(value) < 10 else None
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) else None
+
+
 def is_empty(value: object) -> bool:
     """Returns whether the value of a member says nothing."""
     return value is None or (isinstance(value, str | list | dict) and not value)

@@ -30,6 +30,7 @@ from maitred.replica.upstream.chunk import (
     is_empty,
     join_surrogates,
     parse_finish_reason,
+    parse_index,
     parse_scores,
     replace_surrogates,
     split_at_text,
@@ -418,10 +419,10 @@ class OpenAIStreamParser:
                 self._only_index = index or 0
             if (index or 0) == self._only_index:
                 return 0
-        elif index is None:
-            return 0
-        elif isinstance(index, int) and 0 <= index < self._choice_count:
-            return index
+        else:
+            number = 0 if index is None else parse_index(index)
+            if number is not None and 0 <= number < self._choice_count:
+                return number
         raise make_replica_lost(f"it sent a choice {str(index)[:20]} of {self._choice_count}")
 
     def _read_delta(self, index: int, choice: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -101,7 +101,7 @@ class UpstreamCall:
             first_token_deadline_s = min(now_s + first_part_timeout_s, deadline_s)
             self._body = body
             response = await self._send(path, body, first_token_deadline_s)
-            if response.status != 200:
+            if not 200 <= response.status < 300:
                 raise await self._make_error(response)
             self._stream = UpstreamStream(
                 response,
@@ -174,7 +174,7 @@ class UpstreamCall:
             raise upstream.make_no_response_error(error) from None
 
     async def _make_error(self, response: Response) -> MaitredError:
-        """Makes the exception for a response with another status than 200."""
+        """Makes the exception for a response whose status is no success."""
         try:
             async with asyncio.timeout(_ERROR_BODY_TIMEOUT_S):
                 body = await response.read_body(_MAX_ERROR_BYTES)

@@ -23,15 +23,17 @@ class ToolCallState:
 
     Attributes:
         number: Number of the call in its answer, from 0.
+        field: Field of the call that has its name and its arguments: ``function`` or ``custom``.
         id: Id of the call; empty: no piece had one yet.
         name: Name of the tool as far as it is known.
         written: Arguments so far, as the model wrote them.
     """
 
-    __slots__ = ("id", "name", "number", "written")
+    __slots__ = ("field", "id", "name", "number", "written")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, field: str) -> None:
         self.number = number
+        self.field = field
         self.id = ""
         self.name = ""
         self.written = ""
@@ -55,6 +57,8 @@ class ToolCallAssembler:
         self._by_index: dict[Any, ToolCallState] = {}
         self._by_id: dict[str, ToolCallState] = {}
         self.latest: ToolCallState | None = None
+        self._announced_name = ""
+        """Name that came behind a whole call, which may begin another one."""
 
     def add(self, pieces: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Returns the pieces of one delta with the numbers of their calls as `index`.
@@ -73,7 +77,7 @@ class ToolCallAssembler:
         for call in self.calls:
             if not call.id:
                 call.id = new_object_id("call")
-                added.append({"index": call.number, "id": call.id})
+                added.append({"index": call.number, "id": call.id, call.field: {_BODY_FIELDS[call.field]: ""}})
         return added
 
     def _add(self, piece: Mapping[str, Any], named: set[int]) -> dict[str, Any] | None:
@@ -85,10 +89,15 @@ class ToolCallAssembler:
         )
         call = self._find(piece.get("index"), call_id, name, text, named)
         is_first = call is None
+        if call is None and not name:
+            name = self._announced_name
+        if name or text:
+            # A name behind a whole call is said again, or begins the next call of the same tool.
+            self._announced_name = name if call is not None and call.is_whole and not text else ""
         if call is None:
             if not (call_id or name or text or any(piece.get(other) for other in piece if other != "index")):
                 return None
-            call = ToolCallState(len(self.calls))
+            call = ToolCallState(len(self.calls), field)
             self.calls.append(call)
         self.latest = call
         if (index := piece.get("index")) is not None:
@@ -104,15 +113,15 @@ class ToolCallAssembler:
             named.add(call.number)
         added_name = "" if name == call.name else name
         call.name += added_name
-        if text and not is_first and call.is_whole:
-            text = ""  # nothing can follow a whole object, so the server repeats the arguments
+        if text and text == call.written and call.is_whole:
+            text = ""  # the server repeats the arguments once they are whole
         call.written += text
-        if field in piece or is_first:
-            shown = {other: value for other, value in body.items() if other not in ("name", _BODY_FIELDS[field])}
-            if added_name or is_first:
-                shown["name"] = added_name
-            fields[field] = {**shown, _BODY_FIELDS[field]: text}
-        return {**numbered, **fields}
+        if field not in piece and not is_first:
+            field = call.field  # official clients want it in each piece
+        shown = {other: value for other, value in body.items() if other not in ("name", _BODY_FIELDS[field])}
+        if added_name or is_first:
+            shown["name"] = added_name
+        return {**numbered, **fields, field: {**shown, _BODY_FIELDS[field]: text}}
 
     def _find(self, index: Any, call_id: str, name: str, text: str, named: set[int]) -> ToolCallState | None:  # noqa: ANN401 - whatever JSON can be
         """Returns the call of a piece; None: the piece begins a new call."""
@@ -123,6 +132,8 @@ class ToolCallAssembler:
             # The call began with a piece that had no index.
             return None if call_id or name else self.latest
         if call_id and call.id:
+            return None
+        if not name and not call_id and text and self._announced_name and text != call.written:
             return None
         if not name or not call.name:
             return call
