@@ -36,12 +36,17 @@ check: .venv/dev.stamp ## Everything that CI runs: format, lint, types, import r
 	@$(BIN)/lint-imports
 	@$(MAKE) test
 
+# A benchmark that needs what is not installed says so in a sentence, exits with 77, and the next one is run.
 bench: .venv/dev.stamp ## Run every benchmark in its quick form; BENCH=name runs one.
-	@missed=; \
+	@missed=; lacking=; \
 	for name in $(or $(BENCH),$(basename $(notdir $(shell grep -l '"--quick"' benchmarks/*/*.py)))); do \
 		echo "== $$name"; \
-		$(BIN)/python -m benchmarks $$name --quick $(ARGS) || missed="$$missed $$name"; \
+		$(BIN)/python -m benchmarks $$name --quick $(ARGS); \
+		case $$? in 0) ;; 77) lacking="$$lacking $$name";; *) missed="$$missed $$name";; esac; \
 	done; \
+	if [ -n "$$lacking" ]; then \
+		echo "Not run, for want of what each says above (scripts/services.sh installs servers):$$lacking" >&2; \
+	fi; \
 	if [ -n "$$missed" ]; then echo "A bar was missed, or the run failed:$$missed" >&2; exit 1; fi
 
 docs: .venv/dev.stamp ## Write what is rendered: the pages of settings, the dashboards, and the README's figures.

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks import summary
 from benchmarks.__main__ import main, runnable
+from benchmarks.support.report import RESULTS
 from benchmarks.support.requirements import NOT_RUN
 from tests.support.source import ROOT
 
@@ -130,6 +131,16 @@ BEYOND_THE_PROJECT = {"gpu", "externals", "http_server", "prefix_balance", "rout
 
 def test_every_benchmark_has_a_smallest_form():
     assert SMALLEST.keys() | {"summary"} == runnable().keys()
+
+
+def test_every_result_is_of_a_benchmark_that_there_is():
+    results = {file.name: json.loads(file.read_text()) for file in RESULTS.glob("*.json") if ".quick" not in file.name}
+    # The bundled model's own result is written by what trains it.
+    assert {result["benchmark"] for name, result in results.items() if name != "train_tiny.json"} <= {
+        *runnable(),
+        *("chaos_harsh", "failover_workers_controller", "failover_workers_engine", "flood_workers"),
+        *("overspend_shared", "overspend_workers", "rivals_avx2"),
+    }
 
 
 @pytest.fixture(scope="module")

@@ -84,7 +84,7 @@ class Gateway:
         self.contexts.append(context)
         self._news.set()
 
-    async def wait_until(self, condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    async def wait_until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         """Waits for something to become true of the gateway."""
         async with asyncio.timeout(timeout_s):
             while not condition():
@@ -122,7 +122,7 @@ async def gateway(
     async with ScriptedEngine(answers, card=card, step_s=step_s) as engine:
         link = EngineClient(engine.address)
         link.pause_at_tokens = config.unread_tokens
-        await link.connect(timeout_s=5)
+        await link.connect(timeout_s=60)
         model = ServedModel(MODEL, [link], tokenizer)
         metrics = Metrics(
             lambda: gate.count, lambda: {(MODEL, "local"): EngineState(link.is_ready, 0, link.load(), CARD)}

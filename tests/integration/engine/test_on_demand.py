@@ -34,7 +34,7 @@ from maitred.testing.script import SCRIPTED_CARD
 from maitred.testing.server_process import serving
 from maitred.testing.variants import make_variant
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 BYTES = 1 << 30
 """Configured memory of each model: more than a scripted engine is measured to take."""
 PROMPT = [5, 6, 7]

@@ -53,9 +53,7 @@ async def test_before_the_first_token_and_in_the_middle(path, fields, stream):
             if time == 1:
                 await system.wait_until(lambda: system.engine.load().output_tokens > 4)
             await leave(request)
-            await system.engine.wait_until(
-                lambda time=time: len(system.engine.cancelled) == prompts * (time + 1), timeout_s=1
-            )
+            await system.engine.wait_until(lambda time=time: len(system.engine.cancelled) == prompts * (time + 1))
             await system.wait_until(lambda time=time: len(system.contexts) == time + 1)
             await nothing_is_left(system)
         assert [context.outcome for context in system.contexts] == [Outcome.CANCELLED] * 2
@@ -131,7 +129,7 @@ async def test_a_client_that_has_sent_the_next_request_already_is_seen_to_leave(
         await writer.drain()
         await asyncio.sleep(0.05)
         writer.close()
-        await system.engine.wait_until(lambda: len(system.engine.cancelled) == 1, timeout_s=1)
+        await system.engine.wait_until(lambda: len(system.engine.cancelled) == 1)
         await system.wait_until(lambda: system.gate.count == 0)
         assert {context.outcome for context in system.contexts} == {Outcome.CANCELLED}
 

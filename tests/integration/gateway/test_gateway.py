@@ -101,7 +101,7 @@ async def test_a_client_that_leaves_frees_everything_at_once(stream):
         await asyncio.sleep(0.2)
         request.cancel()
         await asyncio.wait([request])
-        await system.engine.wait_until(lambda: len(system.engine.cancelled) == 1, timeout_s=1)
+        await system.engine.wait_until(lambda: len(system.engine.cancelled) == 1)
         await system.wait_until(lambda: bool(system.contexts))
         assert system.link.open_streams == 0
         assert system.gate.count == 0
@@ -159,7 +159,7 @@ async def test_a_slow_reader_holds_up_nobody_else():
         await system.wait_until(lambda: system.gate.count == 1)
         await system.wait_until(lambda: system.engine.load().paused == 12 * 8, 60)
         for _ in range(5):
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(60):
                 response = await system.chat(max_tokens=20)
             assert response.status_code == 200
         assert system.gate.count == 1

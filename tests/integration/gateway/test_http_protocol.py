@@ -24,7 +24,7 @@ async def test_headers_without_end_are_cut_off():
         reader, writer = await connect(system)
         writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nCookie: ")
         writer.write(b"x" * (http_protocol.HEAD_LIMIT_BYTES + 1))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 431 ")
         assert b"\r\nx-request-id: req-" in answer
@@ -45,7 +45,7 @@ async def test_a_large_body_is_not_counted_to_the_head_that_follows_in_the_same_
         head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n" % len(body)
         reader, writer = await connect(system)
         writer.write(head + b"\r\n" + body + head)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
             writer.write(b"Connection: close\r\n\r\n" + body)
             assert b"HTTP/1.1 200 " in await reader.read()
@@ -56,7 +56,7 @@ async def test_a_connection_that_says_nothing_is_closed(monkeypatch):
     monkeypatch.setattr(http_protocol, "HEAD_DEADLINE_S", 0.1)
     async with gateway() as system:
         reader, writer = await connect(system)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert await reader.read() == b""
         writer.close()
 
@@ -73,7 +73,7 @@ async def test_what_is_not_http_is_answered_with_400():
     async with gateway() as system:
         reader, writer = await connect(system)
         writer.write(b"\x16\x03\x01\x02\x00\x01\x00\x01")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             answer = await reader.read()
         writer.close()
         head, _, body = answer.partition(b"\r\n\r\n")
@@ -102,7 +102,7 @@ async def test_an_offer_to_speak_another_protocol_is_not_taken_up_and_loses_noth
         for reads in cuts:
             reader, writer = await connect(system)
             answers = []
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 for part in reads:
                     writer.write(part)
                     await asyncio.sleep(0)
@@ -119,7 +119,7 @@ async def test_a_tunnel_is_refused():
     async with gateway() as system:
         reader, writer = await connect(system)
         writer.write(b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org:443\r\n\r\n")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             status = await reader.readline()
         writer.close()
         assert status.startswith(b"HTTP/1.1 4")

@@ -130,7 +130,7 @@ async def test_those_that_do_not_read_hold_up_nobody():
                 group.create_task(stall())
             await system.wait_until(lambda: system.engine.load().paused == 80, 20)
             for _ in range(5):
-                async with asyncio.timeout(2):
+                async with asyncio.timeout(60):
                     response = await system.chat(max_tokens=20)
                 assert response.status_code == 200
             stop.set()

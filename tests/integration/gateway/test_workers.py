@@ -85,7 +85,7 @@ def processes(server):
     return controller, [child for child in children if child.name().startswith("mtd-worker")]
 
 
-async def wait_until(condition, timeout_s=15.0):
+async def wait_until(condition, timeout_s=60.0):
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s
@@ -219,7 +219,7 @@ async def test_a_revoked_key_ends_what_it_had_begun(server):
         await stream.begun.wait()
         await administer(server, "DELETE", f"keys/{made['id']}")
         assert (await chat(http, max_tokens=1)).status_code == 401
-        await asyncio.wait_for(stream.task, 5)
+        await asyncio.wait_for(stream.task, 60)
     assert not stream.whole
     assert "invalid_api_key" in stream.text
     await wait_until(lambda: nothing_held(server))
@@ -324,7 +324,7 @@ async def settled(server, model):
 
 async def back(server):
     """Waits until there is a controller again."""
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     async with caller(server, ADMIN) as http:
         while (await http.get("/health/ready")).status_code != 200:
             assert time.monotonic() < deadline_s

