@@ -133,7 +133,7 @@ class ChatFormatter:
                 ChatChoice(
                     index=index,
                     message=self._message(choice, messages[index]),
-                    logprobs=_logprobs(choice.scores),
+                    logprobs=None if choice.scores is None else _logprobs(choice.scores),
                     finish_reason=self._finish_of(choice.finish),
                     stop_reason=to_stop_reason(choice.finish),
                 )
@@ -170,12 +170,13 @@ class ChatFormatter:
         return events
 
     def _chunks_of(self, part: TextDelta) -> Iterable[ChatChunkChoice]:
-        extra = self._visible_extra(part.extra or {})
+        extra = self._visible_extra(part.extra) if part.extra else {}
         if part.text or part.scores or extra or (part.metadata is not None and part.finish is None):
             # Missing text differs from an empty text: clients use it to tell tool calls from answers.
             content = part.text if part.text or not (extra or part.metadata) else UNSET
             delta = ChatDelta(content=content, **{name: extra[name] for name in extra if name in _DELTA_FIELDS})
-            yield ChatChunkChoice(index=part.index, delta=delta, logprobs=_logprobs(part.scores))
+            logprobs = None if part.scores is None else _logprobs(part.scores)
+            yield ChatChunkChoice(index=part.index, delta=delta, logprobs=logprobs)
         if part.finish is not None:
             yield ChatChunkChoice(
                 index=part.index,
@@ -261,9 +262,7 @@ _PLAIN = JsonTemplate(
 """Template of an answer with one choice that has only a text."""
 
 
-def _logprobs(scores: list[TokenScore] | None) -> ChatLogprobs | None:
-    if scores is None:
-        return None
+def _logprobs(scores: list[TokenScore]) -> ChatLogprobs:
     return ChatLogprobs(
         content=[
             ChatLogprob(

@@ -191,7 +191,8 @@ class EngineStream:
             self._send_cancel(self.wire_id, None)
         self._pending, self._listener = [], None
         self._is_closed = True
-        self._wake_reader()
+        if self._waiter is not None:
+            self._wake_reader()
 
     def _wake_reader(self) -> None:
         if self._waiter is not None and not self._waiter.done():

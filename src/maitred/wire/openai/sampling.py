@@ -51,18 +51,17 @@ def to_sampling_params(request: ChatRequest | CompletionRequest, *, max_tokens: 
     sent = request.sent
     if _SAMPLING_FIELDS.isdisjoint(sent):
         return _DEFAULT_PARAMS if max_tokens == seed == 0 else SamplingParams(max_tokens, seed)
-    same_fields: dict[str, Any] = {
+    same_fields: dict[str, Any] = {}
+    for field in _SAME_FIELDS.intersection(sent):
         # Converted: a client may write a whole number where the parameters have a fraction.
-        field: getattr(request, field)
-        for field in _SAME_FIELDS.intersection(sent)
-    }
+        same_fields[field] = getattr(request, field)
     return SamplingParams(
         max_tokens=max_tokens,
         seed=seed,
         # Clients write 0 or -1 for "all" .
         top_k=0 if request.top_k is None or request.top_k < 0 else request.top_k,
         logit_bias={int(token): bias for token, bias in request.logit_bias.items()} if request.logit_bias else {},
-        top_logprobs=_top_logprobs(request),
+        top_logprobs=None if request.logprobs is None else _top_logprobs(request),
         stop_token_ids=tuple(request.stop_token_ids or ()),
         **same_fields,
     )
