@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from maitred.config.tree import TextModelConfig
-from maitred.replica.health.config import HealthConfig
+from maitred.replica.health.config import BreakerConfig, HealthConfig
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.routing.config import RoutingConfig
 from maitred.routing.pools.config import FallbackConfig
@@ -65,17 +65,22 @@ async def test_silence_in_the_middle_is_risked_again_where_nothing_else_is_left(
             assert len(server.truth().requests) == 2
 
 
-async def test_an_outage_is_learnt():
-    with scripted_openai(failing(BUSY)) as busy, scripted_openai(SOUND) as sound:
+@pytest.mark.parametrize("status", [429, 503, 500, 401])
+async def test_an_outage_is_learnt(status):
+    fault = ScriptedFault(kind=FaultKind.STATUS, status=status, share=1.0)
+    with scripted_openai(failing(fault)) as busy, scripted_openai(SOUND) as sound:
         models = {"far": model(busy.url), "near": model(sound.url)}
         async with upstream_gateway("", models=models, routing=ROUTING) as system:
-            most = HealthConfig().most_refusals
+            # So long that nobody finds out within this test.
+            health = HealthConfig(breaker=BreakerConfig(first_open_s=1_000.0, most_open_s=1_000.0))
+            system.upstream.status.reconfigure(60.0, health)
+            system.upstream.status.health.breaker._draw = lambda: 1.0
+            most = health.most_refusals if status in (429, 503) else health.breaker.max_fails
             for _ in range(most + 4):
                 answer = await system.chat()
                 assert answer.status_code == 200
                 assert answer.headers["x-maitred-fallback"] == "general=near"
-            # One in a while finds out whether the outage is over.
-            assert most <= len(busy.truth().requests) < most + 4
+            assert len(busy.truth().requests) == most
 
 
 async def test_a_model_without_a_fallback_is_asked_all_the_same():

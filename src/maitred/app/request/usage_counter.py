@@ -31,6 +31,8 @@ _CERTAIN_FACTOR = 2.0
 The estimate of a text is rarely wrong by this factor once the ratio is learnt."""
 _CERTAIN_TOKENS = 32
 """...this much higher: a short text says little."""
+_MAX_CALLS = 1_024
+"""Most tool calls of an answer, of all choices together."""
 _MAX_CHUNKS_PER_TOKEN = 8
 """Some servers send every character in a chunk of its own; none needs more chunks for a token."""
 
@@ -92,6 +94,8 @@ class UpstreamUsageCounter:
         self.has_estimates = False
         self._prompt_reported = False
         self._chunks = 0
+        self._calls: set[tuple[int, object]] = set()
+        """Tool calls so far: choice and number of each."""
         self.choices_over_grant: dict[int, float] = {}
 
     def count(self, batch: TextBatch) -> None:
@@ -104,13 +108,15 @@ class UpstreamUsageCounter:
             tokens = estimate(part.text) if part.text else 0.0
             if part.extra:
                 tokens += estimate_members(part.extra)
+                if calls := part.extra.get("tool_calls"):
+                    self._calls.update((part.index, call.get("index")) for call in calls)
             self._estimated_output_tokens += tokens
             choice_tokens = self._estimated_output_tokens
             if self._grant.choices > 1:
                 choice_tokens = self._choice_tokens[part.index] = self._choice_tokens.get(part.index, 0.0) + tokens
             if (excess := choice_tokens * self._model.output_ratio.value - self._certain_tokens) > 0:
                 over[part.index] = max(0.0, 1.0 - excess / (tokens * self._model.output_ratio.value))
-        if self._chunks > self._certain_chunks:
+        if self._chunks > self._certain_chunks or len(self._calls) > _MAX_CALLS:
             self._end_all_choices()
         if batch.usage is not None:
             self._reported_usage = batch.usage
@@ -221,4 +227,5 @@ class UpstreamUsageCounter:
     def _forget_attempt(self) -> None:
         self._estimated_output_tokens, self._reported_usage, self._chunks = 0.0, None, 0
         self._choice_tokens.clear()
+        self._calls.clear()
         self.choices_over_grant.clear()

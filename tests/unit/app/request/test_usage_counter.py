@@ -98,6 +98,15 @@ def test_chunks_without_end_end_the_choice():
     assert counted.counter.choices_over_grant
 
 
+def test_calls_without_end_end_the_choice():
+    counted = Counted(choice_tokens=100_000)
+    for number in range(1_024):
+        counted.text("", extra={"tool_calls": [{"index": number, "function": {"name": "f"}}] * 2})
+        assert not counted.counter.choices_over_grant
+    counted.text("", extra={"tool_calls": [{"index": 10**9, "function": {"name": "f"}}]})
+    assert counted.counter.choices_over_grant
+
+
 def test_each_choice_has_a_grant_of_its_own():
     counted = Counted(choices=2)
     for _ in range(80):
