@@ -149,7 +149,7 @@ async def test_unconstrained_answers_beside_constrained_ones_are_as_ever(server)
     [
         ({"response_format": {"type": "yaml"}}, "response_format.type", "'yaml'"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "an object"),
-        ({"guided_json": {"not": {"type": "string"}}}, "guided_json", "`not` at #"),
+        ({"guided_json": {"not": {"pattern": "a"}}}, "guided_json", "`not` at #"),
         ({"guided_json": "{"}, "guided_json", "not valid JSON"),
         ({"guided_regex": "[a"}, "guided_regex", "unclosed character class"),
         ({"guided_choice": []}, "guided_choice", "1 to 4096 strings"),

@@ -162,7 +162,7 @@ async def test_a_form_of_the_answer_and_calls_go_together(server):
 
 
 async def test_a_schema_that_cannot_be_had_is_refused_with_the_tools_name(server):
-    odd = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
+    odd = {"type": "object", "properties": {"a": {"not": {"pattern": "a"}}}}
     tools = [TOOLS[1], {"type": "function", "function": {"name": "odd", "parameters": odd, "strict": True}}]
     broken = [{"type": "function", "function": {"name": "broken", "parameters": {"properties": {"a": {"type": "no"}}}}}]
     async with openai_client(server) as client:

@@ -7,8 +7,10 @@ tokens, before it admits a request: its start, and a few answers by chance.
 """
 
 import random
+import re
 import time
-from functools import cache
+from functools import lru_cache
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -29,6 +31,10 @@ llguidance traverses the rules of a grammar recursively, and a stack overflow ki
 validated grammar have `COMPILING_STACK_BYTES`.
 """
 COMPILING_STACK_BYTES = 4 * STACK_BYTES
+_TOKEN = re.compile(r"<\[(\d{1,7})\]>")
+"""Token in a grammar, by its id."""
+_MAX_TOKENS = 1 << 20
+_KNOWN_VOCABULARIES = 8
 _TRIAL_ANSWERS = 3
 _TRIAL_STEPS = 48
 _MAX_STEP_S = 0.05
@@ -54,7 +60,10 @@ def error_in(grammar: Grammar) -> str | None:
 
 def error_in_trial(grammar: Grammar) -> str | None:
     """Follows a valid grammar for some steps; returns why an engine could not do so, or None."""
-    start = LLMatcher(_byte_vocabulary(), grammar_source(grammar), log_level=0, limits=LIMITS)
+    size = 1024
+    while any(int(token) >= size - 1 for token in _TOKEN.findall(grammar.text)) and size < _MAX_TOKENS:
+        size *= 2
+    start = LLMatcher(_byte_vocabulary(size), grammar_source(grammar), log_level=0, limits=LIMITS)
     for seed in range(_TRIAL_ANSWERS):
         matcher, chance = start.deep_copy(), random.Random(seed)
         for _ in range(_TRIAL_STEPS):
@@ -73,9 +82,25 @@ def error_in_trial(grammar: Grammar) -> str | None:
     return None
 
 
-@cache
-def _byte_vocabulary() -> LLTokenizer:
-    return LLTokenizer("byte")
+class _ByteVocabulary:
+    """Vocabulary of single bytes, and of enough further tokens for those that a grammar names by their ids."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, size: int) -> None:
+        self.eos_token_id = size - 1
+        self.special_token_ids = [self.eos_token_id]
+        self.tokens = [*(bytes([byte]) for byte in range(256)), *([b""] * (size - 256))]
+
+    def __call__(self, text: str) -> list[int]:
+        return [*text.encode()]
+
+
+@lru_cache(_KNOWN_VOCABULARIES)
+def _byte_vocabulary(size: int) -> LLTokenizer:
+    vocabulary: Any = _ByteVocabulary(size)
+    return LLTokenizer(vocabulary)
 
 
 class GrammarFault(ValueError):

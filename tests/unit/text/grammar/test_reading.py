@@ -148,6 +148,12 @@ def test_what_is_large_is_taken_if_each_step_is_small(constraint):
     assert parse_grammar(constraint).text
 
 
+@pytest.mark.parametrize("token", [0, 4095, 1023, 1022, 200_000])
+def test_tokens_may_be_named_by_their_ids(token):
+    for grammar in (f'start: "a" | <[{token}]> "b"', f'start: <[{token}]> "b"'):
+        assert parse_grammar(Constraint("lark", grammar, "p")).text == grammar
+
+
 def test_what_is_nested_too_deeply_is_refused():
     nested: dict[str, object] = {}
     for _ in range(5000):
