@@ -105,9 +105,12 @@ async def test_only_its_owner_reads_the_database_whatever_the_folder(tmp_path, i
 
 
 async def test_a_full_database_says_so(tmp_path):
+    async def fill(database):
+        async with database.begin() as connection:
+            pages = await connection.scalar(text("PRAGMA page_count"))
+            await connection.execute(text(f"PRAGMA max_page_count = {pages}"))
+            await connection.execute(text("CREATE TABLE big AS SELECT hex(randomblob(1000000)) AS it"))
+
     async with open_database(StoreConfig(folder=str(tmp_path))) as database:
         with pytest.raises(StoreUnavailable, match="is full"):
-            async with database.begin() as connection:
-                pages = await connection.scalar(text("PRAGMA page_count"))
-                await connection.execute(text(f"PRAGMA max_page_count = {pages}"))
-                await connection.execute(text("CREATE TABLE big AS SELECT hex(randomblob(1000000)) AS it"))
+            await fill(database)
