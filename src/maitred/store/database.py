@@ -21,12 +21,13 @@ from maitred.store.config import StoreConfig
 from maitred.store.driver import DEADLINE_OPTION, WRITES_OPTION, SqliteChangeProbe, make_breaker, make_engine
 from maitred.store.location import data_folder, database_url, make_folder
 from maitred.store.migration import migrate
-from maitred.store.outage import first_line, is_outage
+from maitred.store.outage import first_line, is_full, is_outage
 
 __all__ = ["Database", "data_folder", "open_database"]
 
 _MIGRATION_DEADLINE_S = 120.0
 _POLL_S = 0.05
+_FULL = "The disk of this service's database is full. Make room there."
 
 
 class Database:
@@ -120,7 +121,7 @@ class Database:
             raise
         except Exception as error:
             if is_outage(error) or (isinstance(error, DBAPIError) and timeout.expired()):
-                raise StoreUnavailable from error
+                raise StoreUnavailable(_FULL if is_full(error) else "") from error
             raise
 
     def _check_file(self) -> None:

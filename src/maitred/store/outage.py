@@ -1,5 +1,6 @@
 """Classification of database errors: an unreachable database, or a wrong statement."""
 
+import errno
 import sqlite3
 
 from sqlalchemy.exc import DBAPIError
@@ -20,6 +21,7 @@ _SQLSTATE_PREFIXES = (
 )
 """Prefixes of the SQLSTATE codes of PostgreSQL that mean an outage."""
 
+_SQLSTATE_DISK_FULL = "53100"
 _SQLITE_CODES = frozenset(
     {
         sqlite3.SQLITE_BUSY,
@@ -58,6 +60,22 @@ def is_outage(error: BaseException) -> bool:
     return error.__cause__ is not None and is_outage(error.__cause__)
 
 
+def is_full(error: BaseException | None) -> bool:
+    """Whether the error means that the disk of the database is full."""
+    if error is None:
+        return False
+    if isinstance(error, DBAPIError):
+        return is_full(error.orig)
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return True
+    if getattr(error, "sqlstate", None) == _SQLSTATE_DISK_FULL:
+        return True
+    code = getattr(error, "sqlite_errorcode", None)
+    if isinstance(code, int):
+        return code & 0xFF == sqlite3.SQLITE_FULL
+    return is_full(error.__cause__)
+
+
 def explain_outage(error: MaitredError) -> str:
     """Returns the message of an error for the operator: of an outage of the store, with its cause.
 
@@ -66,10 +84,7 @@ def explain_outage(error: MaitredError) -> str:
     cause = error.__cause__
     if not isinstance(error, StoreUnavailable) or cause is None or error.message != error.default_message:
         return error.message
-    reason = first_line(cause)
-    is_full = any(word in reason.lower() for word in ("full", "no space"))
-    remedy = "Make room on its disk" if is_full else "Repair it, or restore a backup of it"
-    return f"The store cannot be used: {reason}. {remedy}, and start again."
+    return f"The store cannot be used: {first_line(cause)}. Repair it, or restore a backup of it, and start again."
 
 
 def first_line(error: BaseException) -> str:

@@ -102,3 +102,15 @@ async def test_only_its_owner_reads_the_database_whatever_the_folder(tmp_path, i
         modes = {file.name: file.stat().st_mode & 0o777 for file in folder.iterdir()}
     assert {"maitred.db", "maitred.db-wal", "maitred.db-shm"} <= modes.keys()
     assert set(modes.values()) == {0o600}
+
+
+async def test_a_full_database_says_so(tmp_path):
+    async def fill(database):
+        async with database.begin() as connection:
+            pages = await connection.scalar(text("PRAGMA page_count"))
+            await connection.execute(text(f"PRAGMA max_page_count = {pages}"))
+            await connection.execute(text("CREATE TABLE big AS SELECT hex(randomblob(1000000)) AS it"))
+
+    async with open_database(StoreConfig(folder=str(tmp_path))) as database:
+        with pytest.raises(StoreUnavailable, match="is full"):
+            await fill(database)

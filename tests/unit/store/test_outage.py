@@ -7,7 +7,7 @@ from asyncpg import exceptions as postgres
 from sqlalchemy import exc
 
 from maitred.core.errors import ConfigInvalid, StoreUnavailable
-from maitred.store.outage import explain_outage, is_outage
+from maitred.store.outage import explain_outage, is_full, is_outage
 
 
 def _wrapped(error: Exception, *, lost: bool = False) -> exc.DBAPIError:
@@ -85,15 +85,29 @@ def _unavailable(cause: Exception | None, message: str = "") -> StoreUnavailable
 @pytest.mark.parametrize(
     ("cause", "says"),
     [
-        (_wrapped(sqlite3.OperationalError("database or disk is full")), ("disk is full", "Make room")),
-        (OSError(28, "No space left on device"), ("No space left", "Make room")),
-        (_wrapped(postgres.DiskFullError("could not extend file: No space left on device")), ("extend", "Make room")),
+        (OSError(5, "Input/output error"), ("Input/output error", "Repair")),
         (_wrapped(sqlite3.OperationalError("disk I/O error")), ("disk I/O error", "Repair")),
     ],
 )
 def test_the_operator_hears_what_is_wrong_with_the_store(cause: Exception, says: tuple[str, str]) -> None:
     message = explain_outage(_unavailable(cause))
     assert all(words in message for words in says)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (_wrapped(_sqlite(sqlite3.SQLITE_FULL)), True),
+        (OSError(28, "No space left on device"), True),
+        (_wrapped(postgres.DiskFullError("could not extend file")), True),
+        (_wrapped(_sqlite(sqlite3.SQLITE_IOERR)), False),
+        (OSError(5, "Input/output error"), False),
+        (TimeoutError(), False),
+        (None, False),
+    ],
+)
+def test_a_full_disk_is_told_from_other_outages(error: Exception | None, expected: bool) -> None:
+    assert is_full(error) is expected
 
 
 def test_a_message_that_says_more_is_kept() -> None:
