@@ -47,6 +47,7 @@ def oracle(folder):
 @pytest.fixture(scope="module")
 def server(folder):
     settings = {"encoder.path": str(folder), "encoder.step_tokens": "64", "encoder.threads": "1"}
+    settings["routing.aliases.nick"] = "tiny-encoder"
     with serving(settings=settings) as server:
         wait_for_both(server)
         yield server
@@ -91,6 +92,14 @@ def test_the_answer_is_as_openai_describes_it(server):
     assert response.headers["x-request-id"]
 
 
+def test_the_answer_names_its_model_and_the_hints_that_were_left_out(server):
+    response = embed(server, model="nick", input="hello", request_id="r", colour="red")
+    assert response.status_code == 200, response.text
+    assert response.json()["model"] == "tiny-encoder"
+    assert response.headers["x-maitred-requested-model"] == "nick"
+    assert response.headers["x-maitred-ignored"] == "request_id, colour"
+
+
 def test_shorter_vectors_have_length_one(client, oracle):
     answer = client.embeddings.create(model="tiny-encoder", input=[2, 4, 3], dimensions=5)
     wanted = functional.normalize(torch.tensor(oracle([2, 4, 3])[:5]), dim=0).tolist()
@@ -116,6 +125,8 @@ def test_many_texts_come_back_in_their_order_while_others_are_served(client, ser
         ({"input": "a", "model": "maitred-tiny"}, "model", "invalid_value"),
         ({"input": "a", "model": "nobody"}, "model", "model_not_found"),
         ({"input": ""}, "input", "invalid_value"),
+        ({"input": "a", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens", "invalid_value"),
+        ({"input": "a", "input_type": "query"}, "input_type", "invalid_value"),
     ],
 )
 def test_faults_name_their_field(server, fields, param, code):
