@@ -155,6 +155,21 @@ _LIST = msgspec.json.encode(
 _NO_CREDIT = msgspec.json.encode(
     {"error": {"type": "invalid_request_error", "message": "Your credit balance is too low."}}
 ).decode()
+_USAGE = msgspec.json.encode(
+    {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": TOKENS, "total_tokens": 3 + TOKENS}}
+).decode()
+
+
+def _events(*data: str, end: str = "data: [DONE]\n\n", content_type: str = "text/event-stream") -> str:
+    """Makes a response of events, of which the first has half of the text."""
+    body = "".join(f"data: {event}\n\n" for event in (_chunk(content=TEXT[:8]), *data, _USAGE)) + end
+    return _response("200 OK", content_type, body)
+
+
+_REST = _chunk(content=TEXT[8:])
+_PARTS = msgspec.json.encode(
+    {"choices": [{"index": 0, "delta": {"content": [{"type": "text", "text": TEXT[8:]}]}, "finish_reason": None}]}
+).decode()
 _DONE_ONLY = _response("200 OK", "text/event-stream", "data: [DONE]\n\n")
 
 KNOWN = (
@@ -240,6 +255,31 @@ ODD = (
     Case("no-usage", "no usage", Time.NEVER, Seen.WHOLE, ScriptedFault(kind=FaultKind.NO_USAGE), estimated=True),
     _odd("json", "a whole answer where a stream was asked for", FaultKind.BYTES, text=_JSON),
     _odd("no-done", "the answer and the body end, and `[DONE]` is missing", FaultKind.NO_DONE, after=TOKENS),
+    _odd(
+        "done-open",
+        "`[DONE]` without its blank line",
+        FaultKind.BYTES,
+        text=_events(_REST, _chunk(finish="length"), end="data: [DONE]"),
+    ),
+    _odd(
+        "end-twice",
+        "an end that is said twice",
+        FaultKind.BYTES,
+        text=_events(_REST, _chunk(finish="length"), _chunk(finish="length")),
+    ),
+    _odd(
+        "end-word",
+        "another word for the end, such as `MAX_TOKENS`",
+        FaultKind.BYTES,
+        text=_events(_REST, _chunk(finish="MAX_TOKENS")),
+    ),
+    _odd("parts", "a content in parts", FaultKind.BYTES, text=_events(_PARTS, _chunk(finish="length"))),
+    _odd(
+        "content-type",
+        "events that are called JSON",
+        FaultKind.BYTES,
+        text=_events(_REST, _chunk(finish="length"), content_type="application/json"),
+    ),
     _odd("no-terminator", "connection closed after `[DONE]`, without the end of the body", FaultKind.NO_END),
     _odd("bunched", "several events in one segment", FaultKind.BUNCHED),
     _odd("pings", "comments between events", FaultKind.PINGS),
