@@ -42,7 +42,7 @@ class Time:
 
 
 def config_of(server, **changes):
-    changes = {"recovery_s": 0.0, "namespace": uuid4().hex, **changes}
+    changes = {"recovery_s": 0.0, "answer_timeout_s": 10.0, "namespace": uuid4().hex, **changes}
     return CountersConfig(url=server.url, **changes)
 
 
