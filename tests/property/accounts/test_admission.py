@@ -193,7 +193,10 @@ async def play(setup, plans):
     st.integers(1, 20),
 )
 def test_nothing_is_overspent_and_nothing_stays_held(limits, plans, price, failures, default, least):
-    setup = SlowSetup(*limits, failures=failures, price=price, default_output_tokens=default, least_output_tokens=least)
+    prices = dict(zip(("prompt", "cached", "output"), price, strict=True))
+    setup = SlowSetup(
+        *limits, failures=failures, price=prices, default_output_tokens=default, least_output_tokens=least
+    )
     with asyncio.Runner() as runner:
         most, admitted, seen, whole = runner.run(play(setup, plans))
         budgets = sorted(name for name, kind in seen if kind is CounterKind.BUDGET)
