@@ -82,7 +82,9 @@ class CapacityAllocator:
         if self.quotas.has_dedicated:
             quota_total = self.quotas.limit(quota, total_of(ready))
             limit = quota_total.minus(_headroom_cost(quota_total, headroom, ready))
-            capped_cost = _first_turn(queued, limit, ready[0].block_tokens)
+            capped_cost = queued.cost.at_most(limit).at_least(_MIN_COST)
+            if queued.cost.slots > total_of(ready).slots:
+                capped_cost = _first_turn(queued, quota_total, quota_total.minus(limit), ready[0].block_tokens)
             free = limit.minus(quota.used)
             if overcommits and quota is self.quotas.common:
                 free = free.plus(Cost(sum(endpoint_state.overcommit_slots for endpoint_state in ready), 0))
@@ -94,7 +96,7 @@ class CapacityAllocator:
             ready = untried_endpoints(queued, ready) or ready
         for endpoint_state in ready:
             reserve = _headroom_cost(endpoint_state.total, headroom, [endpoint_state])
-            capped_cost = _first_turn(queued, endpoint_state.total.minus(reserve), endpoint_state.block_tokens)
+            capped_cost = _first_turn(queued, endpoint_state.total, reserve, endpoint_state.block_tokens)
             free = endpoint_state.free.minus(reserve)
             if overcommits:
                 free = free.plus(Cost(endpoint_state.overcommit_slots, 0))
@@ -199,15 +201,17 @@ class CapacityAllocator:
         return self.shared and self.holdings.may_overcommit(queued.tenant, queued.cost.slots, queued.flow.priority)
 
 
-def _first_turn(queued: QueuedRequest, capacity: Cost, block_tokens: int) -> Cost:
-    """Returns the part of a request's cost that must be free when it is dispatched: all of it, if it fits.
+def _first_turn(queued: QueuedRequest, total: Cost, reserve: Cost, block_tokens: int) -> Cost:
+    """Returns the part of a request's cost that must be free beside the reserve when it is dispatched.
+
+    It is all of the cost, or all that there is beside the reserve.
 
     Of a request with more sequences than there are slots, the replica runs some after others. It is dispatched when a
     part of the slots is free: to wait for all of them would leave the replica idle, and hold up others meanwhile.
     """
-    cost = queued.cost
-    if cost.slots > capacity.slots > 0:
-        slots = math.ceil(capacity.slots * _TURN)
+    cost, capacity = queued.cost, total.minus(reserve)
+    if cost.slots > total.slots > 0:
+        slots = math.ceil(total.slots * _TURN)
         longest_prompt = max(map(len, queued.request.prompts), default=0) // block_tokens
         cost = Cost(slots, longest_prompt + math.ceil(cost.blocks * slots / cost.slots), cost.prompt_tokens)
     return cost.at_most(capacity).at_least(_MIN_COST)
