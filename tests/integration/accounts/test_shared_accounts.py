@@ -37,6 +37,7 @@ counters:
   url: {env: REDIS}
   recovery_s: 0
   slice_share: 0.1
+  answer_timeout_s: 5
 tenants:
   acme:
     limits: {usd_total: 1, requests_per_minute: 6000}
@@ -168,7 +169,7 @@ async def test_usage_that_a_dead_gateway_could_not_settle_is_charged_where_all_c
     config = structs.replace(
         Config(),
         store=StoreConfig(folder=str(tmp_path), url=Secret(postgres_url, "{env: DATABASE}")),
-        counters=CountersConfig(url=redis.url, recovery_s=0),
+        counters=CountersConfig(url=redis.url, recovery_s=0, answer_timeout_s=10.0),
     )
     claim = LimitClaim("spend|tenant:acme|total", CounterKind.BUDGET, capacity=1000, fixed=300)
     async with open_stores(config, SystemClock()) as stores:
