@@ -21,6 +21,10 @@ class Watched(Tokenizer):
         self.threads.add(threading.get_ident())
         return super().encode(text, add_special_tokens=add_special_tokens)
 
+    def encode_conversation(self, messages, **options):
+        self.threads.add(threading.get_ident())
+        return super().encode_conversation(messages, **options)
+
 
 @pytest.mark.parametrize(
     ("prompt", "inline"),
