@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from typing import Any
 
 import pytest
 
@@ -22,9 +21,9 @@ class Watched(Tokenizer):
         self.threads.add(threading.get_ident())
         return super().encode(text, add_special_tokens=add_special_tokens)
 
-    def encode_conversation(self, *arguments: Any, **options: Any) -> list[int]:
+    def encode_conversation(self, messages, **options):
         self.threads.add(threading.get_ident())
-        return super().encode_conversation(*arguments, **options)
+        return super().encode_conversation(messages, **options)
 
 
 @pytest.mark.parametrize(
