@@ -249,5 +249,8 @@ async def test_a_race_of_a_tenant_and_its_key_names_what_prevents_the_change(adm
 
 
 async def test_an_admin_key_can_end_itself_and_is_refused_at_once(admin):
+    """But the last one cannot: nobody could administer any more."""
+    assert "scope `admin`" in (await admin.refused("POST", f"keys/{ADMIN_ID}/revoke", 409))["message"]
+    await admin.done("POST", "keys", {"tenant": "operators", "scopes": ["admin"]})
     await admin.done("POST", f"keys/{ADMIN_ID}/revoke")
     await admin.refused("GET", "tenants", 401)
