@@ -24,6 +24,13 @@ def said(delta, fingerprint, padding):
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
+def numbered(number, text, details):
+    """A chunk with an id and a usage of its own."""
+    usage = None if details is None else {**counted(number), "completion_tokens_details": details or None}
+    fields = {"id": str(number), "created": number, "choices": [{"index": 0, "delta": {"content": text}}]}
+    return json.dumps({**fields, "usage": usage}).encode()
+
+
 def counted(tokens):
     return {"prompt_tokens": 5, "completion_tokens": tokens}
 
@@ -39,6 +46,9 @@ EVENTS = st.one_of(
         st.sampled_from([{"content": "h"}, {"content": ',"obfuscation":"'}, {"reasoning_content": "i"}]),
         st.sampled_from(["fp", None]),
         st.text("xyz", max_size=3),
+    ),
+    st.builds(
+        numbered, st.integers(0, 9), st.sampled_from(["", "j"]), st.sampled_from([None, {}, {"reasoning_tokens": 1}])
     ),
     st.integers(0, 2).map(lambda index: chunk({"content": "c"}, index=index)),
     st.sampled_from(["stop", "length", "abort"]).map(lambda finish: chunk({}, finish)),

@@ -1,7 +1,7 @@
 """Reads the events of OpenAI's streams: their JSON, the content of a message, and log-probabilities.
 
-Events are read as plain values, so nothing that a server sends is lost; `PlainChunk` is the form of the chunks of
-servers that count with each chunk, which are read with one call of the decoder.
+Events are read as plain values, so nothing that a server sends is lost; `PlainChunk` is the form of chunks with a text
+and the usage so far, which are read with one call of the decoder.
 """
 
 import json
@@ -14,6 +14,7 @@ import msgspec
 from maitred.core.inference import TokenLogprob, TokenScore
 from maitred.core.request import MOST_TOKENS, FinishReason, Usage
 from maitred.replica.upstream.errors import make_replica_lost
+from maitred.wire.reported_usage import parse_usage
 
 _STRING = re.compile(rb' *("(?:[^"\\]|\\.)*")', re.DOTALL)
 """A JSON string."""
@@ -107,7 +108,15 @@ def is_empty(value: object) -> bool:
     return value is None or (isinstance(value, str | list | dict) and not value)
 
 
-def usage_details(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+def read_usage(fields: object) -> Usage | None:
+    """Returns a reported usage with whatever else the server counted; None if it counts nothing."""
+    usage = parse_usage(fields)
+    if usage is None or not isinstance(fields, dict):
+        return None
+    return msgspec.structs.replace(usage, details=_usage_details(fields))
+
+
+def _usage_details(fields: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns what a server's usage has beside the counts of prompt and answer; None: nothing."""
     details = {name: value for name, value in fields.items() if name not in _BILLED_COUNTS and not is_empty(value)}
     if (
@@ -214,9 +223,9 @@ def replace_surrogates(value: Any) -> Any:  # noqa: ANN401 - whatever JSON can b
 class _PlainUsage(msgspec.Struct, forbid_unknown_fields=True):
     prompt_tokens: Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
     completion_tokens: Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
-    total_tokens: int = 0
-    prompt_tokens_details: None = None
-    completion_tokens_details: None = None
+    total_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    prompt_tokens_details: dict[str, Any] | None = None
+    completion_tokens_details: dict[str, Any] | None = None
 
 
 class _PlainDelta(msgspec.Struct, forbid_unknown_fields=True):
@@ -240,7 +249,7 @@ class _PlainChoice(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PlainChunk(msgspec.Struct, forbid_unknown_fields=True):
-    """Chunk that has nothing but text of one choice and the usage so far.
+    """Chunk that has nothing but text of one choice and the usage so far, with an id or a time of its own.
 
     Whatever else a chunk has makes its decoding fail, so no member is missed.
     """
@@ -264,7 +273,11 @@ class PlainChunk(msgspec.Struct, forbid_unknown_fields=True):
     def to_usage(self) -> Usage | None:
         """Returns the usage so far, if the chunk has it."""
         usage = self.usage
-        return None if usage is None else Usage(usage.prompt_tokens, usage.completion_tokens)
+        if usage is None:
+            return None
+        if usage.prompt_tokens_details is None and usage.completion_tokens_details is None:
+            return Usage(usage.prompt_tokens, usage.completion_tokens)
+        return read_usage(msgspec.to_builtins(usage))
 
 
 decode_plain_chunk = msgspec.json.Decoder(PlainChunk).decode

@@ -32,16 +32,15 @@ from maitred.replica.upstream.chunk import (
     parse_finish_reason,
     parse_index,
     parse_scores,
+    read_usage,
     replace_surrogates,
     split_at_text,
     strip_padding,
     text_of,
-    usage_details,
 )
 from maitred.replica.upstream.dialects import UpstreamDialect
 from maitred.replica.upstream.errors import make_replica_lost, make_response_error, parse_error
 from maitred.wire.openai.tool_calls import ToolCallAssembler, ToolCallState
-from maitred.wire.reported_usage import parse_usage
 from maitred.wire.sse import SSESplitter
 
 MAX_EVENT_BYTES = 8 << 20
@@ -106,7 +105,8 @@ class OpenAIStreamParser:
         """Tool call whose arguments that text is; None: it is no call's."""
         self._is_padded = False
         """Whether chunks have a padding of changing length, which stays here."""
-        self._counts_each_chunk = "continuous_usage_stats" in dialect.stream_options
+        self._is_plain_likely = False
+        """Whether the last chunk had nothing but text of a content and perhaps the usage."""
         self._metadata: dict[int, ChunkMetadata] = {}
         """Members around the deltas of each choice, as of its last delta."""
         self._held_metadata: dict[int, ChunkMetadata] = {}
@@ -175,10 +175,11 @@ class OpenAIStreamParser:
             self._chunk_count += 1
             if self._text_member:
                 return text
-        elif self._counts_each_chunk and self._may_be_plain:
+        elif self._is_plain_likely and self._may_be_plain:
             try:
                 chunk = decode_plain_chunk(event)
             except (msgspec.MsgspecError, UnicodeError):
+                self._is_plain_likely = False
                 return None
             text = chunk.text
             if not text:
@@ -309,8 +310,8 @@ class OpenAIStreamParser:
         if not choices and members:
             self._append_delta(TextDelta(0, ""), ChunkMetadata(members, self._choice_members(0)), deltas)
         reported = fields.get("usage") or next((choice["usage"] for choice in choices if choice.get("usage")), None)
-        if reported is not None and (usage := parse_usage(reported)) is not None:
-            usage = msgspec.structs.replace(usage, details=usage_details(reported))
+        self._is_plain_likely = len(deltas) == before + 1 and deltas[-1].plain
+        if reported is not None and (usage := read_usage(reported)) is not None:
             self._usage = self._total_usage(usage, running=bool(choices)) or self._usage
         elif self._choice_count == len(choices) == 1 and len(deltas) == before + 1 and not (is_mended or has_held):
             self._is_padded = "obfuscation" in fields
