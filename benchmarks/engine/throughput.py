@@ -32,6 +32,8 @@ from maitred.engine.config import EngineConfig
 
 SEED = 20260101
 STEP_WARM_UP = 3
+SIZE, QUICK_SIZE = (64, 4), (16, 4)
+"""Output tokens of a request to the bundled model, and requests of a measurement one at a time."""
 
 
 def main() -> int:
@@ -45,9 +47,11 @@ def main() -> int:
     report = Report("throughput", seed=SEED, quick=arguments.quick)
     report.figures["threads"] = arguments.threads
     if arguments.quick or "bundled" in arguments.shapes:
-        bench = Bench(BUNDLED, arguments.threads, prompt_tokens=64, output_tokens=16 if arguments.quick else 64)
+        output_tokens, one_requests = QUICK_SIZE if arguments.quick else SIZE
+        bench = Bench(BUNDLED, arguments.threads, prompt_tokens=64, output_tokens=output_tokens)
         concurrencies = [1, 32] if arguments.quick else [1, 8, 32, 128]
-        figures = bench.run(concurrencies, rounds=1 if arguments.quick else arguments.rounds + 1, one_requests=4)
+        rounds = 1 if arguments.quick else arguments.rounds + 1
+        figures = bench.run(concurrencies, rounds=rounds, one_requests=one_requests)
         report.figures["bundled"] = figures
         report.require("bundled: engine at 32 / one at a time", figures["32"]["engine_over_one"], at_least=8)
         report.require("bundled: floor / decode step at 32", figures["32"]["floor_over_step"], at_least=0.5)

@@ -66,7 +66,7 @@ SMALLEST = {
     ),
     "overload": SmallestForm(
         {"QUICK": {"capacity_s": 1, "seconds": 1, "warmup_s": 0.2, "naive": (2.0,)}, "SLOTS": 1, "DRAIN_S": 1.0}
-        | {"PROMPT": (4, 8), "OUTPUT": (2, 4)}
+        | {"PROMPT": (4, 8), "OUTPUT": (16, 24)}
     ),
     "prediction": SmallestForm({"QUICK_LOADS": (0.8,), "QUICK_SECONDS": 2.0, "WARM_UP_S": 1.0, "COPIES": 1}),
     "queue_cost": SmallestForm(
@@ -88,11 +88,11 @@ SMALLEST = {
     "sampling": SmallestForm({"QUICK_BUDGET_S": 0.01, "ROWS": (1,)}),
     "sleep": SmallestForm({"QUICK_ROUNDS": 1}),
     "soak": SmallestForm({"TENTHS": 2, "TURNS": 1}, (*QUICK, "--requests=20")),
-    "speculation": SmallestForm(),
+    "speculation": SmallestForm(arguments=(*QUICK, "--only=copied, 1 at a time")),
     "startup": SmallestForm({"QUICK_WARM_STARTS": 1}),
     "step_cost": SmallestForm({"RUNNING": 8, "WAITING": 20}),
     "structured": SmallestForm({"QUICK_REQUESTS": 1}, (*QUICK, "--data=/nowhere")),
-    "throughput": SmallestForm(),
+    "throughput": SmallestForm({"QUICK_SIZE": (2, 1)}),
     "cardinality": SmallestForm({"QUICK_TENANTS": 200, "EVERY_S": 0.01}),
     "disconnects": SmallestForm({"QUICK_DISCONNECTS": 4, "PATIENT_USERS": 2, "SETTLE_S": 0.5}),
     "engine_link": SmallestForm({"QUICK_ROUNDS": 4, "VICTIMS": 20}),
