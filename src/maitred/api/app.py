@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from maitred.admission.policy.retries import RetryBudget
 from maitred.api.dialect import Header, clear_traceback, to_public_error
 from maitred.api.exchange import HttpExchange, Receive, ResponseState, Scope, Send
-from maitred.api.host_policy import HostPolicy
+from maitred.api.headers import HostPolicy
 from maitred.api.in_flight import ClientDisconnected, InFlightLimiter
 from maitred.api.large_body import LARGE_BODY_BYTES, LargeBody
 from maitred.api.routes import RouteTable

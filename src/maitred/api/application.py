@@ -8,8 +8,8 @@ from maitred.api.chat import ChatRoutes
 from maitred.api.completions import CompletionRoutes
 from maitred.api.config import ServerConfig
 from maitred.api.embeddings import EmbeddingRoutes
+from maitred.api.headers import host_policy
 from maitred.api.health import ServiceRoutes
-from maitred.api.host_policy import host_policy
 from maitred.api.idempotent import Idempotency
 from maitred.api.in_flight import InFlightLimiter
 from maitred.api.messages import MessagesRoutes

@@ -2,7 +2,7 @@
 
 import pytest
 
-from maitred.api.host_policy import HostPolicy
+from maitred.api.headers import HostPolicy
 from maitred.core.errors import Forbidden
 
 POLICY = HostPolicy(["gateway.example", "Upper.Example."])

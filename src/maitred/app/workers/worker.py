@@ -20,8 +20,8 @@ from maitred.api.app import GatewayApp, RetryAdvisor
 from maitred.api.chat import ChatRoutes
 from maitred.api.completions import CompletionRoutes
 from maitred.api.exchange import HttpExchange, Receive, ResponseState, Scope, Send
+from maitred.api.headers import host_policy
 from maitred.api.health import LIVE
-from maitred.api.host_policy import host_policy
 from maitred.api.http.server import HttpServer
 from maitred.api.in_flight import InFlightLimiter
 from maitred.api.messages import MessagesRoutes
