@@ -63,7 +63,7 @@ def error_in_trial(grammar: Grammar) -> str | None:
     size = 1024
     while any(int(token) >= size - 1 for token in _TOKEN.findall(grammar.text)) and size < _MAX_TOKENS:
         size *= 2
-    start = LLMatcher(_byte_vocabulary(size), grammar_source(grammar), log_level=0, limits=LIMITS)
+    start = LLMatcher(_trial_vocabulary(size), grammar_source(grammar), log_level=0, limits=LIMITS)
     for seed in range(_TRIAL_ANSWERS):
         matcher, chance = start.deep_copy(), random.Random(seed)
         for _ in range(_TRIAL_STEPS):
@@ -82,7 +82,7 @@ def error_in_trial(grammar: Grammar) -> str | None:
     return None
 
 
-class _ByteVocabulary:
+class _TrialVocabulary:
     """Vocabulary of single bytes, and of enough further tokens for those that a grammar names by their ids."""
 
     is_tokenizer_wrapper = True
@@ -98,8 +98,8 @@ class _ByteVocabulary:
 
 
 @lru_cache(_KNOWN_VOCABULARIES)
-def _byte_vocabulary(size: int) -> LLTokenizer:
-    vocabulary: Any = _ByteVocabulary(size)
+def _trial_vocabulary(size: int) -> LLTokenizer:
+    vocabulary: Any = _TrialVocabulary(size)
     return LLTokenizer(vocabulary)
 
 
