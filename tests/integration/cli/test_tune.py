@@ -74,7 +74,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--itl", "soon"], "--itl soon"),
+        (["--itl", "soon"], "--itl must be a time with its unit"),
         (["--budget", "0s"], "--budget 0s"),
         (["--write", "x.yaml", "--dry-run"], "exclude each other"),
     ],

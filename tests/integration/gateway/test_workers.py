@@ -236,7 +236,7 @@ async def test_a_burst_of_connections_that_stay_is_spread_over_the_workers(serve
     port = int(server.url.rpartition(":")[2])
     pairs = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", port) for _ in range(200)))
     for reader, writer in pairs:
-        writer.write(b"GET /health/live HTTP/1.1\r\nhost: here\r\n\r\n")
+        writer.write(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert b"200 OK" in await reader.readuntil(b"}")
     taken = [
         sum(

@@ -13,7 +13,7 @@ from maitred.routing.config import RoutingConfig
 from maitred.routing.pools.config import FallbackConfig
 from maitred.testing.scripted_openai import FaultKind, scripted_openai
 from maitred.wire.openai.decode import decode_chat, decode_completion
-from tests.integration.gateway.test_overflow import QUICK, SLOW, before, send_together, sent_away
+from tests.integration.gateway.test_overflow import before, send_together, sent_away
 from tests.integration.routing.test_escalation import serving as escalating
 from tests.integration.routing.test_routing import SOUND, broken, model
 from tests.integration.upstream.test_upstream_passing import chunk
@@ -65,14 +65,14 @@ async def test_an_escalated_answer_names_the_larger_model_and_one_that_is_kept_i
 
 
 async def test_a_request_that_overflows_names_the_other_model():
-    with scripted_openai(SLOW) as own, scripted_openai(QUICK) as cloud:
-        async with before(own, cloud) as system:
-            answers = await send_together(system)
-            away = sent_away(answers)
-            for number, answer in enumerate(answers):
-                if answer.status_code == 200:
-                    assert answer.json()["model"] == ("cloud" if number in away else "mine")
-                    assert answer.headers["x-maitred-requested-model"] == "mine"
+    async with before() as system:
+        answers = await send_together(system)
+        away = sent_away(answers)
+        assert 0 < len(away) < len(answers)
+        for number, answer in enumerate(answers):
+            assert answer.status_code == 200
+            assert answer.json()["model"] == ("cloud" if number in away else "mine")
+            assert answer.headers["x-maitred-requested-model"] == "mine"
 
 
 def test_chunks_name_the_model_that_goes_on_with_an_answer():
