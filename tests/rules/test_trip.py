@@ -11,7 +11,7 @@ from tests.support.source import SOURCE
 
 FILES = 64
 """Files of the gateway that a streamed request enters. All bounds are today's counts: they only fall."""
-FUNCTIONS = 378
+FUNCTIONS = 353
 FILES_BEFORE_SUBMIT = 52
 STACK = 13
 CALLS_PER_TOKEN = 38

@@ -384,12 +384,6 @@ class RoutePlan:
         )
 
     @property
-    def is_at_end(self) -> bool:
-        """Whether the target that was returned last is the final one, whatever happens there."""
-        has_next = self._next_index < len(self._targets)
-        return not has_next and self.stable_fallback is None and self._cached_route.fallback == _NO_FALLBACK
-
-    @property
     def has_general_target(self) -> bool:
         """Whether another target follows after a general failure of the last one."""
         if self._next_index < len(self._targets) or self.stable_fallback is not None:
