@@ -33,6 +33,8 @@ _CERTAIN_TOKENS = 32
 """...this much higher: a short text says little."""
 _MAX_CALLS = 1_024
 """Most tool calls of an answer, of all choices together."""
+_SEVERAL_TOKENS_PER_CHUNK = 2.0
+"""The chunks of an answer have several tokens each if its estimate is this many times their number."""
 _MAX_CHUNKS_PER_TOKEN = 8
 """Some servers send every character in a chunk of its own; none needs more chunks for a token."""
 
@@ -139,12 +141,14 @@ class UpstreamUsageCounter:
     def resume(self) -> None:
         """Keeps what was counted while another server continues; its repeated prompt is not billed.
 
-        Without reported usage, the number of chunks is a lower bound of the tokens.
+        Most servers send each token in a chunk of its own. So without reported usage the chunks are counted, unless the
+        text has so many more tokens that a chunk must have several.
         """
         context = self._context
         if self._reported_usage is None:
-            tokens = max(context.completion_tokens, self._previous_output_tokens + self._chunks)
-            context.completion_tokens = min(tokens, self._grant.tokens)
+            estimate = context.completion_tokens - self._previous_output_tokens
+            tokens = self._chunks if estimate < _SEVERAL_TOKENS_PER_CHUNK * self._chunks else estimate
+            context.completion_tokens = min(self._previous_output_tokens + tokens, self._grant.tokens)
         self._previous_output_tokens = context.completion_tokens
         self.has_estimates = self.has_estimates or self._reported_usage is None
         self._prompt_reported = self._prompt_reported or self._reported_usage is not None

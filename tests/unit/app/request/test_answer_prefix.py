@@ -44,6 +44,8 @@ class BrokenServer(MemoryReplica):
 
 
 class BrokenStream:
+    ignored_fields = ()
+
     def __init__(self, texts):
         self.texts = texts
 

@@ -136,6 +136,15 @@ def test_a_continuation_counts_what_came_before_once():
     assert counted.close(Usage(100, 10)) == Usage(90, 20)
 
 
+@pytest.mark.parametrize(("text", "chunks", "tokens"), [("words ", 12, 12), ("word " * 16, 2, 40)])
+def test_chunks_are_tokens_unless_their_text_is_that_of_several(text, chunks, tokens):
+    counted = Counted()
+    for _ in range(chunks):
+        counted.text(text)
+    counted.counter.resume()
+    assert counted.context.completion_tokens == tokens
+
+
 def test_a_continuation_shares_the_grant():
     counted = Counted().text("word " * 8, usage=Usage(90, 30))
     counted.counter.resume()
