@@ -312,10 +312,7 @@ class ChatRoutes:
 
     async def create(self, exchange: HttpExchange) -> None:
         """Answers a conversation, whole or as a stream."""
-        if exchange.large_body is None:
-            request = decode_chat(exchange.body, strict=self._strict)
-        else:
-            request = await exchange.large_body.decode(decode_chat, strict=self._strict)
+        request = await exchange.decode(decode_chat, strict=self._strict)
         inference_request = apply_priority_headers(
             to_inference_request(request), exchange.header, retries=exchange.retries
         )

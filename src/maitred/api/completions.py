@@ -66,10 +66,7 @@ class CompletionRoutes:
 
     async def create(self, exchange: HttpExchange) -> None:
         """Continues the prompts, whole or as a stream."""
-        if exchange.large_body is None:
-            request = decode_completion(exchange.body, strict=self._strict)
-        else:
-            request = await exchange.large_body.decode(decode_completion, strict=self._strict)
+        request = await exchange.decode(decode_completion, strict=self._strict)
         inference_request = apply_priority_headers(
             _to_inference_request(request), exchange.header, retries=exchange.retries
         )

@@ -52,10 +52,7 @@ class EmbeddingRoutes:
 
     async def create(self, exchange: HttpExchange) -> None:
         """Computes the vectors of the inputs."""
-        if exchange.large_body is None:
-            request = decode_embedding(exchange.body, strict=self._strict)
-        else:
-            request = await exchange.large_body.decode(decode_embedding, strict=self._strict)
+        request = await exchange.decode(decode_embedding, strict=self._strict)
         exchange.context.ignored_fields = request.ignored_fields
         inference_request = apply_priority_headers(_ask_of(request), exchange.header, retries=exchange.retries)
         vectors = await self._embedding.embed(inference_request, exchange.context, request.dimensions)

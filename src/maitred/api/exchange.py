@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from enum import Enum, auto
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from urllib.parse import parse_qsl
 
 from maitred.api.compression import decompress, read_coding
@@ -28,6 +28,8 @@ from maitred.core.context import RequestContext
 from maitred.core.errors import BodyTooLarge, BodyTooSlow, InvalidRequest, MaitredError, ReplicaLost
 from maitred.core.ids import id_like, new_object_id, request_id_from
 from maitred.core.tenancy import ANONYMOUS, Principal
+
+T = TypeVar("T")
 
 KEPT = "maitred.kept"
 """Key under a scope's `extensions` for the data that is cached with the request head; it is missing if the head is not
@@ -220,6 +222,17 @@ class HttpExchange:
         coding = read_coding(self.parsed_head.content_encoding)
         if coding is not None:
             self.body = await asyncio.to_thread(decompress, self.body, coding, limit_bytes)
+
+    async def decode(self, decode: Callable[..., T], **options: Any) -> T:  # noqa: ANN401 - those of `decode`
+        """Returns what `decode` makes of the body and the options: a large body beside the event loop, others at once.
+
+        Raises:
+            RateLimited: The body is large, and the caller's rate has no room for a request.
+            InvalidRequest: The body has too many strings or values, or `decode` raises it.
+        """
+        if self.large_body is not None:
+            return await self.large_body.decode(decode, **options)
+        return decode(self.body, **options)
 
     async def read_body(self, limit_bytes: int, timeout_s: float) -> None:
         """Reads the whole body, chunked or not, and never holds more than the limit.

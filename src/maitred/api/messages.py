@@ -105,10 +105,7 @@ class MessagesRoutes:
     async def create(self, exchange: HttpExchange) -> None:
         """Answers a conversation, whole or as a stream."""
         check_version(exchange.header(b"anthropic-version"))
-        if exchange.large_body is None:
-            request = decode_messages(exchange.body, strict=self._strict)
-        else:
-            request = await exchange.large_body.decode(decode_messages, strict=self._strict)
+        request = await exchange.decode(decode_messages, strict=self._strict)
         chat = to_chat(request)
         inference_request = apply_priority_headers(
             to_inference_request(chat), exchange.header, retries=exchange.retries
@@ -130,10 +127,7 @@ class MessagesRoutes:
     async def count(self, exchange: HttpExchange) -> None:
         """Counts the tokens of a conversation as the model would read them."""
         check_version(exchange.header(b"anthropic-version"))
-        if exchange.large_body is None:
-            request = decode_count_tokens(exchange.body, strict=self._strict)
-        else:
-            request = await exchange.large_body.decode(decode_count_tokens, strict=self._strict)
+        request = await exchange.decode(decode_count_tokens, strict=self._strict)
         chat = to_chat(request)
         exchange.context.ignored_fields = request.ignored_fields
         if needs := [need for need in unsupported_by_engine(chat).refused if need not in TOOL_FIELDS]:

@@ -69,10 +69,7 @@ class ModelRoutes:
 
     async def tokenize(self, exchange: HttpExchange) -> None:
         """Tokenizes a text as the model would read it."""
-        if exchange.large_body is None:
-            request = decode_tokenize(exchange.body, strict=self._strict)
-        else:
-            request = await exchange.large_body.decode(decode_tokenize, strict=self._strict)
+        request = await exchange.decode(decode_tokenize, strict=self._strict)
         exchange.context.ignored_fields = request.ignored_fields
         model = request.model or self._first(exchange)
         prompt: Prompt = request.prompt or ""
@@ -92,10 +89,7 @@ class ModelRoutes:
 
     async def detokenize(self, exchange: HttpExchange) -> None:
         """Converts tokens into their text."""
-        if exchange.large_body is None:
-            request = decode_detokenize(exchange.body, strict=self._strict)
-        else:
-            request = await exchange.large_body.decode(decode_detokenize, strict=self._strict)
+        request = await exchange.decode(decode_detokenize, strict=self._strict)
         model = request.model or self._first(exchange)
         await exchange.respond(
             encode(Detokenized(prompt=self._answering.detokenize(exchange.principal, model, request.tokens)))

@@ -21,7 +21,7 @@ EVERY_S = 1.0
 _FULL = "As many watch the live state as this server lets. Close a console, or raise console.viewers."
 _FULL_RETRY_S = 10.0
 _OPERATORS_PART = 8
-"""One of so many places is kept for operators."""
+"""Number of places of which one is kept for operators."""
 
 
 class LiveFeed(Generic[T]):

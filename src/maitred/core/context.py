@@ -122,7 +122,7 @@ class RequestContext(msgspec.Struct):
     cache_write_tokens: int = 0
     """Prompt tokens that the server wrote into its prefix cache, a part of the prompt tokens."""
     cache_write_1h_tokens: int = 0
-    """Those of them that the server keeps for an hour."""
+    """Written prompt tokens that the server keeps for an hour."""
     usage_details: dict[str, Any] | None = None
     """Whatever else an external server counted; see `maitred.core.request.Usage`."""
     estimated: bool = False

@@ -217,7 +217,7 @@ class Usage(msgspec.Struct, frozen=True):
     cache_write_tokens: int = 0
     """Prompt tokens that the server wrote into its prefix cache, a part of the prompt tokens."""
     cache_write_1h_tokens: int = 0
-    """Those of them that the server keeps for an hour, which some providers price higher."""
+    """Written prompt tokens that the server keeps for an hour, which some providers price higher."""
     details: dict[str, Any] | None = None
     """Whatever else an external server counted, under its own names; None: nothing."""
 

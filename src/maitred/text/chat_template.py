@@ -38,7 +38,7 @@ _SHORT_IDS = re.compile(r"length\s*!=\s*9")
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _ESCAPED = re.compile(rf"[^\x00-~{OPEN_MARK}{CLOSE_MARK}]")
-"""What JSON of ASCII characters escapes, without the marks of control tokens, which are no part of the text."""
+"""Characters that JSON of ASCII escapes, without the marks of control tokens, which are no part of the text."""
 _Message = Mapping[str, Any]
 
 
@@ -69,7 +69,7 @@ class ToolHistory:
         forms = [(content, text) for text in (False, True) for content in (None, "")]
         taken = [form for form in forms if self._shows_calls(render, *form)]
         self._contents = [content for content, text in taken if text == taken[0][1]]
-        """What a message with calls has as its content where it has no text: None, an empty text, or either."""
+        """Contents of a message with calls and without text: None, an empty text, or either."""
         self._text_arguments = bool(taken) and taken[0][1]
         self._calls_apart = bool(taken) and not self._shows_calls(render, _SAID, self._text_arguments)
         """Whether calls are shown only without a text beside them."""

@@ -166,7 +166,7 @@ class OutputProcessor:
             rest = self._parser.push_thought(rest, final=True)
             if finish is FinishReason.STOP:
                 rest += self._parser.take_unclosed_thought()
-        if self._append_text(rest):
+        if rest and self._append_text(rest):
             self.finish = FinishReason.STOP
         elif self._stop_checker is not None:
             self._pending_text.append(self._stop_checker.flush())

@@ -43,7 +43,7 @@ class OutputGrant(msgspec.Struct, frozen=True):
     """Output tokens that were granted to a request."""
 
     choice_tokens: int
-    """Of each choice."""
+    """Output tokens of each choice."""
     choices: int
     """Choices of all prompts together."""
     max_prompt_tokens: int

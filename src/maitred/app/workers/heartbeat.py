@@ -13,9 +13,9 @@ from typing import Any
 _INTERVAL_S = 1.0
 _COUNTER = struct.Struct("=Q")
 SILENCE_LIMIT_S = 20.0
-"""How long an event loop may stand still. On a machine with too few cores a start alone blocks it for seconds."""
+"""Longest pause of an event loop. On a machine with too few cores a start alone blocks it for seconds."""
 START_LIMIT_S = 120.0
-"""How long a process may take to start its event loop."""
+"""Longest time that a process may take to start its event loop."""
 _MOST_BETWEEN_CHECKS_S = 5.0
 """Most time that counts between two checks: the supervisor may have been suspended together with the process."""
 

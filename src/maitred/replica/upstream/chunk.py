@@ -40,7 +40,7 @@ _FINISH_STEMS: Sequence[tuple[re.Pattern[str], FinishReason | None]] = (
     ),
     (re.compile("tool|function"), FinishReason.TOOL_CALLS),
 )
-"""What the words of other servers mean, by a part of them; None: the answer is incomplete."""
+"""Finish reason by a part of the words of other servers; None: the answer is incomplete."""
 
 
 _BILLED_COUNTS = frozenset({"prompt_tokens", "completion_tokens", "total_tokens", "input_tokens", "output_tokens"})

@@ -72,7 +72,7 @@ _ACCOUNT_PHRASES = re.compile(
 _CREDENTIALS = re.compile(
     r"\b(?:sk|rk|pk|gsk|xai|key|org|proj|acct)[-_][\w*-]{6,}|\bAIza[\w-]{20,}|\bBearer\s+\S{6,}", re.IGNORECASE
 )
-"""What looks like a credential or the name of an account."""
+"""Pattern of credentials and of names of accounts."""
 _STATUSES_BY_TYPE = {
     **dict.fromkeys(("invalidrequesterror", "badrequesterror", "badrequest", "invalidargument"), 400),
     **dict.fromkeys(("ratelimiterror", "ratelimitexceeded", "toomanyrequests", "resourceexhausted"), 429),

@@ -85,7 +85,7 @@ class OpenAIStreamParser:
         self._choice_count = choice_count
         self._choices_per_prompt = choices_per_prompt
         self._only_index: object = None
-        """What the server calls the only choice; None: not known yet."""
+        """Index by which the server calls the only choice; None: not known yet."""
         self._text_offsets = [0] * choice_count
         self._chunk_count = 0
         self._usage: Usage | None = None
