@@ -49,7 +49,9 @@ def make_graphed_decoder(
 ) -> GraphedDecoder:
     """Returns the decoder with CUDA graphs of its decode steps, where settings and kernels allow them."""
     start_s = time.perf_counter()
-    sizes = graph_sizes(config.most_graph_sequences) if target.on_gpu and decoder.graphable else []
+    # torchao's int8 products wait for the host on every call, which no graph can record.
+    records = target.on_gpu and decoder.graphable and config.quantization != "int8"
+    sizes = graph_sizes(config.most_graph_sequences) if records else []
     pool = torch.cuda.graph_pool_handle() if sizes else None
     made = GraphedDecoder(
         decoder,

@@ -143,7 +143,7 @@ class GPUConfig(Struct, frozen=True, kw_only=True):
         Meta(
             description="Steps in which so many sequences or fewer each get one token are recorded as CUDA graphs at "
             "the start and replayed, which spares the host launching every kernel. 0 records none; null records up to "
-            "`max_sequences`, but no more than 256.",
+            "`max_sequences`, but no more than 256. With `quantization: int8` none can be recorded.",
             extra={"unit": "sequences"},
         ),
     ] = None

@@ -13,6 +13,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
+# Triton's compiler evaluates the annotations of arguments and knows no names but its own, so these stand in quotes.
 Pointer = Any
 """Pointer to the first element of a tensor, as a kernel receives it."""
 Scalar = Any
@@ -22,13 +23,13 @@ NOTHING = tl.constexpr(float("-inf"))
 
 @triton.jit
 def rotate_and_store(
-    qkv: Pointer,
-    angles: Pointer,
-    positions: Pointer,
-    slots: Pointer,
-    keys: Pointer,
-    values: Pointer,
-    qkv_stride: Scalar,
+    qkv: "Pointer",
+    angles: "Pointer",
+    positions: "Pointer",
+    slots: "Pointer",
+    keys: "Pointer",
+    values: "Pointer",
+    qkv_stride: "Scalar",
     HEADS: tl.constexpr,  # noqa: N803 - what Triton compiles for is in capitals, as is its custom
     KV_HEADS: tl.constexpr,  # noqa: N803
     PADDED_HEADS: tl.constexpr,  # noqa: N803
@@ -70,17 +71,17 @@ def rotate_and_store(
 
 @triton.jit
 def attend_tile(
-    queries: Pointer,
-    keys: Pointer,
-    values: Pointer,
-    tables: Pointer,
-    tiles: Pointer,
-    attended: Pointer,
-    sums: Pointer,
-    extremes: Pointer,
-    query_stride: Scalar,
-    table_stride: Scalar,
-    scale: Scalar,
+    queries: "Pointer",
+    keys: "Pointer",
+    values: "Pointer",
+    tables: "Pointer",
+    tiles: "Pointer",
+    attended: "Pointer",
+    sums: "Pointer",
+    extremes: "Pointer",
+    query_stride: "Scalar",
+    table_stride: "Scalar",
+    scale: "Scalar",
     KV_HEADS: tl.constexpr,  # noqa: N803
     GROUP: tl.constexpr,  # noqa: N803
     HEAD_DIM: tl.constexpr,  # noqa: N803
@@ -160,10 +161,10 @@ def attend_tile(
 
 @triton.jit
 def combine(
-    sums: Pointer,
-    extremes: Pointer,
-    tiles: Pointer,
-    attended: Pointer,
+    sums: "Pointer",
+    extremes: "Pointer",
+    tiles: "Pointer",
+    attended: "Pointer",
     HEADS: tl.constexpr,  # noqa: N803
     HEAD_DIM: tl.constexpr,  # noqa: N803
     PADDED_DIM: tl.constexpr,  # noqa: N803
