@@ -45,7 +45,7 @@ from maitred.config.tree import BUNDLED_MODEL
 from maitred.testing.server_process import READY_S, ServerProcess
 
 SEED = 20261126
-PROMPT_WORDS, OUTPUT_TOKENS = 250, 8
+PROMPT_WORDS, OUTPUT_TOKENS = 500, 8
 PAUSE_S = 0.05
 """Of the victim, between two requests."""
 RAMP_S = 0.5
@@ -55,6 +55,9 @@ ENGINE_MODULE = "maitred.cli.local_engine"
 """What an engine's process runs."""
 MAX_IN_FLIGHT = 256
 """Few, so that one attacker reaches it."""
+STEP_TOKENS = 256
+"""A step cannot be interrupted. On two cores a token of a prompt costs the same in steps of 256 and of 512 tokens, so an
+operator whom the first token matters to takes the shorter ones."""
 RATIO = 1.5
 GATEWAY_MIB, ENGINES_MIB = 256, 256
 """That they may grow by during an attack. Bodies of up to 10 MiB come four at a time."""
@@ -141,6 +144,7 @@ def organisations(victim: Key, neighbour: Key, stranger: Key) -> dict[str, Organ
 def settings() -> Settings:
     """Settings of the server beside its tenants: as they come, but that one attacker can reach `max_in_flight`."""
     return {
+        "engine": {"step_tokens": STEP_TOKENS},
         "server": {"max_in_flight": MAX_IN_FLIGHT},
         "encoder": {"path": str(BUNDLED_MODEL), "served_name": ENCODER},
     }
@@ -170,18 +174,13 @@ class Run:
     async def attacked_by(self, attacks: Sequence[Attack], attackers: AttackerProcess) -> None:
         """Measures all rounds."""
         self.measured = {attack.name: Measured() for attack in attacks}
-        await self._until_engines_are_up()
+        await until_engines_are_up(self._server)
         async with attackers:
             await self._ask_for(2.0, Measured())  # warm-up
             for _ in range(self._size.rounds):
                 for attack in attacks:
                     await self._one(attack, attackers, self.measured[attack.name])
         self._client.close()
-
-    async def _until_engines_are_up(self) -> None:
-        async with asyncio.timeout(READY_S):
-            while (await asyncio.to_thread(self._server.metrics))["maitred_engine_up"] < 2:
-                await asyncio.sleep(0.1)
 
     async def _one(self, attack: Attack, attackers: AttackerProcess, measured: Measured) -> None:
         measured.alone_s += await self._ask_for(self._size.seconds, measured)
@@ -196,7 +195,7 @@ class Run:
             watching.cancel()
         for name, grown_mib in memory.growth_mib.items():
             measured.growth_mib[name] = max(measured.growth_mib.get(name, 0.0), grown_mib)
-        left = await self._left()
+        left = await left_behind(self._server)
         measured.left = {name: max(value, measured.left.get(name, 0.0)) for name, value in left.items()}
         print(f"{attack.name:36} {statistics.median(during_s) * 1e3:7.1f} ms {dict(measured.answers)}", flush=True)
 
@@ -221,19 +220,25 @@ class Run:
             await asyncio.sleep(PAUSE_S)
         return times_s
 
-    async def _left(self) -> dict[str, float]:
-        """What the server holds once it has had time to let go of everything."""
-        samples = await settled(self._server)
-        blocks = samples["maitred_engine_kv_blocks_total"] - samples["maitred_engine_kv_blocks_free"]
-        sequences = sum(samples[f"maitred_engine_{state}"] for state in ("running", "waiting", "paused"))
-        return {
-            "blocks": blocks,
-            "sequences": sequences,
-            "in_flight": samples["maitred_in_flight"],
-            "leases": samples.get("maitred_leases", 0.0),
-            "queued": samples.get("maitred_dispatch_waiting", 0.0) + samples.get("maitred_dispatch_running", 0.0),
-            "restarts": samples.get("maitred_engine_restarts_total", 0.0),
-        }
+
+async def until_engines_are_up(server: ServerProcess) -> None:
+    """Waits for both of them: the server is ready with the first."""
+    async with asyncio.timeout(READY_S):
+        while (await asyncio.to_thread(server.metrics))["maitred_engine_up"] < 2:
+            await asyncio.sleep(0.1)
+
+
+async def left_behind(server: ServerProcess) -> dict[str, float]:
+    """What a server holds once it has had time to let go of everything; all of it should be 0."""
+    samples = await settled(server)
+    return {
+        "blocks": samples["maitred_engine_kv_blocks_total"] - samples["maitred_engine_kv_blocks_free"],
+        "sequences": sum(samples[f"maitred_engine_{state}"] for state in ("running", "waiting", "paused")),
+        "in_flight": samples["maitred_in_flight"],
+        "leases": samples["maitred_leases"],
+        "queued": samples["maitred_dispatch_waiting"] + samples["maitred_dispatch_running"],
+        "restarts": samples["maitred_engine_restarts_total"],
+    }
 
 
 class Memory:

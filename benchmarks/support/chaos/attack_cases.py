@@ -11,6 +11,7 @@ import json
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from benchmarks.support.chaos.attacker import Attacker
@@ -120,11 +121,12 @@ async def many_grammars(attacker: Attacker) -> None:
     await attacker.post_each(bodies, SENDERS)
 
 
-async def large_bodies(attacker: Attacker) -> None:
-    """Some MiB each of messages, parts, keys, tools, tokens, or one long word."""
+@cache
+def large_requests() -> list[tuple[str, bytes]]:
+    """Paths and bodies of some MiB each: of messages, parts, keys, tools, tokens, brackets, or one long word."""
     message = {"role": "user", "content": "a"}
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
-    bodies = [
+    return [
         (CHAT, encoded(messages=[message] * 20_000)),
         (CHAT, encoded(messages=[{"role": "user", "content": [{"type": "text", "text": "a"}] * 20_000}])),
         (CHAT, encoded(messages=[message] * 200_000)),
@@ -136,13 +138,22 @@ async def large_bodies(attacker: Attacker) -> None:
         (COMPLETIONS, json.dumps({"model": MODEL, "prompt": [5] * 1_000_000}).encode()),
         (COMPLETIONS, b'{"model": "' + MODEL.encode() + b'", "prompt": ' + b"[" * 2_000_000),
     ]
-    await attacker.post_all(bodies, SENDERS)
+
+
+@cache
+def bomb() -> bytes:
+    """Some KiB of gzip, which are 100 MiB once they are decompressed."""
+    return gzip.compress(b'{"model": "' + b"a" * (100 << 20))
+
+
+async def large_bodies(attacker: Attacker) -> None:
+    """Some MiB each, of which few are valid."""
+    await attacker.post_all(large_requests(), SENDERS)
 
 
 async def compressed_bodies(attacker: Attacker) -> None:
-    """Some KiB each, which are hundreds of MiB once they are decompressed."""
-    bomb = gzip.compress(b'{"model": "' + b"a" * (100 << 20))
-    await attacker.post_all([(CHAT, bomb)], SENDERS, headers={"Content-Encoding": "gzip"})
+    """Some KiB each, which are far too large once they are decompressed."""
+    await attacker.post_all([(CHAT, bomb())], SENDERS, headers={"Content-Encoding": "gzip"})
 
 
 async def slow_senders(attacker: Attacker) -> None:
@@ -203,7 +214,7 @@ async def fill_in_flight(attacker: Attacker) -> None:
 
 async def viewers(attacker: Attacker) -> None:
     """More viewers of the live state than there are places."""
-    await attacker.get_all(LIVE, VIEWERS, pause_s=1.0)
+    await attacker.get_all(LIVE, VIEWERS, headers={"Accept": "text/event-stream"}, pause_s=1.0)
 
 
 async def unknown_keys(attacker: Attacker) -> None:

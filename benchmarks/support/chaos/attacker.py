@@ -126,10 +126,10 @@ class Attacker:
 
         await self.repeat(senders, send, pause_s)
 
-    async def get_all(self, path: str, senders: int, pause_s: float = 0.0) -> None:
+    async def get_all(self, path: str, senders: int, headers: Mapping[str, str], pause_s: float = 0.0) -> None:
         """Gets a path again and again, so many at once, each as long as the answer lasts."""
 
         async def send(_: int) -> None:
-            await self.exchange(self.head(path, length=None, get=True))
+            await self.exchange(self.head(path, length=None, headers=headers, get=True))
 
         await self.repeat(senders, send, pause_s)

@@ -12,7 +12,7 @@ import sys
 
 import uvloop
 
-from benchmarks.support.chaos.attack_cases import ATTACKS
+from benchmarks.support.chaos.attack_cases import ATTACKS, bomb, large_requests
 from benchmarks.support.chaos.attacker import Attacker
 
 NICENESS = 10
@@ -89,5 +89,6 @@ async def attack_as_told(url: str, stranger: str, neighbour: str) -> None:
 
 
 if __name__ == "__main__":
+    large_requests(), bomb()  # made before anything is measured
     os.nice(NICENESS)
     uvloop.run(attack_as_told(*sys.argv[1:]))
