@@ -62,6 +62,7 @@ class Organisation:
     keys: Mapping[str, Key]
     limits: Mapping[str, Any] = field(default_factory=dict)
     weight: float = 1.0
+    teams: Mapping[str, "Organisation"] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -283,6 +284,8 @@ def declared(organisations: Mapping[str, Organisation], environment: dict[str, s
             environment[variable] = key.secret
             keys[name] = {"secret": {"env": variable}, "scopes": list(key.scopes), "limits": dict(key.limits)}
         tenants[id_] = {"weight": organisation.weight, "limits": dict(organisation.limits), "keys": keys}
+        if organisation.teams:
+            tenants[id_]["teams"] = declared(organisation.teams, environment)
     return tenants
 
 
