@@ -71,6 +71,8 @@ class AdmitRequest(msgspec.Struct, frozen=True, array_like=True, tag="asks"):
     max_tokens_param: str
     prompt_param: str
     is_counted: bool = False
+    has_fallback: bool = False
+    """Whether the request is rejected if all servers of the pool refuse requests, because it can begin elsewhere."""
 
 
 class TokensUsed(msgspec.Struct, frozen=True, array_like=True, tag="took"):
@@ -104,6 +106,8 @@ class ReplicaFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed_th
     prompts: list[int]
     answer_by_s: float | None
     rest_s: float | None
+    retry_after_s: float | None = None
+    """Time that the busy server asks to wait, if it names one."""
 
 
 class SettleRequest(msgspec.Struct, frozen=True, array_like=True, tag="settles"):
@@ -128,6 +132,8 @@ class ReleaseRequest(msgspec.Struct, frozen=True, array_like=True, tag="leaves")
     error: EncodedError | None = None
     cancelled: bool = False
     """Whether the client has disconnected."""
+    retry_after_s: float | None = None
+    """Time that the busy server asks to wait, if it names one."""
 
 
 class ResumeGrant(msgspec.Struct, frozen=True, array_like=True):

@@ -197,6 +197,13 @@ class LocalFlowController:
         """Returns the price of a model's tokens."""
         return self._admission.price_of(model)
 
+    def is_refusing(self, pool: str) -> bool:
+        """Returns whether all servers of a pool refuse requests; see `TextReplica.is_refusing`."""
+        return all(
+            not state.endpoint.reports_capacity and state.endpoint.replica.is_refusing()
+            for state in self._dispatchers[pool].core.endpoint_states
+        )
+
     def check(self, pool: str, dispatch_request: DispatchRequest) -> QueuePosition:
         """Rejects a request if it may not wait, else predicts its queue position."""
         return self._dispatchers[pool].load_shedder.check(dispatch_request, self._clock.monotonic_s())
