@@ -242,6 +242,15 @@ class RateLimitQuery(msgspec.Struct, frozen=True, array_like=True, tag="peeks"):
     model: str
 
 
+class LimitQuery(msgspec.Struct, frozen=True, array_like=True, tag="asks_limits"):
+    """Worker: asks whether a client's limits have room for the smallest request."""
+
+    number: int
+    principal: Principal
+    least_output: int
+    """Fewest output tokens of such a request."""
+
+
 class DirectoryAck(msgspec.Struct, frozen=True, array_like=True, tag="knows"):
     """Worker: the worker now uses this version of keys, tenants and limits."""
 
@@ -265,6 +274,7 @@ ToController = (
     | ReleaseRequest
     | RequestEnded
     | RateLimitQuery
+    | LimitQuery
     | DirectoryQuery
     | DirectoryAck
 )
@@ -340,6 +350,20 @@ class RateLimitReply(msgspec.Struct, frozen=True, array_like=True, tag="peeked")
     rate_limits: RateLimitStatus | None
 
 
+class LimitReply(msgspec.Struct, frozen=True, array_like=True, tag="limits_checked"):
+    """Controller: the reply to `LimitQuery`; or the error of the limit that has no room."""
+
+    number: int
+    error: EncodedError | None = None
+
+
 ToWorker = (
-    ControllerSnapshot | AdmitAccepted | AdmitRejected | Dispatched | SettleReply | DirectoryReply | RateLimitReply
+    ControllerSnapshot
+    | AdmitAccepted
+    | AdmitRejected
+    | Dispatched
+    | SettleReply
+    | DirectoryReply
+    | RateLimitReply
+    | LimitReply
 )

@@ -160,6 +160,10 @@ class FlowController(Protocol):
         """Returns what is left of a caller's rate limits."""
         ...
 
+    async def check_limits(self, principal: Principal, least_output: int) -> None:
+        """Checks whether the caller's limits have room for the smallest request; as `Admission.check_limits`."""
+        ...
+
     def position_of(self, request_id: str, organisation: str) -> QueuePosition | None:
         """Returns the queue position of a waiting request, in the queue of any model; None: it does not wait."""
         ...
@@ -266,6 +270,10 @@ class LocalFlowController:
     async def rate_limit_status(self, principal: Principal, model: str) -> RateLimitStatus | None:
         """Returns what is left of a caller's rate limits."""
         return await self._admission.rate_limit_status(principal, model)
+
+    async def check_limits(self, principal: Principal, least_output: int) -> None:
+        """Checks whether a caller's limits have room for the smallest request."""
+        await self._admission.check_limits(principal, least_output)
 
     def position_of(self, request_id: str, organisation: str) -> QueuePosition | None:
         """Returns where a waiting request stands, at any model."""

@@ -34,6 +34,8 @@ from maitred.wire.worker_protocol import (
     AdmitRejected,
     AdmitRequest,
     Dispatched,
+    LimitQuery,
+    LimitReply,
     PromptSummary,
     RateLimitQuery,
     RateLimitReply,
@@ -496,6 +498,16 @@ class RemoteFlowController:
             return None
         assert isinstance(reply, RateLimitReply)
         return reply.rate_limits
+
+    async def check_limits(self, principal: Principal, least_output: int) -> None:
+        """Has the controller check a caller's limits; does nothing while it is away."""
+        try:
+            reply = await self._controller.query(lambda number: LimitQuery(number, principal, least_output))
+        except Unavailable:
+            return
+        assert isinstance(reply, LimitReply)
+        if reply.error is not None:
+            raise decode_error(reply.error)
 
     def position_of(self, request_id: str, organisation: str) -> QueuePosition | None:
         """Returns None: queries for a queue position are forwarded to the controller."""
