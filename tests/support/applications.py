@@ -15,5 +15,6 @@ def make_app(config, answering, identity, in_flight, clock, *, observers=(), ren
         observers,
         answering.rate_limit_status,
         clock,
+        check_limits=getattr(answering, "check_limits", None),
         **more,
     )

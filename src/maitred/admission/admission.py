@@ -18,7 +18,7 @@ from maitred.admission.leases import Leases
 from maitred.admission.limit_plans import LimitPlanCache, output_limit
 from maitred.admission.limit_status import LimitUsage, limit_usage, rate_limit_status
 from maitred.admission.policy.claims import LimitDemand
-from maitred.admission.policy.refusal import RequestedTokens, make_refusal
+from maitred.admission.policy.refusal import RequestedTokens, find_denial, make_refusal
 from maitred.admission.policy.retries import RetryTurns
 from maitred.admission.prices import PriceList
 from maitred.admission.request import AdmissionRequest
@@ -210,12 +210,34 @@ class Admission:
             readings = await self._counters.read(demand.rates)
         except StoreUnavailable:
             return None
-        status = rate_limit_status(demand.rates, readings)
-        if status is None or status.requests is None:
-            return status
-        claim = next(claim for claim, reading in zip(demand.rates, readings, strict=True) if reading is status.requests)
-        rule = demand.rules[demand.claims.index(claim)]
-        return msgspec.structs.replace(status, subject=rule.subject, value=rule.limit.value)
+        return rate_limit_status(demand.rates, readings)
+
+    async def check_limits(self, principal: Principal, least_output: int) -> None:
+        """Checks whether a caller's limits have room for a request of any model with one prompt token.
+
+        It reserves nothing, and refuses nothing that `admit` would accept at the same time. While the counters cannot
+        be read, it does nothing.
+
+        Args:
+            principal: The caller.
+            least_output: Fewest output tokens of the request.
+
+        Raises:
+            RateLimited: A rate or concurrency limit has no room now.
+            QuotaExceeded: A budget is used up.
+        """
+        demand = self._plans.plan_for(principal, None, self._clock.wall_s()).demand
+        if not demand.claims or not self._counters.healthy:
+            return
+        try:
+            readings = await self._counters.read(demand.claims)
+        except StoreUnavailable:
+            return
+        size = RequestSize(prompt_tokens=1)
+        if (denied := find_denial(demand, readings, size, least_output)) is not None:
+            wanted = demand.claims_for(size)
+            asked = RequestedTokens(least_output, least_output, is_least=True)
+            raise make_refusal(wanted, self._with_retry_turn(wanted, denied, least_output), asked, self._jitter())
 
     async def budgets(self, subject: str) -> list[BudgetState]:
         """Returns the states of all budgets of one subject: ``tenant:acme``, ``key:5b1f``, ``*``.

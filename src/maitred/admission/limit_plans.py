@@ -55,11 +55,11 @@ class LimitPlanCache:
     def __init__(self, limits: LimitSource, prices: PriceList) -> None:
         self._limits = limits
         self._prices = prices
-        self._plans: dict[tuple[str, tuple[str, ...], str], LimitPlan] = {}
+        self._plans: dict[tuple[str, tuple[str, ...], str | None], LimitPlan] = {}
         self._warned_free: set[str] = set()
 
-    def plan_for(self, principal: Principal, model: str, wall_s: float) -> LimitPlan:
-        """Returns the current plan of a caller for a model."""
+    def plan_for(self, principal: Principal, model: str | None, wall_s: float) -> LimitPlan:
+        """Returns the current plan of a caller for a model; None: the part that holds for every model, as a least."""
         name = (principal.key, principal.tenants, model)
         plan = self._plans.get(name)
         if plan is None or plan.edition != self._limits.edition or plan.day != day_at(wall_s):
@@ -70,11 +70,12 @@ class LimitPlanCache:
             self._plans[name] = plan
         return plan
 
-    def _make_plan(self, principal: Principal, model: str, day: int) -> LimitPlan:
+    def _make_plan(self, principal: Principal, model: str | None, day: int) -> LimitPlan:
         rules = rules_for(principal.subjects, self._limits, model)
         watches, tag = watched_counters(rules), self._prices.price_for(model)
         demand = make_demand(watches, tag.price, day)
-        if any(watch.claim.kind is CounterKind.BUDGET for watch in watches) and not demand.budgets:
+        counts_budget = any(watch.claim.kind is CounterKind.BUDGET for watch in watches)
+        if model is not None and counts_budget and not demand.budgets:
             self._warn_free(model)
         return LimitPlan(self._limits.edition, day, bounds=per_request_limits(rules), demand=demand, tag=tag)
 

@@ -32,10 +32,18 @@ class PriceList:
     def __init__(self, prices: Mapping[str, PriceConfig]) -> None:
         self._tags = {model: _price_tag(config) for model, config in prices.items()}
         self._other = self._tags.pop(_ANY, FREE)
+        all_prices = [tag.price for tag in (*self._tags.values(), self._other)]
+        self._lowest = PriceTag(
+            Price(
+                prompt=min(price.max_per_prompt_token for price in all_prices),
+                output=min(price.output for price in all_prices),
+            ),
+            "",
+        )
 
-    def price_for(self, model: str) -> PriceTag:
-        """Returns the price of one model."""
-        return self._tags.get(model, self._other)
+    def price_for(self, model: str | None) -> PriceTag:
+        """Returns the price of one model; None: the price below which none is."""
+        return self._lowest if model is None else self._tags.get(model, self._other)
 
 
 def _price_tag(config: PriceConfig) -> PriceTag:

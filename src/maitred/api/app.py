@@ -12,7 +12,7 @@ from maitred.api.dialect import Header, clear_traceback, to_public_error
 from maitred.api.exchange import HttpExchange, Receive, ResponseState, Scope, Send
 from maitred.api.headers import HostPolicy
 from maitred.api.in_flight import ClientDisconnected, InFlightLimiter
-from maitred.api.large_body import LARGE_BODY_BYTES, LargeBody
+from maitred.api.large_body import LARGE_BODY_BYTES, CheckLimits, LargeBody, LargeBodyReader
 from maitred.api.routes import RouteTable
 from maitred.core.clock import Clock
 from maitred.core.cohort import COHORT, CohortStage
@@ -102,6 +102,7 @@ class GatewayApp:
         retries: RetryAdvisor,
         *,
         begin: Begin | None = None,
+        check_limits: CheckLimits | None = None,
         max_body_bytes: int,
         body_timeout_s: float,
         host_policy: HostPolicy | None = None,
@@ -115,6 +116,7 @@ class GatewayApp:
         self._host_policy = host_policy
         self._observers = observers
         self._rate_limit_status = rate_limit_status
+        self._large_bodies = LargeBodyReader(check_limits)
         self._retry_advisor = retries
         self._begin = begin
         self._clock = clock
@@ -194,9 +196,13 @@ class GatewayApp:
                     if not exchange.has_body(self._max_body_bytes):
                         await exchange.read_body(self._max_body_bytes, self._body_timeout_s)
                     if head.content_encoding is not None:
-                        await exchange.decompress_body(self._max_body_bytes)
+                        # A repeated request is answered from its recording, whatever the limits are.
+                        least_output = route.least_output if head.repeat_key is None else None
+                        await exchange.decompress_body(self._max_body_bytes, self._large_bodies, least_output)
                     if len(exchange.body) > LARGE_BODY_BYTES:
-                        exchange.large_body = LargeBody(exchange.body, exchange.context, self._rate_limit_status)
+                        exchange.large_body = LargeBody(
+                            exchange.body, exchange.context, self._large_bodies, route.least_output
+                        )
                     with exchange.cancel_on_disconnect(block):  # the client may disconnect
                         handler = route.handler if head.repeat_key is None else route.repeat_handler or route.handler
                         await handler(exchange)

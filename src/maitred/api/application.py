@@ -12,6 +12,7 @@ from maitred.api.headers import host_policy
 from maitred.api.health import ServiceRoutes
 from maitred.api.idempotent import Idempotency
 from maitred.api.in_flight import InFlightLimiter
+from maitred.api.large_body import CheckLimits
 from maitred.api.messages import MessagesRoutes
 from maitred.api.models import ModelRoutes
 from maitred.api.queue import QueueRoutes
@@ -68,6 +69,7 @@ def build_app(
     answers: AnswerStore | None = None,
     retry_budget: RetryBudget | None = None,
     begin: Begin | None = None,
+    check_limits: CheckLimits | None = None,
 ) -> GatewayApp:
     """Builds the application for an HTTP server.
 
@@ -82,6 +84,7 @@ def build_app(
         answers: Stores the responses of requests with an ``Idempotency-Key``; None: they are kept in memory.
         retry_budget: Decides which refused requests may be retried; None: a budget with the configured settings.
         begin: See `GatewayApp`.
+        check_limits: See `LargeBodyReader`.
     """
     if answers is None:
         answers = MemoryIdempotencyStore(IdempotencyConfig(), clock)
@@ -94,6 +97,7 @@ def build_app(
         rate_limit_status=rate_limit_status,
         retries=RetryAdvisor(retry_budget or RetryBudget(config.retry_share, config.retry_allowance), clock),
         begin=begin,
+        check_limits=check_limits,
         max_body_bytes=config.max_body_bytes,
         body_timeout_s=config.body_timeout_s,
         host_policy=host_policy(config),

@@ -307,6 +307,7 @@ class ChatRoutes:
                 streams=ChatChunk,
                 needs=Scope.INFERENCE,
                 idempotent=True,
+                least_output=1,
             )
         ]
 

@@ -61,6 +61,7 @@ class CompletionRoutes:
                 streams=Completion,
                 needs=Scope.INFERENCE,
                 idempotent=True,
+                least_output=1,
             )
         ]
 

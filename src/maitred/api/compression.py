@@ -7,6 +7,9 @@ from maitred.core.errors import BodyTooLarge, InvalidRequest, UnsupportedBody
 _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 """The codings, each with the argument of `zlib.decompressobj`."""
 ACCEPTED_CODINGS = b"gzip, deflate"
+_MAX_MEMBERS = 1_000
+"""Largest number of gzip members: each costs time, even if it is empty."""
+_STEP_BYTES = 64 * 1024
 
 
 def read_coding(content_encoding: str | None) -> str | None:
@@ -33,22 +36,28 @@ def decompress(body: bytes, coding: str, limit_bytes: int) -> bytes:
         BodyTooLarge: The decompressed body is longer than `limit_bytes`.
         InvalidRequest: The body does not have this coding.
     """
+    view, position = memoryview(body), 0
     pieces: list[bytes] = []
     left_bytes = limit_bytes
-    while True:  # gzip may consist of several members
+    for _ in range(_MAX_MEMBERS):  # gzip may consist of several members
         decompressor = zlib.decompressobj(_WINDOW_BITS[coding])
-        try:
-            piece = decompressor.decompress(body, left_bytes + 1)
-        except zlib.error as error:
-            raise InvalidRequest(f"The body cannot be read as its Content-Encoding says ({coding}): {error}.") from None
-        left_bytes -= len(piece)
-        if left_bytes < 0:
-            raise BodyTooLarge(
-                f"The decompressed body is larger than {limit_bytes:,} bytes, the most this server reads."
-            )
-        if not decompressor.eof:
-            raise InvalidRequest(f"The compressed body ({coding}) is incomplete.")
-        pieces.append(piece)
-        body = decompressor.unused_data
-        if not body:
+        while not decompressor.eof:
+            if position >= len(body):
+                raise InvalidRequest(f"The compressed body ({coding}) is incomplete.")
+            try:
+                # In steps: what is left behind the end of a member is copied.
+                piece = decompressor.decompress(view[position : position + _STEP_BYTES], left_bytes + 1)
+            except zlib.error as error:
+                raise InvalidRequest(
+                    f"The body cannot be read as its Content-Encoding says ({coding}): {error}."
+                ) from None
+            position += min(_STEP_BYTES, len(body) - position) - len(decompressor.unused_data)
+            left_bytes -= len(piece)
+            if left_bytes < 0:
+                raise BodyTooLarge(
+                    f"The decompressed body is larger than {limit_bytes:,} bytes, the most this server reads."
+                )
+            pieces.append(piece)
+        if position == len(body):
             return b"".join(pieces)
+    raise InvalidRequest(f"The compressed body ({coding}) has more than {_MAX_MEMBERS:,} members. Compress it as one.")

@@ -47,6 +47,7 @@ class EmbeddingRoutes:
                 returns=EmbeddingList,
                 needs=Scope.INFERENCE,
                 idempotent=True,
+                least_output=0,
             )
         ]
 

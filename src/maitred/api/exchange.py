@@ -16,12 +16,12 @@ from enum import Enum, auto
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qsl
 
-from maitred.api.compression import decompress, read_coding
+from maitred.api.compression import read_coding
 from maitred.api.dialect import OPENAI, ApiDialect, Header, error_headers
 from maitred.api.headers import Headers, retries_in
 from maitred.api.http.connection import EXTENSION, PlainAsgiConnection, ServerConnection
 from maitred.api.in_flight import CancelScope, ClientDisconnected
-from maitred.api.large_body import LargeBody
+from maitred.api.large_body import LargeBody, LargeBodyReader
 from maitred.api.response_head import encode_lines, response_head_lines, response_headers
 from maitred.api.routes import Route, RouteTable
 from maitred.core.context import RequestContext
@@ -211,23 +211,29 @@ class HttpExchange:
         self.body = body
         return True
 
-    async def decompress_body(self, limit_bytes: int) -> None:
-        """Takes the coding off the body that was read, in a thread.
+    async def decompress_body(self, limit_bytes: int, reader: LargeBodyReader, least_output: int | None) -> None:
+        """Takes the coding off the body that was read.
+
+        Args:
+            limit_bytes: Largest size of the body without its coding.
+            reader: Decompresses a large body.
+            least_output: See `LargeBodyReader.check`.
 
         Raises:
+            LimitReached: The body is large, and the caller's limits have no room for any request.
             BodyTooLarge: The body is longer than `limit_bytes`.
             InvalidRequest: The body does not have the coding that its head names.
             UnsupportedBody: The server does not know the coding.
         """
         coding = read_coding(self.parsed_head.content_encoding)
         if coding is not None:
-            self.body = await asyncio.to_thread(decompress, self.body, coding, limit_bytes)
+            self.body = await reader.decompress(self.body, coding, limit_bytes, self.context, least_output)
 
     async def decode(self, decode: Callable[..., T], **options: Any) -> T:  # noqa: ANN401 - those of `decode`
         """Returns what `decode` makes of the body and the options: a large body beside the event loop, others at once.
 
         Raises:
-            RateLimited: The body is large, and the caller's rate has no room for a request.
+            LimitReached: The body is large, and the caller's limits have no room for any request.
             InvalidRequest: The body has too many strings or values, or `decode` raises it.
         """
         if self.large_body is not None:

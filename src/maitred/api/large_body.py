@@ -4,20 +4,26 @@ The decoder holds Python's interpreter lock for the whole of a body, so a thread
 with half a million keys holds everybody up for more than a second. What costs time is the number of objects, not the
 number of bytes. So the strings and values of a large body are counted first, in short steps that let the event loop run
 in between, and a body with too many is refused. The rest is decoded and checked in the same thread. There is one such
-thread: with several, the event loop would wait for its turn behind all of them.
+thread: with several, the event loop would wait for its turn behind all of them. Callers take turns at it.
+
+A caller whose limits have no room for any request is refused before its body is decompressed or decoded.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
-from maitred.admission.policy.refusal import span, whose
-from maitred.core.context import RateLimitStatus, RequestContext
-from maitred.core.errors import InvalidRequest, RateLimited
-from maitred.core.limits import LimitKind
+from maitred.api.compression import decompress
+from maitred.api.fair_thread_pool import FairThreadPool
+from maitred.core.context import RequestContext
+from maitred.core.errors import BodyTooLarge, InvalidRequest
+from maitred.core.tenancy import ANONYMOUS
 
 T = TypeVar("T")
+
+CheckLimits = Callable[[RequestContext, int], Awaitable[None]]
+"""Checks whether the caller's limits have room for the smallest request with so many output tokens."""
 
 LARGE_BODY_BYTES = 256 * 1024
 """Size above which a body is large. Smaller ones are decoded at once: even the worst takes only milliseconds."""
@@ -26,29 +32,58 @@ MAX_STRINGS = 100_000
 MAX_VALUES = 1_200_000
 """Largest number of values; the longest list of token ids is somewhat shorter."""
 _STEP_BYTES = 256 * 1024
-_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="large-body")
 
 
-def check_rate(status: RateLimitStatus | None) -> None:
-    """Checks whether the caller's rate has room for a request, before its large body is decoded.
+class LargeBodyReader:
+    """Decompresses and decodes large bodies, after the caller's limits were checked.
 
-    Raises:
-        RateLimited: There is no room.
+    Args:
+        check_limits: Raises an error if the caller's limits have no room; None: no limits hold.
     """
-    reading = None if status is None else status.requests
-    if status is None or reading is None or reading.remaining >= 1:
-        return
-    # The counter refills evenly.
-    wait_s = reading.reset_s * (1 - reading.remaining) / max(1, reading.capacity - reading.remaining)
-    raise RateLimited(
-        f"Rate limit reached: {whose(status.subject)} may send {status.value:,} requests per minute, and they are used "
-        f"up. Come back in {span(wait_s)}.",
-        subject=status.subject,
-        limit=LimitKind.REQUESTS_PER_MINUTE.value,
-        value=status.value,
-        reading=reading,
-        retry_after_s=wait_s,
-    )
+
+    def __init__(self, check_limits: CheckLimits | None = None) -> None:
+        self._check_limits = check_limits
+        self._threads = FairThreadPool(1, "large-body")
+
+    async def check(self, context: RequestContext, least_output: int | None) -> None:
+        """Checks whether the caller's limits have room for the smallest request.
+
+        Args:
+            context: Context of the request.
+            least_output: Fewest output tokens that a request of its route reserves; None: no limits hold for the route.
+
+        Raises:
+            LimitReached: There is no room.
+        """
+        if least_output is not None and self._check_limits is not None:
+            await self._check_limits(context, least_output)
+
+    async def run(self, context: RequestContext, cost_bytes: int, function: Callable[[], T]) -> T:
+        """Runs a function in the thread when it is the caller's turn."""
+        return await self._threads.run(context.principal or ANONYMOUS, cost_bytes, function)
+
+    async def decompress(
+        self, body: bytes, coding: str, limit_bytes: int, context: RequestContext, least_output: int | None
+    ) -> bytes:
+        """Returns a body without its coding: at once if it is small without it, otherwise in the thread.
+
+        Args:
+            body: The compressed body.
+            coding: One that `read_coding` returns.
+            limit_bytes: Largest size of the body without its coding.
+            context: Context of the request.
+            least_output: See `check`.
+
+        Raises:
+            LimitReached: The body is large, and the caller's limits have no room for any request.
+            BodyTooLarge: The body is longer than `limit_bytes`.
+            InvalidRequest: The body does not have this coding.
+        """
+        if len(body) <= LARGE_BODY_BYTES:
+            with suppress(BodyTooLarge):
+                return decompress(body, coding, min(limit_bytes, LARGE_BODY_BYTES))
+        await self.check(context, least_output)
+        return await self.run(context, limit_bytes, partial(decompress, body, coding, limit_bytes))
 
 
 class LargeBody:
@@ -57,33 +92,32 @@ class LargeBody:
     Args:
         body: The body.
         context: Context of its request.
-        rate_limit_status: Returns how far the caller's limits are used.
+        reader: Decodes it.
+        least_output: Fewest output tokens that a request of its route reserves; None: no limits hold for the route.
     """
 
     def __init__(
-        self,
-        body: bytes,
-        context: RequestContext,
-        rate_limit_status: Callable[[RequestContext], Awaitable[RateLimitStatus | None]],
+        self, body: bytes, context: RequestContext, reader: LargeBodyReader, least_output: int | None = None
     ) -> None:
         self._body = body
         self._context = context
-        self._rate_limit_status = rate_limit_status
+        self._reader = reader
+        self._least_output = least_output
 
     async def decode(self, decode: Callable[..., T], **options: Any) -> T:  # noqa: ANN401 - those of `decode`
         """Returns what `decode` makes of the body and the options.
 
         Raises:
-            RateLimited: The caller's rate has no room for a request.
+            LimitReached: The caller's limits have no room for any request.
             InvalidRequest: The body has too many strings or values, or `decode` raises it.
         """
-        check_rate(await self._rate_limit_status(self._context))
+        await self._reader.check(self._context, self._least_output)
 
         def check_and_decode() -> T:
             check_count(self._body)
             return decode(self._body, **options)
 
-        return await asyncio.get_running_loop().run_in_executor(_thread, check_and_decode)
+        return await self._reader.run(self._context, len(self._body), check_and_decode)
 
 
 def check_count(body: bytes) -> None:

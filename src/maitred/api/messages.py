@@ -89,6 +89,7 @@ class MessagesRoutes:
                 needs=Scope.INFERENCE,
                 idempotent=True,
                 dialect=ANTHROPIC,
+                least_output=1,
             ),
             Route(
                 "POST",

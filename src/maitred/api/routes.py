@@ -37,6 +37,7 @@ class Route:
         repeat_handler: Handler of requests with an ``Idempotency-Key``; None: the key has no effect.
         remembers: Whether it takes an ``Idempotency-Key`` and stores its replies itself.
         dialect: The dialect of the API that the route belongs to.
+        least_output: Fewest output tokens that limits reserve for a request of this route; None: no limits hold for it.
     """
 
     method: str
@@ -54,6 +55,7 @@ class Route:
     repeat_handler: Handler | None = None
     remembers: bool = False
     dialect: ApiDialect = OPENAI
+    least_output: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,10 +30,6 @@ class RateLimitStatus(msgspec.Struct, frozen=True):
 
     requests: CounterState | None = None
     tokens: CounterState | None = None
-    subject: str = ""
-    """Subject of the limit of requests; empty: it was not asked for."""
-    value: int = 0
-    """Requests per minute of that limit."""
 
 
 class ModelSelection(msgspec.Struct, frozen=True):

@@ -71,6 +71,8 @@ class AdmitRequest(msgspec.Struct, frozen=True, array_like=True, tag="asks"):
     max_tokens_param: str
     prompt_param: str
     is_counted: bool = False
+    has_fallback: bool = False
+    """Whether the request is rejected if all servers of the pool refuse requests, because it can begin elsewhere."""
 
 
 class TokensUsed(msgspec.Struct, frozen=True, array_like=True, tag="took"):
@@ -104,6 +106,8 @@ class ReplicaFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed_th
     prompts: list[int]
     answer_by_s: float | None
     rest_s: float | None
+    retry_after_s: float | None = None
+    """Time that the busy server asks to wait, if it names one."""
 
 
 class SettleRequest(msgspec.Struct, frozen=True, array_like=True, tag="settles"):
@@ -128,6 +132,8 @@ class ReleaseRequest(msgspec.Struct, frozen=True, array_like=True, tag="leaves")
     error: EncodedError | None = None
     cancelled: bool = False
     """Whether the client has disconnected."""
+    retry_after_s: float | None = None
+    """Time that the busy server asks to wait, if it names one."""
 
 
 class ResumeGrant(msgspec.Struct, frozen=True, array_like=True):
@@ -236,6 +242,15 @@ class RateLimitQuery(msgspec.Struct, frozen=True, array_like=True, tag="peeks"):
     model: str
 
 
+class LimitQuery(msgspec.Struct, frozen=True, array_like=True, tag="asks_limits"):
+    """Worker: asks whether a client's limits have room for the smallest request."""
+
+    number: int
+    principal: Principal
+    least_output: int
+    """Fewest output tokens of such a request."""
+
+
 class DirectoryAck(msgspec.Struct, frozen=True, array_like=True, tag="knows"):
     """Worker: the worker now uses this version of keys, tenants and limits."""
 
@@ -259,6 +274,7 @@ ToController = (
     | ReleaseRequest
     | RequestEnded
     | RateLimitQuery
+    | LimitQuery
     | DirectoryQuery
     | DirectoryAck
 )
@@ -334,6 +350,20 @@ class RateLimitReply(msgspec.Struct, frozen=True, array_like=True, tag="peeked")
     rate_limits: RateLimitStatus | None
 
 
+class LimitReply(msgspec.Struct, frozen=True, array_like=True, tag="limits_checked"):
+    """Controller: the reply to `LimitQuery`; or the error of the limit that has no room."""
+
+    number: int
+    error: EncodedError | None = None
+
+
 ToWorker = (
-    ControllerSnapshot | AdmitAccepted | AdmitRejected | Dispatched | SettleReply | DirectoryReply | RateLimitReply
+    ControllerSnapshot
+    | AdmitAccepted
+    | AdmitRejected
+    | Dispatched
+    | SettleReply
+    | DirectoryReply
+    | RateLimitReply
+    | LimitReply
 )

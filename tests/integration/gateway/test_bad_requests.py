@@ -267,3 +267,29 @@ async def test_a_large_body_is_read_as_a_small_one_but_not_beyond_the_rate():
             **{"scope": "tenant:anonymous", "limit": "requests_per_minute"},
             **{"value": 2, "used": 2, "remaining": 0, "reset_s": 0},
         }
+
+
+LARGE_BODIES = {
+    "plain": (b'{"model": "tiny", "max_tokens": 1, ' + b" " * 400_000, {}),
+    "compressed": (gzip.compress(b'{"model": "tiny", ' + b" " * 400_000, mtime=0), {"content-encoding": "gzip"}),
+}
+
+
+@pytest.mark.parametrize("body", LARGE_BODIES.values(), ids=LARGE_BODIES)
+async def test_a_large_body_is_not_decoded_while_the_rate_of_tokens_is_used_up(body):
+    limit = Limit(id="tokens", subject="tenant:anonymous", kind=LimitKind.TOKENS_PER_MINUTE, value=60)
+    content, headers = body
+    async with gateway(limited=[limit]) as system:
+        assert (await system.client.post(CHAT, content=content, headers=headers)).status_code == 400
+        prompt_tokens = (await system.client.post(CHAT, json=chat(max_tokens=1)[1])).json()["usage"]["prompt_tokens"]
+        await system.client.post(CHAT, json=chat(max_tokens=60 - 2 * prompt_tokens - 1)[1])
+        response = await system.client.post(CHAT, content=content, headers=headers)
+        assert response.status_code == 429
+        error = response.json()["error"]
+        assert (error["code"], error["limit"]["limit"]) == ("rate_limit_exceeded", "tokens_per_minute")
+        assert "this request needs at least 2" in error["message"]
+        assert int(response.headers["retry-after"]) >= 1
+        assert response.headers["x-ratelimit-remaining-tokens"] == "0"
+        # No limit holds for it.
+        count = await system.client.post("/tokenize", json={"prompt": "a" * 400_000})
+        assert count.status_code == 200

@@ -5,6 +5,7 @@ import asyncio
 
 import pytest
 
+from maitred.admission.config import AdmissionConfig, PriceConfig
 from maitred.core.context import Outcome, RequestContext
 from maitred.core.errors import (
     ContextLengthExceeded,
@@ -17,7 +18,7 @@ from maitred.core.errors import (
 )
 from maitred.core.request import Usage
 from maitred.core.usage import NANO, UsageEvent
-from tests.support.admission_services import BOB, SATURDAY_S, AdmissionSetup, limit
+from tests.support.admission_services import ALICE, BOB, SATURDAY_S, AdmissionSetup, limit
 
 DAY = "usd_per_day|tenant:acme|*|2026-11-21"
 
@@ -531,3 +532,61 @@ async def test_nobody_can_tell_where_the_counters_are_away(monkeypatch):
 
     monkeypatch.setattr(setup.counters, "read", read)
     assert await setup.admission.rate_limit_status(setup.request().principal, "tiny") is None
+
+
+# --- before a request is decoded ------------------------------------------------------------------------------------
+
+
+REFUSED_BEFORE = [
+    (("requests_per_minute", 1), RateLimited, "1 are used, 0 are left, this request needs 1."),
+    (("tokens_per_minute", 110), RateLimited, "110 are used, 0 are left, this request needs at least 2."),
+    (("tokens_per_minute", 111), RateLimited, "110 are used, 1 are left, this request needs at least 2."),
+    (("input_tokens_per_minute", 10), RateLimited, "this request needs at least 1."),
+    (("output_tokens_per_minute", 100), RateLimited, "this request needs at least 1."),
+    (("concurrent_requests", 1), RateLimited, "Too much at one time"),
+    (("concurrent_tokens", 110), RateLimited, "Too much at one time"),
+    (("usd_per_day", 210_000), RateLimited, "Budget held by running requests"),
+]
+
+
+@pytest.mark.parametrize(("rule", "error", "words"), REFUSED_BEFORE)
+async def test_whose_limits_are_full_is_refused_before_its_request_is_decoded(rule, error, words):
+    setup = AdmissionSetup(limit("tenant:acme", *rule))
+    await setup.admission.check_limits(ALICE, 1)
+    async with setup.admit(10, 100):
+        with pytest.raises(error) as caught:
+            await setup.admission.check_limits(ALICE, 1)
+        assert words in caught.value.message
+        assert caught.value.subject == "tenant:acme"
+        assert caught.value.retry_after_s > 0
+
+
+async def test_a_used_up_budget_refuses_before_only_if_no_model_is_free():
+    for prices, refuses in (
+        ({"*": {"prompt": 1.0, "output": 2.0}}, True),
+        ({"*": {"prompt": 1.0, "output": 2.0}, "free": {}}, False),
+        ({"tiny": {"prompt": 1.0, "output": 2.0}}, False),
+    ):
+        setup = AdmissionSetup(limit("tenant:acme", "usd_per_day", 210_000), price={"prompt": 1.0, "output": 2.0})
+        setup.admission.reconfigure(
+            AdmissionConfig(prices={name: PriceConfig(**price) for name, price in prices.items()})
+        )
+        async with setup.admit(10, 100) as grant:
+            await grant.settle(Usage(10, 100), Outcome.FINISHED)
+        if refuses:
+            with pytest.raises(QuotaExceeded, match="Budget used up"):
+                await setup.admission.check_limits(ALICE, 1)
+        else:
+            await setup.admission.check_limits(ALICE, 1)
+
+
+async def test_limits_of_one_model_refuse_nothing_before_its_name_is_known():
+    setup = AdmissionSetup(limit("tenant:acme", "tokens_per_minute", 110, model="tiny"))
+    async with setup.admit(10, 100):
+        await setup.admission.check_limits(ALICE, 1)
+
+
+async def test_an_embedding_needs_no_output():
+    setup = AdmissionSetup(limit("tenant:acme", "output_tokens_per_minute", 100))
+    async with setup.admit(10, 100):
+        await setup.admission.check_limits(ALICE, 0)

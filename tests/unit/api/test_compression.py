@@ -53,3 +53,17 @@ def test_a_small_body_that_becomes_large_is_not_held():
 def test_an_empty_body_is_incomplete():
     with pytest.raises(InvalidRequest, match="incomplete"):
         decompress(b"", "gzip", 10)
+
+
+def test_the_members_of_a_body_are_bounded():
+    empty, last = gzip.compress(b"", mtime=0), gzip.compress(b"end", mtime=0)
+    assert decompress(empty * 999 + last, "gzip", 10) == b"end"
+    with pytest.raises(InvalidRequest, match="1,000 members"):
+        decompress(empty * 400_000 + last, "gzip", 10)
+
+
+def test_a_body_may_end_anywhere_within_a_step():
+    for size in range(65_500, 65_570):
+        text = bytes(size)
+        stored = gzip.compress(text, compresslevel=0, mtime=0)
+        assert decompress(stored + stored, "gzip", 2 * size) == text + text

@@ -1,5 +1,6 @@
 """Large bodies: what is counted in them, and what is asked before."""
 
+import gzip
 import json
 
 import pytest
@@ -7,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maitred.api import large_body
-from maitred.api.large_body import LargeBody, check_count
-from maitred.core.context import RateLimitStatus, RequestContext
+from maitred.api.large_body import LARGE_BODY_BYTES, LargeBody, LargeBodyReader, check_count
+from maitred.core.context import RequestContext
 from maitred.core.counters import CounterState
-from maitred.core.errors import InvalidRequest, RateLimited
+from maitred.core.errors import BodyTooLarge, InvalidRequest, RateLimited
 
+REACHED = RateLimited("No.", subject="*", limit="requests_per_minute", value=1, reading=CounterState(1, 0, 60.0))
 JSON = st.recursive(
     st.none() | st.integers() | st.text(alphabet='a",\\[]{}:\n\u00e9', max_size=8),
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(alphabet='k",\\', max_size=3), inner),
@@ -70,23 +72,45 @@ def test_one_long_text_is_one_string(body):
     check_count(body)
 
 
-async def test_a_rate_that_is_used_up_refuses_before_anything_is_decoded():
-    statuses = [
-        RateLimitStatus(CounterState(10, 0, 60.0), subject="tenant:acme", value=10),
-        None,
-        RateLimitStatus(),
-        RateLimitStatus(CounterState(10, 1, 54.0), subject="*", value=10),
-    ]
+def decode(body, *, strict):
+    return body, strict
 
-    async def rate_limit_status(context):
-        return statuses.pop(0)
 
-    def decode(body, *, strict):
-        return body, strict
+async def test_limits_are_asked_before_anything_is_decoded():
+    asked = []
 
-    large = LargeBody(b"{}", RequestContext("req-1", 0.0), rate_limit_status)
-    with pytest.raises(RateLimited, match="tenant acme may send 10 requests per minute") as caught:
+    async def check_limits(context, least_output):
+        asked.append((context.request_id, least_output))
+        if len(asked) == 1:
+            raise REACHED
+
+    large = LargeBody(b"{}", RequestContext("req-1", 0.0), LargeBodyReader(check_limits), least_output=1)
+    with pytest.raises(RateLimited):
         await large.decode(None, strict=True)
-    assert (caught.value.retry_after_s, caught.value.subject) == (6.0, "tenant:acme")
-    while statuses:
-        assert await large.decode(decode, strict=True) == (b"{}", True)
+    assert await large.decode(decode, strict=True) == (b"{}", True)
+    assert asked == [("req-1", 1)] * 2
+
+
+async def test_no_limits_are_asked_where_none_hold():
+    async def check_limits(context, least_output):
+        raise REACHED
+
+    for reader, least_output in ((LargeBodyReader(check_limits), None), (LargeBodyReader(), 1)):
+        large = LargeBody(b"{}", RequestContext("req-1", 0.0), reader, least_output)
+        assert await large.decode(decode, strict=False) == (b"{}", False)
+
+
+@pytest.mark.parametrize("text", [b" " * (LARGE_BODY_BYTES + 1), bytes(range(256)) * 5000], ids=["tiny", "large"])
+async def test_limits_are_asked_before_a_large_body_is_decompressed(text):
+    async def check_limits(context, least_output):
+        raise REACHED
+
+    context, reader = RequestContext("req-1", 0.0), LargeBodyReader(check_limits)
+    body = gzip.compress(text)
+    with pytest.raises(RateLimited):
+        await reader.decompress(body, "gzip", 1 << 24, context, 1)
+    assert await reader.decompress(body, "gzip", 1 << 24, context, None) == text
+    with pytest.raises(BodyTooLarge):
+        await reader.decompress(body, "gzip", len(text) - 1, context, None)
+    small = gzip.compress(text[:LARGE_BODY_BYTES])
+    assert await reader.decompress(small, "gzip", 1 << 24, context, 1) == text[:LARGE_BODY_BYTES]

@@ -6,12 +6,13 @@ helps.
 """
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
 from maitred.admission.policy.claims import LimitDemand
 from maitred.admission.policy.rules import LimitRule
-from maitred.core.counters import CounterKind, CounterState, LimitClaim, ReservationDenied
+from maitred.core.counters import CounterKind, CounterState, LimitClaim, RequestSize, ReservationDenied
 from maitred.core.errors import LimitReached, QuotaExceeded, RateLimited
 from maitred.core.limits import Limit, LimitKind
 from maitred.core.usage import to_usd
@@ -19,6 +20,7 @@ from maitred.core.usage import to_usd
 _PLACE_S = 1.0
 """Retry interval in seconds for a limit on running requests, whose end is unknown. It gives a caller a slot soon
 without too many retries."""
+_OF_REQUESTS = (LimitKind.REQUESTS_PER_MINUTE, LimitKind.CONCURRENT_REQUESTS)
 _JITTER = 0.1
 """Share of random delay in a retry time, to spread requests that were refused together."""
 
@@ -34,6 +36,8 @@ class RequestedTokens(msgspec.Struct, frozen=True):
     """Whether the caller gave the number explicitly."""
     param: str = "max_tokens"
     """Name of the number in the API."""
+    is_least: bool = False
+    """Whether the request was not decoded, so that it needs this or more."""
 
 
 def make_refusal(demand: LimitDemand, denied: ReservationDenied, asked: RequestedTokens, jitter: float) -> LimitReached:
@@ -64,6 +68,30 @@ def make_refusal(demand: LimitDemand, denied: ReservationDenied, asked: Requeste
     return _refusal(
         RateLimited, f"{reason}: {_short(claim, rule, reading, asked, needed, wait_s)}", rule, reading, wait_s
     )
+
+
+def find_denial(
+    demand: LimitDemand, readings: Sequence[CounterState], size: RequestSize, output: int
+) -> ReservationDenied | None:
+    """Returns how the counters would deny a request now, by their readings; None: there is room.
+
+    Args:
+        demand: Claims of the request.
+        readings: State of each counter, in the order of the claims.
+        size: Size of the request.
+        output: Fewest output tokens of each choice.
+    """
+    denial, longest_s = None, -math.inf
+    for index, (claim, reading) in enumerate(zip(demand.claims, readings, strict=True)):
+        needed = claim.amount(output, size)
+        if not claim.hard or needed <= max(reading.remaining, 0):
+            continue
+        wait_s: float | None = None
+        if claim.kind is CounterKind.BUCKET and claim.refill_per_s and needed <= claim.capacity:
+            wait_s = (needed - reading.remaining) / claim.refill_per_s
+        if denial is None or (wait_s or 0.0) > longest_s:
+            denial, longest_s = ReservationDenied(index, list(readings), wait_s), wait_s or 0.0
+    return denial
 
 
 def _refusal(
@@ -105,8 +133,11 @@ def _short(
     else:
         free = span(reading.reset_s)
         when = f"Unused, all of it is free again in {free}. Come back in {span(wait_s)}, when it is your turn"
-    smaller = f", or ask for less with {asked.param}" if claim.per_output else ""
-    return f"{_allowance_sentence(rule)}. {_state(rule, reading)}, this request needs {needed:,}. {when}{smaller}."
+    smaller = f", or ask for less with {asked.param}" if claim.per_output and not asked.is_least else ""
+    least = "at least " if asked.is_least and rule.limit.kind not in _OF_REQUESTS else ""
+    return (
+        f"{_allowance_sentence(rule)}. {_state(rule, reading)}, this request needs {least}{needed:,}. {when}{smaller}."
+    )
 
 
 def _held_text(rule: LimitRule, reading: CounterState) -> str:

@@ -18,8 +18,8 @@ class LimitRule(msgspec.Struct, frozen=True):
     limit: Limit
 
 
-def rules_for(subjects: Sequence[str], book: LimitSource, model: str) -> list[LimitRule]:
-    """Returns the limits for these subjects and this model, narrowest subject first."""
+def rules_for(subjects: Sequence[str], book: LimitSource, model: str | None) -> list[LimitRule]:
+    """Returns the limits for these subjects and this model, narrowest subject first; None: those for all models."""
     rules: list[LimitRule] = []
     for subject in subjects:
         for name in (subject, each(subject)):

@@ -151,6 +151,7 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
         answers=parts.idempotency_store,
         retry_budget=parts.retry_budget,
         begin=None if traces is None else traces.start_trace,
+        check_limits=pipeline.check_limits,
     )
     return ConfigGeneration(
         config=config,

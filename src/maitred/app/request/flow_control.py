@@ -160,6 +160,10 @@ class FlowController(Protocol):
         """Returns what is left of a caller's rate limits."""
         ...
 
+    async def check_limits(self, principal: Principal, least_output: int) -> None:
+        """Checks whether the caller's limits have room for the smallest request; as `Admission.check_limits`."""
+        ...
+
     def position_of(self, request_id: str, organisation: str) -> QueuePosition | None:
         """Returns the queue position of a waiting request, in the queue of any model; None: it does not wait."""
         ...
@@ -196,6 +200,13 @@ class LocalFlowController:
     def price_of(self, model: str) -> Price:
         """Returns the price of a model's tokens."""
         return self._admission.price_of(model)
+
+    def is_refusing(self, pool: str) -> bool:
+        """Returns whether all servers of a pool refuse requests; see `TextReplica.is_refusing`."""
+        return all(
+            not state.endpoint.reports_capacity and state.endpoint.replica.is_refusing()
+            for state in self._dispatchers[pool].core.endpoint_states
+        )
 
     def check(self, pool: str, dispatch_request: DispatchRequest) -> QueuePosition:
         """Rejects a request if it may not wait, else predicts its queue position."""
@@ -259,6 +270,10 @@ class LocalFlowController:
     async def rate_limit_status(self, principal: Principal, model: str) -> RateLimitStatus | None:
         """Returns what is left of a caller's rate limits."""
         return await self._admission.rate_limit_status(principal, model)
+
+    async def check_limits(self, principal: Principal, least_output: int) -> None:
+        """Checks whether a caller's limits have room for the smallest request."""
+        await self._admission.check_limits(principal, least_output)
 
     def position_of(self, request_id: str, organisation: str) -> QueuePosition | None:
         """Returns where a waiting request stands, at any model."""

@@ -378,6 +378,11 @@ class Pipeline:
             return None
         return await self._flow_controller.rate_limit_status(context.principal, context.model)
 
+    async def check_limits(self, context: RequestContext, least_output: int) -> None:
+        """Checks whether the caller's limits have room for any request; see `maitred.api.large_body.CheckLimits`."""
+        if context.principal is not None:
+            await self._flow_controller.check_limits(context.principal, least_output)
+
     def queue_position(self, principal: Principal, request_id: str) -> QueuePosition:
         """Returns the queue position of a waiting request; implements `InferenceService.queue_position`."""
         position = self._flow_controller.position_of(request_id, principal.tenants[-1])

@@ -23,6 +23,7 @@ from maitred.wire.worker_protocol import (
     ControllerSnapshot,
     DirectoryQuery,
     DirectoryReply,
+    LimitReply,
     RateLimitReply,
     ResumeGrant,
     ToWorker,
@@ -249,7 +250,7 @@ class ControllerClient:
                 self._unanswered_ids.clear()
                 self._connected.set()
                 self._on_snapshot(message)
-            case DirectoryReply() | RateLimitReply():
+            case DirectoryReply() | RateLimitReply() | LimitReply():
                 reply = self._pending_replies.get(message.number)
                 if reply is not None and not reply.done():
                     reply.set_result(message)

@@ -39,6 +39,8 @@ from maitred.wire.worker_protocol import (
     DirectoryAck,
     DirectoryQuery,
     DirectoryReply,
+    LimitQuery,
+    LimitReply,
     RateLimitQuery,
     RateLimitReply,
     ReleaseRequest,
@@ -196,6 +198,8 @@ class WorkerSession:
                 self._report_end(message)
             case RateLimitQuery():
                 self._start_task(self._reply_rate_limits(message), "reply about rate limits")
+            case LimitQuery():
+                self._start_task(self._reply_limits(message), "reply about limits")
             case DirectoryQuery():
                 self._start_task(self._reply_directory(message), "reply about the directory")
             case DirectoryAck():
@@ -243,6 +247,14 @@ class WorkerSession:
                 query.number, await self.controller.flow_controller.rate_limit_status(query.principal, query.model)
             )
         )
+
+    async def _reply_limits(self, query: LimitQuery) -> None:
+        error = None
+        try:
+            await self.controller.flow_controller.check_limits(query.principal, query.least_output)
+        except MaitredError as reached:
+            error = encode_error(reached)
+        self.connection.send(LimitReply(query.number, error))
 
     async def _reply_directory(self, query: DirectoryQuery) -> None:
         try:

@@ -34,6 +34,8 @@ from maitred.wire.worker_protocol import (
     AdmitRejected,
     AdmitRequest,
     Dispatched,
+    LimitQuery,
+    LimitReply,
     PromptSummary,
     RateLimitQuery,
     RateLimitReply,
@@ -108,6 +110,7 @@ class RemoteAdmission:
 
     Attributes:
         attempt_outcome: Outcome of the current attempt, for the circuit breaker of the upstream server.
+        retry_after_s: Time that the server asks to wait, if it was busy and names one.
     """
 
     def __init__(
@@ -145,6 +148,7 @@ class RemoteAdmission:
         self._first_token_unsent = False
         """Whether the first output token of the request is among the unsent tokens."""
         self.attempt_outcome = WorkerAttemptOutcome.NEUTRAL
+        self.retry_after_s: float | None = None
 
     async def request_admission(self, admit_request: AdmitRequest) -> None:
         """Asks the controller to admit the request; raises the error of a rejection.
@@ -194,6 +198,7 @@ class RemoteAdmission:
             attempt_outcome=self.attempt_outcome,
             error=None if is_cancelled else encoded_error,
             cancelled=is_cancelled,
+            retry_after_s=self.retry_after_s,
         )
         if not self._is_disconnected:
             self._controller.send(release_request)
@@ -220,7 +225,8 @@ class RemoteAdmission:
         elif isinstance(message, AdmitAccepted):
             self._accepted = message
         elif isinstance(message, Dispatched):
-            self._dispatched, self.attempt_outcome = message, WorkerAttemptOutcome.NEUTRAL
+            self._dispatched = message
+            self.attempt_outcome, self.retry_after_s = WorkerAttemptOutcome.NEUTRAL, None
         elif isinstance(message, SettleReply):
             self._settle_reply = message
             self._is_finished = message.error is None  # a settled request holds nothing any more
@@ -362,6 +368,7 @@ class RemoteAdmission:
                 prompts=list(prompts),
                 answer_by_s=answer_by_s,
                 rest_s=suspend_s,
+                retry_after_s=self.retry_after_s,
             )
         )
         return True
@@ -492,6 +499,16 @@ class RemoteFlowController:
         assert isinstance(reply, RateLimitReply)
         return reply.rate_limits
 
+    async def check_limits(self, principal: Principal, least_output: int) -> None:
+        """Has the controller check a caller's limits; does nothing while it is away."""
+        try:
+            reply = await self._controller.query(lambda number: LimitQuery(number, principal, least_output))
+        except Unavailable:
+            return
+        assert isinstance(reply, LimitReply)
+        if reply.error is not None:
+            raise decode_error(reply.error)
+
     def position_of(self, request_id: str, organisation: str) -> QueuePosition | None:
         """Returns None: queries for a queue position are forwarded to the controller."""
         return None
@@ -543,6 +560,7 @@ def _make_admit_request(
         max_tokens_param=admission_request.max_tokens_param,
         prompt_param=admission_request.prompt_param,
         is_counted=admission_request.is_counted,
+        has_fallback=admission_request.context is not None and admission_request.context.has_fallback,
     )
 
 
@@ -571,28 +589,30 @@ class RemoteUpstreamStatus(UpstreamStatus):
     def raise_if_unavailable(self) -> None:
         """Does nothing: the controller checks the status before it dispatches a request."""
 
+    def is_refusing(self) -> bool:
+        """Returns False: the controller counts the refusals of all workers, and rejects what can begin elsewhere."""
+        return False
+
     def start_attempt(self) -> BreakerAttempt:
         """Returns a dummy attempt: the controller has the circuit breaker."""
         return BreakerAttempt(0, is_trial=False, started_s=0.0)
 
     def on_first_token(self, attempt: BreakerAttempt) -> None:
-        """Forgets refusals. The admission tells the controller of the first token."""
-        self._count_refusal(AttemptOutcome.SUCCESS, None)
+        """Does nothing: the admission tells the controller of the first token."""
 
     def on_end(self, attempt: BreakerAttempt, outcome: AttemptOutcome, *, retry_after_s: float | None = None) -> None:
-        """Records the outcome of the attempt at the current admission; this worker learns refusals by itself."""
-        self._count_refusal(outcome, retry_after_s)
-        self._record(_WORKER_ATTEMPT_OUTCOMES[outcome])
+        """Records the outcome of the attempt at the current admission."""
+        self._record(_WORKER_ATTEMPT_OUTCOMES[outcome], retry_after_s)
 
     def mark_down(self, reason: str) -> None:
         """Records at the current admission that the server could not be reached."""
         self.reason = reason
         self._record(WorkerAttemptOutcome.UNREACHABLE)
 
-    def _record(self, outcome: WorkerAttemptOutcome) -> None:
+    def _record(self, outcome: WorkerAttemptOutcome, retry_after_s: float | None = None) -> None:
         admission = CURRENT_ADMISSION.get()
         if admission is not None and admission.attempt_outcome is not WorkerAttemptOutcome.UNREACHABLE:
-            admission.attempt_outcome = outcome
+            admission.attempt_outcome, admission.retry_after_s = outcome, retry_after_s
 
 
 _ENGINE_CONNECT_TIMEOUT_S = 2.0

@@ -103,6 +103,7 @@ async def run_worker(config: Config, worker_number: int, listener: socket.socket
             rate_limit_status=pipeline.rate_limit_status,
             retries=RetryAdvisor(RetryBudget(config.server.retry_share, config.server.retry_allowance), clock),
             begin=None if traces is None else traces.start_trace,
+            check_limits=pipeline.check_limits,
             max_body_bytes=config.server.max_body_bytes,
             body_timeout_s=config.server.body_timeout_s,
             host_policy=host_policy(config.server),

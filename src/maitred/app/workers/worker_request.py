@@ -19,7 +19,7 @@ from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.request.upstream_request import TruncatedPrompt
 from maitred.core.clock import Clock
 from maitred.core.context import RequestContext
-from maitred.core.errors import Bug, MaitredError, ReplicaUnavailable
+from maitred.core.errors import Bug, MaitredError, ReplicaBusy, ReplicaUnavailable
 from maitred.core.resource_stack import ResourceStack
 from maitred.core.tenancy import ANONYMOUS
 from maitred.core.timeline import TimelineSpan
@@ -176,6 +176,8 @@ class WorkerRequest:
 
     async def _serve(self) -> None:
         admit_request, context = self.admit_request, self.context
+        if admit_request.has_fallback and self._flow_controller.is_refusing(admit_request.pool):
+            raise ReplicaBusy()
         dispatch_request = self._dispatch_request(admit_request.requested_output_tokens)
         context.predicted_position = position = self._flow_controller.check(admit_request.pool, dispatch_request)
         async with ResourceStack() as stack:
@@ -266,7 +268,7 @@ class WorkerRequest:
         while True:
             match await self._next_command():
                 case ReplicaFailed() as command:
-                    self._end_attempt(command.attempt_outcome)
+                    self._end_attempt(command.attempt_outcome, command.retry_after_s)
                     if entry is None or not entry.requeue(
                         prompts=command.prompts, answer_by_s=command.answer_by_s, suspend_s=command.rest_s
                     ):
@@ -286,7 +288,7 @@ class WorkerRequest:
                 case ReleaseRequest() as command:
                     self._update_usage(command)
                     grant.record_usage(command.usage)
-                    self._end_attempt(command.attempt_outcome)
+                    self._end_attempt(command.attempt_outcome, command.retry_after_s)
                     if command.cancelled and self._in_flight_slot is not None:
                         # A client disconnect cancels the request; tokens until then are billed.
                         self._in_flight_slot.cancel(ClientDisconnected())
@@ -318,12 +320,13 @@ class WorkerRequest:
         self._upstream_attempt = upstream, upstream.status.start_attempt()
         upstream.open_streams += 1
 
-    def _end_attempt(self, outcome: WorkerAttemptOutcome) -> None:
+    def _end_attempt(self, outcome: WorkerAttemptOutcome, retry_after_s: float | None = None) -> None:
         if self._upstream_attempt is None:
             return
         (upstream, attempt), self._upstream_attempt = self._upstream_attempt, None
         upstream.open_streams -= 1
-        upstream.status.on_end(attempt, _ATTEMPT_OUTCOMES.get(outcome, AttemptOutcome.NEUTRAL))
+        attempt_outcome = _ATTEMPT_OUTCOMES.get(outcome, AttemptOutcome.NEUTRAL)
+        upstream.status.on_end(attempt, attempt_outcome, retry_after_s=retry_after_s)
         if outcome is WorkerAttemptOutcome.UNREACHABLE:
             upstream.status.mark_down("a worker could not reach it")
 
