@@ -327,6 +327,8 @@ MESSAGE_EVENTS = b"".join(b"event: " + entry["type"].encode() + b"\n" + event(en
         (MESSAGE_EVENTS, "text/plain"),
         (json.dumps(MESSAGE).encode(), "application/json"),
         (json.dumps(MESSAGE, indent=2).encode(), "text/event-stream"),
+        (b"\xef\xbb\xbf\n" + json.dumps(MESSAGE).encode(), "application/json"),
+        (event(MESSAGE), "text/event-stream"),
     ],
 )
 async def test_right_content_in_an_odd_form_is_a_whole_message_too(body, content_type):

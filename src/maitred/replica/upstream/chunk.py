@@ -4,7 +4,6 @@ Events are read as plain values, so nothing that a server sends is lost; `PlainC
 and the usage so far, which are read with one call of the decoder.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -12,86 +11,14 @@ from typing import Annotated, Any
 import msgspec
 
 from maitred.core.inference import TokenLogprob, TokenScore
-from maitred.core.request import MOST_TOKENS, FinishReason, Usage
+from maitred.core.request import MOST_TOKENS, Usage
 from maitred.replica.upstream.errors import make_replica_lost
 from maitred.wire.reported_usage import parse_usage
 
 _STRING = re.compile(rb' *("(?:[^"\\]|\\.)*")', re.DOTALL)
 """A JSON string."""
-_FINISH_REASONS: Mapping[str, FinishReason | None] = {
-    **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "end_turn", "end"), FinishReason.STOP),
-    **dict.fromkeys(("length", "max_tokens", "model_length"), FinishReason.LENGTH),
-    **dict.fromkeys(("tool_calls", "function_call"), FinishReason.TOOL_CALLS),
-    "content_filter": FinishReason.CONTENT_FILTER,
-    **dict.fromkeys(("null", "none"), None),
-}
-"""Finish reason by the usual values of `finish_reason`; None: the choice goes on."""
-_FINISH_STEMS: Sequence[tuple[re.Pattern[str], FinishReason | None]] = (
-    (
-        re.compile(
-            "abort|error|cancel|time_?d?_?out|fail|interrupt|insufficient|malformed|unavailable|disconnect|expire"
-        ),
-        None,
-    ),
-    (re.compile("length|max|limit|truncat|context|budget|pause"), FinishReason.LENGTH),
-    (
-        re.compile("filter|safety|block|recitation|prohibit|sensitive|moderat|guard|policy|spii|refus"),
-        FinishReason.CONTENT_FILTER,
-    ),
-    (re.compile("tool|function"), FinishReason.TOOL_CALLS),
-)
-"""Finish reason by a part of the words of other servers; None: the answer is incomplete."""
-
-
 _BILLED_COUNTS = frozenset({"prompt_tokens", "completion_tokens", "total_tokens", "input_tokens", "output_tokens"})
 """Members of a usage that the gateway writes itself."""
-
-
-def decode_event(data: bytes) -> tuple[Any, bool]:
-    """Decodes the data of an event; None if it says nothing.
-
-    Returns:
-        The decoded value, and whether its texts may have half a surrogate pair, which one event ends with and the next
-        one begins with.
-
-    Raises:
-        ReplicaLost: The data begins as JSON does and is none.
-    """
-    try:
-        return msgspec.json.decode(data), False
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        pass
-    if not data.startswith((b"{", b"[")):
-        return None, False  # a word that keeps the connection alive, such as ``ping``: no chunk begins like this
-    try:
-        # It takes lone surrogates, control characters and NaN too. Invalid UTF-8 is replaced, as the specification of
-        # event streams requires.
-        return json.loads(data.decode("utf-8", "replace"), strict=False), True
-    except (ValueError, RecursionError):
-        raise make_replica_lost("it sent an event that is no JSON") from None
-
-
-def parse_finish_reason(value: object, *, has_calls: bool) -> FinishReason | None:
-    """Returns the finish reason in a server's words; None: the choice goes on.
-
-    An unknown word is an end, unless it speaks of a failure. A choice with tool calls ends for them whatever the word,
-    unless it was cut, and one without them does not.
-
-    Raises:
-        ReplicaLost: The choice is incomplete.
-    """
-    if not value or not isinstance(value, str):
-        return None
-    word = value.lower()
-    if word in _FINISH_REASONS:
-        reason = _FINISH_REASONS[word]
-    else:
-        reason = next((meant for stem, meant in _FINISH_STEMS if stem.search(word)), FinishReason.STOP)
-        if reason is None:
-            raise make_replica_lost(f"a choice ended for the reason {value[:40]!r}, which is no end")
-    if reason in (FinishReason.STOP, FinishReason.TOOL_CALLS):
-        return FinishReason.TOOL_CALLS if has_calls else FinishReason.STOP
-    return reason
 
 
 def parse_index(value: object) -> int | None:
@@ -189,35 +116,6 @@ def text_of(value: object) -> str:
     parts = MessageParts()
     parts.add(value)
     return parts.thought + parts.text
-
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-def join_surrogates(text: str) -> tuple[str, str]:
-    """Joins the surrogate pairs in a text; returns it without a first half at its end, and that half.
-
-    Other lone surrogates are replaced.
-    """
-    half = ""
-    if text and "\ud800" <= text[-1] <= "\udbff":
-        text, half = text[:-1], text[-1]
-    if _SURROGATE.search(text):
-        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text, half
-
-
-def replace_surrogates(value: Any) -> Any:  # noqa: ANN401 - whatever JSON can be
-    """Returns a value whose texts have no lone surrogates, which no encoder takes."""
-    match value:
-        case str():
-            text, half = join_surrogates(value)
-            return text + "\ufffd" * len(half)
-        case list():
-            return [replace_surrogates(entry) for entry in value]
-        case dict():
-            return {replace_surrogates(name): replace_surrogates(entry) for name, entry in value.items()}
-    return value
 
 
 class _PlainUsage(msgspec.Struct, forbid_unknown_fields=True):

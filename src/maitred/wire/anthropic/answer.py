@@ -21,18 +21,17 @@ import msgspec
 from maitred.core.ids import new_object_id
 from maitred.core.inference import TextDelta
 from maitred.core.request import FinishReason, Usage
+from maitred.wire.answer_event import (
+    AnswerBroken,
+    TextAssembler,
+    decode_event,
+    parse_finish_reason,
+    replace_surrogates,
+)
 from maitred.wire.openai.responses import REASONING_FIELDS
 from maitred.wire.reported_usage import parse_usage
 from maitred.wire.sse import SSEEvent
 
-_FINISH_REASONS: Mapping[str, FinishReason] = {
-    **dict.fromkeys(("max_tokens", "model_context_window_exceeded", "length"), FinishReason.LENGTH),
-    **dict.fromkeys(("refusal", "content_filter"), FinishReason.CONTENT_FILTER),
-    "pause_turn": FinishReason.PAUSE,
-}
-"""Finish reason by stop reason; every other end is `STOP` or `TOOL_CALLS`, whatever the word for it."""
-_FAILURES = frozenset({"abort", "aborted", "cancelled", "canceled", "error", "failed", "timeout"})
-"""Stop reasons of an answer that is incomplete."""
 ERROR_STATUSES: Mapping[str, int] = {
     "invalid_request_error": 400,
     "authentication_error": 401,
@@ -48,10 +47,6 @@ ERROR_STATUSES: Mapping[str, int] = {
 """Map from each error type to the HTTP status of the error before a stream."""
 _END_MARKERS = ("", "[DONE]")
 """Data of events that have no content."""
-
-
-class AnswerBroken(Exception):
-    """Error for an incomplete answer that no further event can complete."""
 
 
 class AnswerFailed(Exception):
@@ -111,6 +106,8 @@ class MessagesStreamParser:
         self._thought_count = 0
         self._text_count = 0
         self._finish: FinishReason | None = None
+        self._characters = TextAssembler()
+        """Joins characters whose parts come in two events, by block and member."""
 
     def feed(self, event: SSEEvent) -> list[TextDelta]:
         """Parses an event and returns its additions to the answer, the last of them with the finish reason.
@@ -119,7 +116,7 @@ class MessagesStreamParser:
             AnswerBroken: The event is out of order, or cannot be read.
             AnswerFailed: The event is an error.
         """
-        fields = _decode_event(event)
+        fields = self._decode(event)
         match fields.get("type"):
             case "message_start":
                 self._start(fields.get("message"))
@@ -130,6 +127,8 @@ class MessagesStreamParser:
                 return added
             case "message_delta":
                 return list(self._end(fields))
+            case "message" if isinstance(fields.get("content"), list) and not self._has_content:
+                return self.feed_whole(fields)  # a whole answer in place of a stream
             case "message_stop":
                 if self._finish is None:
                     raise AnswerBroken("it does not say why it ended")
@@ -176,6 +175,8 @@ class MessagesStreamParser:
         place = index if isinstance(index, int) else self._latest_index
         block = self._blocks.get(place)
         if kind == "content_block_stop":
+            if self._characters.held and any(held[-1] == "text" for held in self._characters.take(place)):
+                yield TextDelta(0, "\ufffd")  # the rest of its last character has not come
             if block is not None:
                 del self._blocks[place]
                 yield from self._close(block)
@@ -267,15 +268,40 @@ class MessagesStreamParser:
         reason = delta.get("stop_reason") if isinstance(delta, dict) else None
         if not isinstance(reason, str) or not isinstance(delta, dict):
             return
-        if reason in _FAILURES:
-            raise AnswerBroken(f"it stopped for the reason {reason[:40]!r}, which is no end")
+        stop = _text(delta.get("stop_sequence")) or None
+        finish = parse_finish_reason(reason, has_calls=bool(self._call_count) and stop is None)
+        if finish is None:
+            return
         for block in self._blocks.values():
             yield from self._close(block)
         self._blocks.clear()
-        stop = _text(delta.get("stop_sequence")) or None
-        ended = FinishReason.TOOL_CALLS if self._call_count and stop is None else FinishReason.STOP
-        self._finish = _FINISH_REASONS.get(reason, ended)
+        self._finish = finish
         yield TextDelta(0, "", self._finish, stop=stop if self._finish is FinishReason.STOP else None)
+
+    def _decode(self, event: SSEEvent) -> dict[str, Any]:
+        """Decodes an event; an event without content is an empty object.
+
+        Raises:
+            AnswerBroken: The event is no JSON object with a type.
+            AnswerFailed: The event is an error.
+        """
+        if event.data.strip() in _END_MARKERS:
+            return {}
+        fields, is_mended = decode_event(event.data.strip().encode("utf-8", "surrogateescape"))
+        if not isinstance(fields, dict):
+            raise AnswerBroken("it sent an event that is no JSON object")
+        if is_mended or self._characters.held:
+            place = fields.get("index", self._latest_index)
+            fields = {
+                name: self._characters.join((place, name), value) if name == "delta" else replace_surrogates(value)
+                for name, value in fields.items()
+            }
+        _raise_error(fields)
+        if not isinstance(fields.get("type"), str):
+            if event.type == "message":
+                raise AnswerBroken("it sent an event without a type")
+            fields["type"] = event.type  # the name of the event says it, too
+        return fields
 
     def _merge_counts(self, counts: object, without: str = "") -> None:
         """Merges counts, which are running totals; an omitted count keeps its previous value."""
@@ -287,29 +313,6 @@ class MessagesStreamParser:
                 # Some servers count the prompt in the first event and send a zero in the last one.
                 if not (count == 0 and isinstance(earlier, int)):
                     self._counts[name] = count
-
-
-def _decode_event(event: SSEEvent) -> dict[str, Any]:
-    """Decodes an event; an event without content is an empty object.
-
-    Raises:
-        AnswerBroken: The event is no JSON object with a type.
-        AnswerFailed: The event is an error.
-    """
-    if event.data.strip() in _END_MARKERS:
-        return {}
-    try:
-        fields = msgspec.json.decode(event.data)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        fields = None
-    if not isinstance(fields, dict):
-        raise AnswerBroken("it sent an event that is no JSON object")
-    _raise_error(fields)
-    if not isinstance(fields.get("type"), str):
-        if event.type == "message":
-            raise AnswerBroken("it sent an event without a type")
-        fields["type"] = event.type  # the name of the event says it, too
-    return fields
 
 
 def _raise_error(fields: Mapping[str, Any]) -> None:

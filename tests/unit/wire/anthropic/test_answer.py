@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.core.request import FinishReason, Usage
-from maitred.wire.anthropic.answer import AnswerBroken, AnswerFailed, MessagesStreamParser
+from maitred.wire.answer_event import AnswerBroken
+from maitred.wire.anthropic.answer import AnswerFailed, MessagesStreamParser
 from maitred.wire.sse import SSEDecoder, SSEEvent
 
 START = {
@@ -364,3 +365,27 @@ def test_however_the_bytes_come(cuts, events):
         at += size
     assert reader.is_complete
     assert deltas == read(events)[1]
+
+
+@pytest.mark.parametrize(
+    ("word", "finish"),
+    [
+        ("end_turn", FinishReason.STOP),
+        ("END_TURN", FinishReason.STOP),
+        ("compaction", FinishReason.STOP),
+        ("MAX_TOKENS", FinishReason.LENGTH),
+        ("budget_exceeded", FinishReason.LENGTH),
+        ("pause_turn", FinishReason.PAUSE),
+        ("refusal", FinishReason.CONTENT_FILTER),
+        ("safety", FinishReason.CONTENT_FILTER),
+        ("tool_use", FinishReason.STOP),
+    ],
+)
+def test_words_for_an_end_are_those_of_all_servers(word, finish):
+    assert read([START, *text(0, "x"), ending(word)])[1][-1].finish is finish
+
+
+@pytest.mark.parametrize("word", ["abort", "server_error", "cancelled", "timed_out"])
+def test_a_word_that_speaks_of_a_failure_is_no_end(word):
+    with pytest.raises(AnswerBroken):
+        read([START, *text(0, "x"), ending(word)])
