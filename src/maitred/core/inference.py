@@ -119,6 +119,8 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     raw: bytes
     """Exact bytes of the token, because `text` cannot hold half a character."""
     logprob: float
+    members: dict[str, Any] | None = None
+    """What else an external server says of the token, in its words."""
 
 
 class TokenScore(msgspec.Struct, frozen=True):

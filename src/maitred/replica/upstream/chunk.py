@@ -215,15 +215,19 @@ def split_at_text(event: bytes, member: bytes, text: str) -> tuple[bytes, bytes]
     return event[: string.start(1)], event[string.end(1) :]
 
 
+_READ_OF_TOKEN = frozenset({"token", "logprob", "bytes", "top_logprobs"})
+
+
 class _TopLogprob(msgspec.Struct):
     token: str
     logprob: float
     bytes: list[Annotated[int, msgspec.Meta(ge=0, le=255)]] | None = None
 
-    def to_logprob(self) -> TokenLogprob:
-        return TokenLogprob(
-            self.token, bytes(self.bytes) if self.bytes is not None else self.token.encode(), self.logprob
-        )
+    def to_logprob(self, sent: Mapping[str, Any]) -> TokenLogprob:
+        """Returns the log-probability with the other members of the entry that was sent."""
+        members = {name: value for name, value in sent.items() if name not in _READ_OF_TOKEN} or None
+        raw = bytes(self.bytes) if self.bytes is not None else self.token.encode()
+        return TokenLogprob(self.token, raw, self.logprob, members)
 
 
 class _TokenLogprobs(_TopLogprob):
@@ -240,7 +244,7 @@ class Logprobs(msgspec.Struct):
     text_offset: list[int] | None = None
 
 
-def parse_scores(fields: object, offset: int) -> list[TokenScore] | None:
+def parse_scores(fields: Any, offset: int) -> list[TokenScore] | None:  # noqa: ANN401 - whatever JSON can be
     """Returns the log-probabilities of each token; None if the chunk has none, or none that can be read.
 
     Args:
@@ -255,10 +259,10 @@ def parse_scores(fields: object, offset: int) -> list[TokenScore] | None:
         return None
     scores: list[TokenScore] = []
     if logprobs.content is not None:
-        for token in logprobs.content:
-            scores.append(
-                TokenScore(token.to_logprob(), [top.to_logprob() for top in token.top_logprobs or ()], offset)
-            )
+        for token, sent in zip(logprobs.content, fields["content"], strict=True):
+            entries = zip(token.top_logprobs or (), sent.get("top_logprobs") or (), strict=True)
+            others = [other.to_logprob(entry) for other, entry in entries]
+            scores.append(TokenScore(token.to_logprob(sent), others, offset))
             offset += len(token.token)
         return scores
     if logprobs.tokens is None:

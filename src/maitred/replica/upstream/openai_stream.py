@@ -318,6 +318,8 @@ class OpenAIStreamParser:
         self._drop_template()
         if delta.finish is not None or delta.scores is not None or self._characters.held:
             return
+        if delta.metadata is not None and _speaks_of_tokens(delta.metadata):
+            return  # equal members of two chunks are those of two tokens
         call: ToolCallState | None = None
         match delta:
             case TextDelta(text=text, extra=None):
@@ -396,7 +398,7 @@ class OpenAIStreamParser:
         if index in self._held_metadata:
             held = self._held_metadata.pop(index)
             metadata = ChunkMetadata({**held.chunk, **metadata.chunk}, {**held.choice, **metadata.choice})
-        changes = metadata != self._metadata.get(index, _NO_METADATA)
+        changes = metadata != self._metadata.get(index, _NO_METADATA) or _speaks_of_tokens(metadata)
         if changes and (says_something or metadata != _NO_METADATA):
             self._metadata[index] = metadata
             self._drop_template()
@@ -566,6 +568,14 @@ class OpenAIStreamParser:
         if self.has_begun:
             raise make_replica_lost(f"it reported an error: {error.message[:200]}")
         raise make_response_error(self._server_name, None, error)
+
+
+def _speaks_of_tokens(metadata: ChunkMetadata) -> bool:
+    """Returns whether members of a choice are about the tokens of one chunk alone, such as their ids."""
+    return any(
+        name == "logprobs" or (isinstance(value, list) and isinstance(value[0], int))
+        for name, value in metadata.choice.items()
+    )
 
 
 def _merge_usages(usages: Sequence[Usage], choices_per_prompt: int) -> Usage:
