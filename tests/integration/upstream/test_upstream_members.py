@@ -370,13 +370,8 @@ def scored(text, *entries, **more):
 
 
 A = {"id": 7, "token": "a", "bytes": [97], "logprob": -0.5, "rank": 1, "top_logprobs": []}
-B = {
-    **{"id": 8, "token": "b", "bytes": [98], "logprob": -1.0},
-    "top_logprobs": [
-        {"id": 8, "token": "b", "bytes": [98], "logprob": -1.0},
-        {"token": "c", "logprob": -2.0, "p": 0.1},
-    ],
-}
+TOP_B = {"id": 8, "token": "b", "bytes": [98], "logprob": -1.0}
+B = {**TOP_B, "top_logprobs": [TOP_B, {"token": "c", "logprob": -2.0, "p": 0.1}]}
 C_TOLD = {"token": "c", "logprob": -2.0, "p": 0.1, "bytes": [99]}
 REFUSED = {"token": "no", "logprob": -0.1, "bytes": None, "top_logprobs": [], "rank": 3}
 
