@@ -210,6 +210,9 @@ class ChatFormatter:
             extra = {name: value for name, value in extra.items() if name != "tool_calls"} | {"function_call": called}
         if not self._hidden:
             return extra
+        if "content_blocks" in extra:
+            shown = [block for block in extra["content_blocks"] if "thinking" not in block.get("type", "")]
+            extra = {**extra, "content_blocks": shown}
         return {name: value for name, value in extra.items() if name not in self._hidden}
 
     def _finish_of(self, reason: FinishReason) -> Finish:

@@ -15,7 +15,7 @@ from maitred.replica.upstream.whole_body import WholeBody
 from maitred.wire.answer_event import AnswerBroken, decode_event, replace_surrogates
 from maitred.wire.anthropic.answer import AnswerFailed, MessagesStreamParser
 from maitred.wire.anthropic.outbound import begins_without_thought, to_messages
-from maitred.wire.anthropic.requests import MessagesRequest
+from maitred.wire.anthropic.requests import MessagesRequest, unwrap_server_blocks
 from maitred.wire.openai.fields import MESSAGES_THINKING, refuse, unsupported_members
 from maitred.wire.openai.requests import ChatRequest, Message
 from maitred.wire.sse import SSEDecoder, SSEEvent
@@ -51,11 +51,12 @@ def encode_messages_body(
         begun = Message(role="assistant", content=request.given)
         chat = msgspec.structs.replace(chat, messages=[*chat.messages, begun], thinking=None)
     messages_request = to_messages(chat, model=model, max_tokens=max_tokens)
-    body = {**parameters, **msgspec.to_builtins(messages_request)}
+    body = {**parameters, **unwrap_server_blocks(msgspec.to_builtins(messages_request))}
     asked_tokens = request.fields.get("max_completion_tokens") or request.fields.get("max_tokens")
     if "thinking" in body and (request.given or not _may_think(messages_request, body["thinking"], asked_tokens)):
         del body["thinking"]
-    return msgspec.json.encode(body), [*ignored, *members.ignored]
+    ignored += [name for name in members.ignored if name != "messages.content_blocks"]
+    return msgspec.json.encode(body), ignored
 
 
 def _may_think(request: MessagesRequest, thinking: Any, asked_tokens: int | None) -> bool:  # noqa: ANN401 - any JSON

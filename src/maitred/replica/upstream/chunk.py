@@ -13,12 +13,10 @@ import msgspec
 from maitred.core.inference import TokenLogprob, TokenScore
 from maitred.core.request import MOST_TOKENS, Usage
 from maitred.replica.upstream.errors import make_replica_lost
-from maitred.wire.reported_usage import parse_usage
+from maitred.wire.reported_usage import is_empty, read_usage
 
 _STRING = re.compile(rb' *("(?:[^"\\]|\\.)*")', re.DOTALL)
 """A JSON string."""
-_BILLED_COUNTS = frozenset({"prompt_tokens", "completion_tokens", "total_tokens", "input_tokens", "output_tokens"})
-"""Members of a usage that the gateway writes itself."""
 
 
 def parse_index(value: object) -> int | None:
@@ -28,31 +26,6 @@ def parse_index(value: object) -> int | None:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value if isinstance(value, int) else None
-
-
-def is_empty(value: object) -> bool:
-    """Returns whether the value of a member says nothing."""
-    return value is None or (isinstance(value, str | list | dict) and not value)
-
-
-def read_usage(fields: object) -> Usage | None:
-    """Returns a reported usage with whatever else the server counted; None if it counts nothing."""
-    usage = parse_usage(fields)
-    if usage is None or not isinstance(fields, dict):
-        return None
-    return msgspec.structs.replace(usage, details=_usage_details(fields))
-
-
-def _usage_details(fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns what a server's usage has beside the counts of prompt and answer; None: nothing."""
-    details = {name: value for name, value in fields.items() if name not in _BILLED_COUNTS and not is_empty(value)}
-    if (
-        (prompt := details.get("prompt_tokens_details"))
-        and isinstance(prompt, dict)
-        and prompt.keys() == {"cached_tokens"}
-    ):
-        del details["prompt_tokens_details"]
-    return details or None
 
 
 class MessageParts(msgspec.Struct):

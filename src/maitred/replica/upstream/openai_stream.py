@@ -26,10 +26,8 @@ from maitred.replica.upstream.chunk import (
     MessageParts,
     decode_plain_chunk,
     decode_text,
-    is_empty,
     parse_index,
     parse_scores,
-    read_usage,
     split_at_text,
     strip_padding,
     text_of,
@@ -45,6 +43,7 @@ from maitred.wire.answer_event import (
     replace_surrogates,
 )
 from maitred.wire.openai.tool_calls import ToolCallAssembler, ToolCallState
+from maitred.wire.reported_usage import is_empty, read_usage
 from maitred.wire.sse import SSESplitter
 
 _DECIDED_BY_GATEWAY = frozenset({"id", "object", "created", "model", "choices", "usage", "obfuscation", "error"})

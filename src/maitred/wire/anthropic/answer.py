@@ -8,18 +8,23 @@ block, or comes after the reason, is a failure. Everything else is read lenientl
 each in its own way: events, blocks and deltas of unknown types are skipped, as Anthropic asks of clients; counts,
 endings of blocks and numbers may be missing; tool calls may be cut, or have arguments that are no JSON.
 
+What chat completions have no place for (citations, tools that run at the server and their results, any other block) is
+in `TextDelta.block` as it comes. The last delta then also has all blocks of the answer, as the server sent them, in
+``content_blocks``, and the citations of web pages as OpenAI's ``annotations``. Further members of the message, such as
+``container``, are in `TextDelta.metadata`.
+
 The model's thinking becomes `REASONING_FIELDS` as it comes. A signed block of it also becomes an entry of
 ``thinking_blocks`` when it has ended: without the signature, Anthropic refuses the next turn of a conversation with
 tools. LiteLLM has the same member in its chat completions.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from maitred.core.ids import new_object_id
-from maitred.core.inference import TextDelta
+from maitred.core.inference import ChunkMetadata, TextDelta
 from maitred.core.request import FinishReason, Usage
 from maitred.wire.answer_event import (
     AnswerBroken,
@@ -29,7 +34,7 @@ from maitred.wire.answer_event import (
     replace_surrogates,
 )
 from maitred.wire.openai.responses import REASONING_FIELDS
-from maitred.wire.reported_usage import parse_usage
+from maitred.wire.reported_usage import is_empty, read_usage
 from maitred.wire.sse import SSEEvent
 
 ERROR_STATUSES: Mapping[str, int] = {
@@ -45,6 +50,14 @@ ERROR_STATUSES: Mapping[str, int] = {
     "overloaded_error": 529,
 }
 """Map from each error type to the HTTP status of the error before a stream."""
+_KNOWN_BLOCKS = frozenset({"text", "tool_use", "thinking", "redacted_thinking"})
+"""Blocks that chat completions have a place for."""
+_OUTPUT_COUNT = frozenset({"input_tokens", "output_tokens"})
+_READ_OF_TEXT = frozenset({"type", "text"})
+_READ_OF_CALL = frozenset({"type", "id", "name", "input"})
+_READ_OF_MESSAGE = frozenset(
+    {"id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage", "delta", "error"}
+)
 _END_MARKERS = ("", "[DONE]")
 """Data of events that have no content."""
 
@@ -75,8 +88,10 @@ class OpenBlock:
         number: Number of the tool call; of any other block, the number of texts and calls before it.
 
     Attributes:
-        pieces: The arguments or the thought so far; of a text only its first piece.
+        pieces: The text, the arguments or the thought so far.
+        is_counted: Whether the text has been counted among the texts.
         signature: Signature of the thought.
+        members: Members that came after the start, such as citations.
     """
 
     def __init__(self, start: Mapping[str, Any], number: int) -> None:
@@ -84,7 +99,50 @@ class OpenBlock:
         self.type = start.get("type")
         self.number = number
         self.pieces: list[str] = []
+        self.is_counted = False
         self.signature = ""
+        self.members: dict[str, Any] = {}
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether chat completions have no place for such a block."""
+        return self.type not in _KNOWN_BLOCKS
+
+    def add(self, delta: Mapping[str, Any]) -> None:
+        """Adds a delta that chat completions have no place for."""
+        match delta:
+            case {"type": "citations_delta", "citation": citation}:
+                self.members["citations"] = [*self.citations, citation]
+            case {"type": "input_json_delta", "partial_json": str() as piece}:
+                self.pieces.append(piece)
+            case _:
+                for name, value in delta.items():
+                    earlier = self.members.get(name, self.start.get(name))
+                    if name != "type":
+                        is_piece = isinstance(value, str) and isinstance(earlier, str)
+                        self.members[name] = earlier + value if is_piece else value
+
+    @property
+    def citations(self) -> list[Any]:
+        """Citations of the text so far."""
+        citations = self.members.get("citations", self.start.get("citations"))
+        return citations if isinstance(citations, list) else []
+
+    def whole(self) -> dict[str, Any]:
+        """Returns the whole block, as a server that does not stream would send it."""
+        block = {**self.start, **self.members}
+        written = "".join(self.pieces)
+        match self.type:
+            case "text":
+                block["text"] = written
+            case "thinking":
+                block |= {"thinking": written, "signature": self.signature}
+            case _ if written:
+                try:
+                    block["input"] = msgspec.json.decode(written)
+                except (msgspec.MsgspecError, UnicodeError, RecursionError):
+                    block["input"] = written
+        return block
 
 
 class MessagesStreamParser:
@@ -106,6 +164,12 @@ class MessagesStreamParser:
         self._thought_count = 0
         self._text_count = 0
         self._finish: FinishReason | None = None
+        self._order: list[OpenBlock] = []
+        """All blocks, in their order."""
+        self._has_foreign = False
+        """Whether something has come that chat completions have no place for."""
+        self._members: dict[str, Any] = {}
+        """Members of the message that are not read here."""
         self._characters = TextAssembler()
         """Joins characters whose parts come in two events, by block and member."""
 
@@ -144,6 +208,7 @@ class MessagesStreamParser:
         deltas: list[TextDelta] = []
         for index, block in enumerate(content):
             deltas += self._open(index, {"content_block": block})
+            deltas += self._close(self._blocks.pop(index))
         deltas += self._end({"delta": message, "usage": message.get("usage")})
         if self._finish is None:
             raise AnswerBroken("it does not say why it ended")
@@ -166,6 +231,7 @@ class MessagesStreamParser:
         if isinstance(message, dict):
             # The output tokens are final in message_delta only.
             self._merge_counts(message.get("usage"), without="output_tokens")
+            self._keep_members(message)
 
     def _apply(self, kind: str, fields: Mapping[str, Any]) -> Iterator[TextDelta]:
         index = fields.get("index")
@@ -200,9 +266,18 @@ class MessagesStreamParser:
                 return  # the event came twice
             yield from self._close(earlier)
         is_call = start.get("type") == "tool_use"
+        follows_text = bool(self._order) and self._order[-1].type == "text" == start.get("type")
         number = self._call_count if is_call else self._call_count + self._text_count
         block = self._blocks[index] = OpenBlock(start, number)
         self._latest_index = index
+        self._order.append(block)
+        if block.is_foreign:
+            self._has_foreign = True
+            yield TextDelta(0, "", block={"type": "content_block_start", "content_block": dict(start)})
+        elif start.get("type") == "text" and (follows_text or _has_beyond(start, _READ_OF_TEXT)):
+            # Texts that follow one another are apart where they have citations of their own.
+            self._has_foreign = self._has_foreign or _has_beyond(start, _READ_OF_TEXT)
+            yield TextDelta(0, "", block={"type": "content_block_start", "content_block": {**start, "text": ""}})
         match start:
             case {"type": "tool_use"}:
                 self._call_count += 1
@@ -214,9 +289,10 @@ class MessagesStreamParser:
                 yield self._text(block, text)
 
     def _text(self, block: OpenBlock, text: str) -> TextDelta:
-        if not block.pieces and text.strip():
+        block.pieces.append(text)
+        if not block.is_counted and text.strip():
             self._text_count += 1
-            block.pieces.append(text)
+            block.is_counted = True
         return TextDelta(0, text)
 
     def _fill(self, block: OpenBlock, delta: Mapping[str, Any]) -> Iterator[TextDelta]:
@@ -235,6 +311,10 @@ class MessagesStreamParser:
                 block.signature += signature
             case {"type": "text_delta" | "input_json_delta" as kind} if block.type in ("text", "tool_use"):
                 raise AnswerBroken(f"a block of {block.type} got a {kind}")
+            case _ if block.is_foreign or (block.type == "text" and delta.get("type") != "text_delta"):
+                block.add(delta)
+                self._has_foreign = True
+                yield TextDelta(0, "", block={"type": "content_block_delta", "delta": dict(delta)})
 
     def _add_thought(self, block: OpenBlock, thought: object) -> Iterator[TextDelta]:
         if text := _text(thought):
@@ -252,6 +332,8 @@ class MessagesStreamParser:
                 yield self._thinking_block(block, thought)
             case "redacted_thinking" if isinstance(block.start.get("data"), str):
                 yield self._thinking_block(block, {"type": "redacted_thinking", "data": block.start["data"]})
+            case _ if block.is_foreign:
+                yield TextDelta(0, "", block={"type": "content_block_stop"})
 
     def _thinking_block(self, block: OpenBlock, thought: dict[str, Any]) -> TextDelta:
         # Entries of lists in chunks have an index, by which clients put them together. The position is that among the
@@ -263,8 +345,11 @@ class MessagesStreamParser:
     def _end(self, fields: Mapping[str, Any]) -> Iterator[TextDelta]:
         """Reads a ``message_delta``, of which several may come; the last reason and the last counts hold."""
         self._merge_counts(fields.get("usage"))
-        self.usage = parse_usage(self._counts)
+        counted = {name: count for name, count in self._counts.items() if count != 0 or name in _OUTPUT_COUNT}
+        self.usage = read_usage(counted)
         delta = fields.get("delta")
+        for members in (fields, delta):
+            self._keep_members(members)
         reason = delta.get("stop_reason") if isinstance(delta, dict) else None
         if not isinstance(reason, str) or not isinstance(delta, dict):
             return
@@ -276,7 +361,21 @@ class MessagesStreamParser:
             yield from self._close(block)
         self._blocks.clear()
         self._finish = finish
-        yield TextDelta(0, "", self._finish, stop=stop if self._finish is FinishReason.STOP else None)
+        yield TextDelta(
+            0,
+            "",
+            finish,
+            extra=_foreign_members(self._order) if self._has_foreign else None,
+            stop=stop if finish is FinishReason.STOP else None,
+            metadata=ChunkMetadata(self._members) if self._members else None,
+        )
+
+    def _keep_members(self, members: object) -> None:
+        """Keeps the members of a message, or of the event that ends it, that are not read here."""
+        if isinstance(members, dict):
+            self._members |= {
+                name: value for name, value in members.items() if name not in _READ_OF_MESSAGE and not is_empty(value)
+            }
 
     def _decode(self, event: SSEEvent) -> dict[str, Any]:
         """Decodes an event; an event without content is an empty object.
@@ -328,7 +427,30 @@ def _tool_call(block: Mapping[str, Any], number: int) -> dict[str, Any]:
     if not isinstance(name, str) or not name:
         raise AnswerBroken(f"the call of a tool ({number}) has no name")
     call_id = _text(block.get("id")) or new_object_id("call")
-    return {"index": number, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+    others = {name: value for name, value in block.items() if name not in _READ_OF_CALL and not is_empty(value)}
+    function = {"name": name, "arguments": ""}
+    return {**others, "index": number, "id": call_id, "type": "function", "function": function}
+
+
+def _has_beyond(block: Mapping[str, Any], read: frozenset[str]) -> bool:
+    return any(not is_empty(value) for name, value in block.items() if name not in read)
+
+
+def _foreign_members(blocks: Sequence[OpenBlock]) -> dict[str, Any]:
+    """Returns what chat completions have no place for: all blocks, and the citations of web pages as annotations."""
+    annotations = []
+    begin = 0
+    for block in blocks:
+        if block.type != "text":
+            continue
+        end = begin + sum(map(len, block.pieces))
+        for citation in block.citations:
+            if isinstance(citation, dict) and isinstance(url := citation.get("url"), str):
+                cited = {"url": url, "title": citation.get("title") or "", "start_index": begin, "end_index": end}
+                annotations.append({"type": "url_citation", "url_citation": cited})
+        begin = end
+    members: dict[str, Any] = {"annotations": annotations} if annotations else {}
+    return members | {"content_blocks": [block.whole() for block in blocks]}
 
 
 def _arguments(number: int, piece: str) -> TextDelta:
