@@ -16,7 +16,7 @@ from maitred.api.headers import apply_priority_headers
 from maitred.api.routes import Route
 from maitred.api.streaming import CollectedChoice, send_response
 from maitred.core.context import RequestContext
-from maitred.core.inference import ChunkMetadata, Conversation, InferenceRequest, TextDelta, TokenLogprob, TokenScore
+from maitred.core.inference import ChunkMetadata, Conversation, InferenceRequest, TextDelta
 from maitred.core.request import FinishReason, Usage
 from maitred.core.service import InferenceService
 from maitred.core.tenancy import Scope
@@ -31,15 +31,15 @@ from maitred.wire.openai.responses import (
     ChatChunkChoice,
     ChatCompletion,
     ChatDelta,
-    ChatLogprob,
     ChatLogprobs,
     ChatMessage,
     Finish,
     Marks,
-    TopLogprob,
     UsageBody,
     add_metadata,
     encode,
+    have_members,
+    score_entries,
     to_finish_reason,
     to_stop_reason,
 )
@@ -133,7 +133,7 @@ class ChatFormatter:
                 ChatChoice(
                     index=index,
                     message=self._message(choice, messages[index]),
-                    logprobs=None if choice.scores is None else _logprobs(choice.scores),
+                    logprobs=None if choice.scores is None else ChatLogprobs.of(choice.scores),
                     finish_reason=self._finish_of(choice.finish),
                     stop_reason=to_stop_reason(choice.finish),
                 )
@@ -142,11 +142,14 @@ class ChatFormatter:
             usage=UsageBody.of(usage),
         )
         others = [_without(extra, _MESSAGE_FIELDS) for extra in messages]
-        if usage.details is None and not any(others) and not any(choice.metadata for choice in choices):
+        has_more = any(choice.metadata or have_members(choice.scores) for choice in choices)
+        if usage.details is None and not any(others) and not has_more:
             return encode(completion)
         fields = to_builtins(completion)
-        for choice_fields, extra in zip(fields["choices"], others, strict=True):
+        for choice_fields, extra, choice in zip(fields["choices"], others, choices, strict=True):
             choice_fields["message"] |= extra
+            if choice.scores is not None:
+                choice_fields["logprobs"]["content"] = score_entries(choice.scores)
         return encode(add_metadata(fields, [choice.whole_metadata() for choice in choices], usage))
 
     def _text(self, index: int, text: str) -> bytes:
@@ -158,8 +161,9 @@ class ChatFormatter:
 
     def _encode_part(self, part: TextDelta) -> bytes:
         """Encodes a delta of any kind, without a template."""
-        if part.continued and self._model != self._context.model:
+        if part.continued:  # what the first server said of itself is not true of the next one
             self._model = self._context.model
+            self._metadata.clear()
             self._templates.clear()
         if part.metadata is not None:
             self._metadata[part.index] = part.metadata
@@ -175,7 +179,7 @@ class ChatFormatter:
             # Missing text differs from an empty text: clients use it to tell tool calls from answers.
             content = part.text if part.text or not (extra or part.metadata) else UNSET
             delta = ChatDelta(content=content, **{name: extra[name] for name in extra if name in _DELTA_FIELDS})
-            logprobs = None if part.scores is None else _logprobs(part.scores)
+            logprobs = None if part.scores is None else ChatLogprobs.of(part.scores)
             yield ChatChunkChoice(index=part.index, delta=delta, logprobs=logprobs)
         if part.finish is not None:
             yield ChatChunkChoice(
@@ -206,6 +210,9 @@ class ChatFormatter:
             extra = {name: value for name, value in extra.items() if name != "tool_calls"} | {"function_call": called}
         if not self._hidden:
             return extra
+        if "content_blocks" in extra:
+            shown = [block for block in extra["content_blocks"] if "thinking" not in block.get("type", "")]
+            extra = {**extra, "content_blocks": shown}
         return {name: value for name, value in extra.items() if name not in self._hidden}
 
     def _finish_of(self, reason: FinishReason) -> Finish:
@@ -219,10 +226,13 @@ class ChatFormatter:
         others = (
             _without(extra, {*_DELTA_FIELDS, *self._hidden}) if extra and not _DELTA_FIELDS.issuperset(extra) else {}
         )
-        if metadata is _NO_METADATA and not others:
+        scores = None if part is None or choice.logprobs is None else part.scores
+        if metadata is _NO_METADATA and not others and not have_members(scores):
             return encode_event(encode(chunk))
         fields = to_builtins(chunk)
         fields["choices"][0]["delta"] |= others
+        if scores is not None:
+            fields["choices"][0]["logprobs"]["content"] = score_entries(scores)
         return encode_event(encode(add_metadata(fields, [metadata], None)))
 
     def _chunk(
@@ -260,24 +270,6 @@ _PLAIN = JsonTemplate(
     (b'"an id"', b"1001", b'"a model"', b'"a text"', b'"stop"', b"1002", b"1003", b"2005", b"1004"),
 )
 """Template of an answer with one choice that has only a text."""
-
-
-def _logprobs(scores: list[TokenScore]) -> ChatLogprobs:
-    return ChatLogprobs(
-        content=[
-            ChatLogprob(
-                token=score.chosen.text,
-                logprob=score.chosen.logprob,
-                bytes=list(score.chosen.raw),
-                top_logprobs=[_top(other) for other in score.top],
-            )
-            for score in scores
-        ]
-    )
-
-
-def _top(score: TokenLogprob) -> TopLogprob:
-    return TopLogprob(token=score.text, logprob=score.logprob, bytes=list(score.raw))
 
 
 class ChatRoutes:

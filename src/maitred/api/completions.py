@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from msgspec import UNSET, UnsetType, to_builtins
 
@@ -26,6 +27,8 @@ from maitred.wire.openai.responses import (
     UsageBody,
     add_metadata,
     encode,
+    have_members,
+    score_entries,
     to_finish_reason,
     to_stop_reason,
 )
@@ -136,29 +139,33 @@ class CompletionFormatter:
             for index, choice in enumerate(choices)
         ]
         completion = self._completion(entries, UsageBody.of(usage))
-        if usage.details is None and not any(choice.metadata or choice.extras for choice in choices):
+        has_more = any(choice.metadata or choice.extras or have_members(choice.scores) for choice in choices)
+        if usage.details is None and not has_more:
             return encode(completion)
         metadata = [choice.whole_metadata() for choice in choices]
         for members, choice in zip(metadata, choices, strict=True):
             members.choice.update(merge_deltas(choice.extras))
+            _add_entries(members.choice, choice.scores)
         return encode(add_metadata(to_builtins(completion), metadata, usage))
 
     def _text(self, index: int, text: str) -> bytes:
         return self._encode_part(TextDelta(index, text))
 
     def _encode_part(self, part: TextDelta) -> bytes:
-        if part.continued:  # another model may go on with the answer
+        if part.continued:  # what the first server said of itself is not true of the next one
+            self._metadata.clear()
             self._templates.clear()
         if part.metadata is not None:
             self._metadata[part.index] = part.metadata
             self._templates.pop(part.index, None)
         completion = self._completion([self._chunk(part)], None if self._include_usage else UNSET, part)
         metadata = self._metadata.get(part.index)
-        if metadata is None and not part.extra:
+        if metadata is None and not part.extra and not have_members(part.scores):
             return encode_event(encode(completion))
         metadata = metadata or ChunkMetadata()
         # A text has no message whose members these could be.
         members = ChunkMetadata(metadata.chunk, {**metadata.choice, **(part.extra or {})})
+        _add_entries(members.choice, part.scores)
         return encode_event(encode(add_metadata(to_builtins(completion), [members], None)))
 
     def _chunk(self, part: TextDelta) -> CompletionChoice:
@@ -214,6 +221,12 @@ def _logprobs(scores: list[TokenScore] | None) -> CompletionLogprobs | None:
         top_logprobs=[_top_logprobs(score) for score in scores],
         text_offset=[score.offset for score in scores],
     )
+
+
+def _add_entries(members: dict[str, Any], scores: list[TokenScore] | None) -> None:
+    """Adds the log-probabilities in the form of chats, if their server says more of a token than completions tell."""
+    if scores is not None and have_members(scores):
+        members["logprobs"] = {"content": score_entries(scores), **members.get("logprobs", {})}
 
 
 def _top_logprobs(score: TokenScore) -> dict[str, float]:

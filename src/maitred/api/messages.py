@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, to_builtins
 from msgspec.structs import replace
 
 from maitred.api.chat import to_inference_request
@@ -21,10 +21,20 @@ from maitred.api.streaming import CollectedChoice, send_response
 from maitred.core.context import RequestContext
 from maitred.core.errors import InvalidRequest
 from maitred.core.ids import new_object_id
-from maitred.core.inference import Conversation, TextDelta
+from maitred.core.inference import ChunkMetadata, Conversation, TextDelta
 from maitred.core.request import FinishReason, Usage
 from maitred.core.service import InferenceService
 from maitred.core.tenancy import Scope
+from maitred.wire.anthropic.content import (
+    citation_event,
+    members_of,
+    members_of_call,
+    to_citations,
+    to_images,
+    type_of,
+    usage_fields,
+    whole_block,
+)
 from maitred.wire.anthropic.decode import check_version, decode_count_tokens, decode_messages
 from maitred.wire.anthropic.inbound import to_chat, to_constraint, to_openai_fields, wants_thinking
 from maitred.wire.anthropic.requests import CountTokensRequest, MessagesRequest
@@ -32,7 +42,6 @@ from maitred.wire.anthropic.responses import (
     BlockDelta,
     ContentBlock,
     ContentBlockDelta,
-    ContentBlockStart,
     ContentBlockStop,
     MessageDelta,
     MessagesAnswer,
@@ -46,13 +55,15 @@ from maitred.wire.anthropic.responses import (
     encode_stream_event,
 )
 from maitred.wire.openai.decode import unsupported_by_engine
-from maitred.wire.openai.responses import CONTINUED, REASONING_FIELDS
+from maitred.wire.openai.responses import CONTINUED, REASONING_FIELDS, THOUGHT_FIELDS
 from maitred.wire.openai.sampling import TOOL_FIELDS, to_tool_rules
 from maitred.wire.openai.tool_calls import is_json_object
-from maitred.wire.openai.written import merge_deltas, thinking_blocks
+from maitred.wire.openai.written import merge_deltas, merge_metadata, thinking_blocks
 from maitred.wire.sse import EventTemplate
 
-_TEXT, _THOUGHT, _REDACTED, _SIGNATURE = -1, -2, -3, -4
+_TEXT, _THOUGHT, _REDACTED, _SIGNATURE, _FOREIGN = -1, -2, -3, -4, -5
+_READ_OF_DELTA = frozenset({*THOUGHT_FIELDS, "refusal", "tool_calls", "content_blocks"})
+_THOUGHTS = frozenset({"thinking", "redacted_thinking"})
 _STOP_REASONS: Mapping[FinishReason, str] = {
     FinishReason.STOP: "end_turn",
     FinishReason.TOOL_CALLS: "tool_use",
@@ -160,8 +171,14 @@ class MessagesFormatter:
         self._has_unsigned_thought = False
         """Whether text of the reasoning has come since the last signature."""
         self._calls: dict[int, _ToolUse] = {}
-        self._waiting: list[tuple[int, str]] = []
-        """Blocks that wait for the end of the open call: their kind, and the text if they are no calls."""
+        self._waiting: list[tuple[int, Any]] = []
+        """Blocks that wait for the end of the open call: their kind, and the text or the event if they are no calls."""
+        self._citations: list[dict[str, Any]] = []
+        """Citations that came before the text that they belong to."""
+        self._others: list[dict[str, Any]] = []
+        """Members of deltas that a message has no block for; they are told at its end."""
+        self._metadata = ChunkMetadata()
+        """Members that the server sent around its deltas."""
         self._template: EventTemplate | None = None
         """Template for the text of this block; None: the block has had no text yet."""
 
@@ -175,27 +192,57 @@ class MessagesFormatter:
 
     def end(self, usage: Usage) -> bytes:
         """Returns the events with the stop reason and the usage."""
-        return encode_stream_event(MessageDelta(delta=self._stop, usage=MessageUsage.of(usage))) + encode_stream_event(
-            MessageStop()
-        )
+        ended: StreamEvent | dict[str, Any] = MessageDelta(delta=self._stop, usage=MessageUsage.of(usage))
+        others = merge_deltas(self._others)
+        if self._citations:
+            others["annotations"] = [*self._citations, *others.get("annotations", ())]
+        members = members_of(self._metadata, others)
+        if members or usage.details:
+            # Anthropic tells these beside the delta, everything else of a message within it.
+            beside = {name: members.pop(name) for name in ("context_management",) if name in members}
+            delta = {**members, **to_builtins(self._stop)}
+            ended = {"type": "message_delta", "delta": delta, "usage": usage_fields(usage), **beside}
+        return encode_stream_event(ended) + encode_stream_event(MessageStop())
 
     def whole(self, choices: Sequence[CollectedChoice], usage: Usage) -> bytes:
         """Returns the answer as one JSON object."""
         (choice,) = choices
         extra = merge_deltas(choice.extras)
+        metadata = choice.whole_metadata() if choice.metadata else ChunkMetadata()
+        others = self._others_of(extra)
         text = "".join(choice.text) + extra.get("refusal", "")
+        if blocks := extra.get("content_blocks"):
+            content = list(map(whole_block, self._visible_blocks(blocks)))
+        else:
+            content = self._blocks_of(text, extra, others)
+        finish = choice.finish
+        if finish is FinishReason.TOOL_CALLS and all(type_of(block) != "tool_use" for block in content):
+            finish = FinishReason.STOP
+        answer = self._answer([], _stop_of(finish, choice.stop), usage)
+        members = members_of(metadata, others)
+        return encode({**members, **to_builtins(answer), "content": content, "usage": usage_fields(usage)})
+
+    def _blocks_of(self, text: str, extra: Mapping[str, Any], others: dict[str, Any]) -> list[Any]:
+        """Returns the blocks of a whole answer of chat completions; takes what becomes one out of the other members."""
+        cited, annotations = to_citations(others.pop("annotations", None))
+        if cited and not text:
+            cited, annotations = [], [*annotations, *cited]
+        if annotations:
+            others["annotations"] = annotations
+        images, unread = to_images(others.pop("images", None))
+        if unread:
+            others["images"] = unread
         # Clients send an answer back within the next conversation, and an empty block would be an error there.
-        content = [ContentBlock(type="text", text=text)] if text else []
+        content: list[Any] = [ContentBlock(type="text", text=text)] if text else []
+        if cited:
+            content = [{"type": "text", "text": text, "citations": cited}]
         content += map(_tool_use, extra.get("tool_calls", ()))
         signed = self._signed_blocks(extra)
         if not signed and (thought := self._thought_in(extra)):
             signed = [(0, _thinking(thought))]
         for position, block in reversed(signed):
             content.insert(position, block)
-        finish = choice.finish
-        if finish is FinishReason.TOOL_CALLS and all(block.type != "tool_use" for block in content):
-            finish = FinishReason.STOP
-        return encode(self._answer(content, _stop_of(finish, choice.stop), usage))
+        return content + images
 
     def _plain(self, text: str) -> bytes:
         """Returns the events for a delta that has only text."""
@@ -208,15 +255,24 @@ class MessagesFormatter:
     def _encode_part(self, part: TextDelta) -> bytes:
         return self._encode_events(self._events(part))
 
-    def _encode_events(self, events: Iterable[StreamEvent]) -> bytes:
+    def _encode_events(self, events: Iterable[StreamEvent | dict[str, Any]]) -> bytes:
         return b"".join(map(encode_stream_event, events))
 
     def _text(self, text: str, *, continued: bool = False) -> ContentBlockDelta:
         marks = CONTINUED if continued else UNSET
         return ContentBlockDelta(index=self._block, delta=BlockDelta(type="text_delta", text=text), maitred=marks)
 
-    def _events(self, part: TextDelta) -> Iterator[StreamEvent]:
+    def _events(self, part: TextDelta) -> Iterator[StreamEvent | dict[str, Any]]:
         extra = part.extra or {}
+        if part.continued:  # what the first server said of itself is not true of the next one
+            self._metadata = ChunkMetadata()
+        if part.metadata is not None:
+            self._metadata = ChunkMetadata(
+                {**self._metadata.chunk, **part.metadata.chunk},
+                merge_metadata((self._metadata.choice, part.metadata.choice)),
+            )
+        if part.block is not None:
+            yield from self._add(_FOREIGN, part.block)
         if thought := self._thought_in(extra):
             self._has_unsigned_thought = True
             yield from self._add(_THOUGHT, thought)
@@ -226,16 +282,46 @@ class MessagesFormatter:
             yield from self._add(_TEXT, text, continued=part.continued)
         for piece in extra.get("tool_calls", ()):
             yield from self._call(piece)
+        if not _READ_OF_DELTA.issuperset(extra):
+            yield from self._add_others(self._others_of(extra))
         if part.finish is not None:
             self._stop = _stop_of(part.finish, part.stop)
             yield from self._write_waiting(at_end=True)
             yield from self._close()
 
+    def _others_of(self, extra: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the members of a delta that are neither text nor thoughts nor calls of functions."""
+        hidden = () if self._thoughts else ("reasoning_details",)
+        # Of a server that speaks Messages, the blocks have the annotations already.
+        hidden = (*hidden, "annotations") if "content_blocks" in extra else hidden
+        return {name: value for name, value in extra.items() if name not in _READ_OF_DELTA and name not in hidden}
+
+    def _add_others(self, others: dict[str, Any]) -> Iterator[StreamEvent | dict[str, Any]]:
+        """Writes the citations and images in a delta, and keeps what a message has no block for."""
+        cited, annotations = to_citations(others.pop("annotations", None))
+        images, unread = to_images(others.pop("images", None))
+        for citation in cited:
+            if self._of == _TEXT:
+                yield from self._add(_FOREIGN, citation_event(citation))
+            else:
+                self._citations.append(citation)
+        for image in images:
+            yield from self._add(_FOREIGN, {"type": "content_block_start", "content_block": image})
+            yield from self._add(_FOREIGN, {"type": "content_block_stop"})
+        more = {"annotations": annotations, "images": unread}
+        others |= {name: entries for name, entries in more.items() if entries}
+        if others:
+            self._others.append(others)
+
+    def _visible_blocks(self, blocks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns the blocks of a server that speaks Messages, without thoughts that the client does not want."""
+        return [block for block in blocks if self._thoughts or block.get("type") not in _THOUGHTS]
+
     def _thought_in(self, extra: Mapping[str, Any]) -> str:
         """Returns the reasoning text in a delta, under any of its names, if the client wants to see it."""
         return next((extra[name] for name in REASONING_FIELDS if name in extra), "") if self._thoughts else ""
 
-    def _add_signed_block(self, block: Mapping[str, Any]) -> Iterator[StreamEvent]:
+    def _add_signed_block(self, block: Mapping[str, Any]) -> Iterator[StreamEvent | dict[str, Any]]:
         """Writes an entry of ``thinking_blocks``, whose text has mostly come before its signature."""
         match block:
             case {"type": "redacted_thinking", "data": str() as data}:
@@ -268,22 +354,26 @@ class MessagesFormatter:
                         text = ""
         return blocks
 
-    def _add(self, of: int, text: str, *, continued: bool = False) -> Iterator[StreamEvent]:
-        """Writes a text or a part of a thought, or lets it wait for the call before it."""
+    def _add(self, of: int, text: Any, *, continued: bool = False) -> Iterator[StreamEvent | dict[str, Any]]:  # noqa: ANN401 - a text, or an event
+        """Writes a text, a part of a thought or an event, or lets it wait for the call before it."""
         if self._is_call_open:
             self._waiting.append((of, text))
             yield from self._write_waiting()
         else:
             yield from self._write(of, text, continued=continued)
 
-    def _write(self, of: int, text: str, *, continued: bool = False) -> Iterator[StreamEvent]:
-        if of == _REDACTED:
+    def _write(self, of: int, text: Any, *, continued: bool = False) -> Iterator[StreamEvent | dict[str, Any]]:  # noqa: ANN401 - a text, or an event
+        if of == _FOREIGN:
+            yield from self._write_foreign(text)
+        elif of == _REDACTED:
             yield from self._open(_REDACTED, ContentBlock(type="redacted_thinking", data=text))
             yield from self._close()
         elif of == _TEXT:
             if self._of != _TEXT:
                 yield from self._open(_TEXT, ContentBlock(type="text", text=""))
             yield self._text(text, continued=continued)
+            while self._citations:
+                yield {**citation_event(self._citations.pop(0)), "index": self._block}
         else:
             if self._of != _THOUGHT:
                 yield from self._open(_THOUGHT, _thinking(""))
@@ -294,7 +384,20 @@ class MessagesFormatter:
             elif text:
                 yield ContentBlockDelta(index=self._block, delta=BlockDelta(type="thinking_delta", thinking=text))
 
-    def _call(self, piece: Mapping[str, Any]) -> Iterator[StreamEvent]:
+    def _write_foreign(self, event: Mapping[str, Any]) -> Iterator[StreamEvent | dict[str, Any]]:
+        """Writes an event of the server for a block that chat completions have no place for."""
+        match event["type"]:
+            case "content_block_start":
+                of = _TEXT if event["content_block"].get("type") == "text" else _FOREIGN
+                yield from self._open(of, event["content_block"])
+            case "content_block_stop":
+                yield from self._close()
+            case _:
+                if self._of not in (_TEXT, _FOREIGN):
+                    yield from self._open(_TEXT, ContentBlock(type="text", text=""))
+                yield {**event, "index": self._block}
+
+    def _call(self, piece: Mapping[str, Any]) -> Iterator[StreamEvent | dict[str, Any]]:
         """Writes a piece of a tool call, or lets it wait for the call before it.
 
         The pieces of several calls can come in turns, but blocks follow one another.
@@ -309,20 +412,19 @@ class MessagesFormatter:
             yield from self._write_call(call)
         yield from self._write_waiting()
 
-    def _write_call(self, call: "_ToolUse", *, at_end: bool = False) -> Iterator[StreamEvent]:
+    def _write_call(self, call: "_ToolUse", *, at_end: bool = False) -> Iterator[StreamEvent | dict[str, Any]]:
         """Writes the new arguments of the open call; the block starts with them, because the name is whole then."""
         if call.unwritten or at_end:
             if not call.is_started:
                 call.is_started = True
                 call.id = call.id or new_object_id("toolu")
-                yield ContentBlockStart(
-                    index=self._block, content_block=ContentBlock(type="tool_use", id=call.id, name=call.name, input={})
-                )
+                begun = {**call.members, "type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+                yield {"type": "content_block_start", "index": self._block, "content_block": begun}
             if call.unwritten:
                 delta = BlockDelta(type="input_json_delta", partial_json=call.take())
                 yield ContentBlockDelta(index=self._block, delta=delta)
 
-    def _write_waiting(self, *, at_end: bool = False) -> Iterator[StreamEvent]:
+    def _write_waiting(self, *, at_end: bool = False) -> Iterator[StreamEvent | dict[str, Any]]:
         """Writes what waits, up to a call whose arguments are not whole; at the end, all of it."""
         while True:
             if self._is_call_open:
@@ -345,12 +447,12 @@ class MessagesFormatter:
     def _is_call_open(self) -> bool:
         return self._of is not None and self._of >= 0
 
-    def _open(self, of: int, block: ContentBlock) -> Iterator[StreamEvent]:
+    def _open(self, of: int, block: ContentBlock | Mapping[str, Any]) -> Iterator[StreamEvent | dict[str, Any]]:
         yield from self._close()
         self._block, self._of, self._template = self._block + 1, of, None
-        yield ContentBlockStart(index=self._block, content_block=block)
+        yield {"type": "content_block_start", "index": self._block, "content_block": block}
 
-    def _close(self) -> Iterator[StreamEvent]:
+    def _close(self) -> Iterator[StreamEvent | dict[str, Any]]:
         if self._of is not None:
             self._of = None
             yield ContentBlockStop(index=self._block)
@@ -373,13 +475,15 @@ class _ToolUse:
         id: Id of the call.
         name: Name of the tool.
         arguments: Arguments so far.
+        members: Members that the server sent beside these.
         is_started: Whether the start of its block was written.
     """
 
-    __slots__ = ("_written_length", "arguments", "id", "is_started", "name")
+    __slots__ = ("_written_length", "arguments", "id", "is_started", "members", "name")
 
     def __init__(self) -> None:
         self.id = self.name = self.arguments = ""
+        self.members: dict[str, Any] = {}
         self.is_started = False
         self._written_length = 0
 
@@ -388,6 +492,7 @@ class _ToolUse:
         self.id = self.id or piece.get("id") or ""
         body = piece.get("function") or piece.get("custom") or {}
         self.name += body.get("name") or ""
+        self.members |= members_of_call(piece)
         self.arguments += body.get("arguments") or body.get("input") or ""
 
     @property
@@ -413,17 +518,19 @@ def _thinking(thought: str) -> ContentBlock:
     return ContentBlock(type="thinking", thinking=thought, signature="")
 
 
-def _tool_use(call: Mapping[str, Any]) -> ContentBlock:
+def _tool_use(call: Mapping[str, Any]) -> ContentBlock | dict[str, Any]:
     """Returns the block of a tool call; one that is cut off, or no JSON object, becomes text: no client can run it."""
+    members = members_of_call(call)
     if call["type"] == "custom":
         # Its input is a text, for which a block of Messages has no other place.
         custom = call["custom"]
-        return ContentBlock(type="tool_use", id=call["id"], name=custom["name"], input={"input": custom["input"]})
+        given = {"input": custom["input"]}
+        return {**members, "type": "tool_use", "id": call["id"], "name": custom["name"], "input": given}
     name, written = call["function"]["name"], call["function"]["arguments"]
     try:
         arguments = msgspec.json.decode(written or "{}")
     except (msgspec.DecodeError, RecursionError):
         arguments = None
     if isinstance(arguments, dict):
-        return ContentBlock(type="tool_use", id=call["id"], name=name, input=arguments)
+        return {**members, "type": "tool_use", "id": call["id"], "name": name, "input": arguments}
     return ContentBlock(type="text", text=f"{name}({written}")

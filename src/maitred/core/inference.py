@@ -119,6 +119,8 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     raw: bytes
     """Exact bytes of the token, because `text` cannot hold half a character."""
     logprob: float
+    members: dict[str, Any] | None = None
+    """What else an external server says of the token, in its words."""
 
 
 class TokenScore(msgspec.Struct, frozen=True):
@@ -158,9 +160,12 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     """Whether another server continues the answer here, from its text instead of its tokens."""
     metadata: ChunkMetadata | None = None
     """Metadata of this delta and the later ones of its choice; None: that of the delta before."""
+    block: dict[str, Any] | None = None
+    """Event of the Messages API that says what chat completions have no place for: the start, an addition or the end of
+    a content block. Its `index` does not count."""
 
     @property
     def plain(self) -> bool:
         """Whether the delta contains only new text, like most deltas."""
         bare = self.finish is None and self.scores is None and self.extra is None and self.metadata is None
-        return bare and not self.continued and bool(self.text)
+        return bare and self.block is None and not self.continued and bool(self.text)

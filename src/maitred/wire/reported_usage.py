@@ -20,6 +20,9 @@ Whether the counts are credible is decided where the request is known; see `mait
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
 
 from maitred.core.request import MOST_TOKENS, Usage
 
@@ -43,6 +46,38 @@ _CACHE_WRITE = ("cache_creation_input_tokens", "cacheWriteInputTokens", "cacheWr
 _WRITTEN = ("cache_write_tokens", "cache_creation_tokens")
 _REASONING = ("reasoning_tokens",)
 _MAX_DIGITS = 24
+_BILLED_COUNTS = frozenset(
+    {
+        *("prompt_tokens", "completion_tokens", "total_tokens", "input_tokens", "output_tokens"),
+        "cache_read_input_tokens",
+    }
+)
+"""Members of a usage that the gateway writes itself."""
+
+
+def is_empty(value: object) -> bool:
+    """Returns whether the value of a member says nothing."""
+    return value is None or (isinstance(value, str | list | dict) and not value)
+
+
+def read_usage(fields: object) -> Usage | None:
+    """Returns a reported usage with whatever else the server counted; None if it counts nothing."""
+    usage = parse_usage(fields)
+    if usage is None or not isinstance(fields, dict):
+        return None
+    return msgspec.structs.replace(usage, details=_usage_details(fields))
+
+
+def _usage_details(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns what a server's usage has beside the counts of prompt and answer; None: nothing."""
+    details = {name: value for name, value in fields.items() if name not in _BILLED_COUNTS and not is_empty(value)}
+    if (
+        (prompt := details.get("prompt_tokens_details"))
+        and isinstance(prompt, dict)
+        and prompt.keys() == {"cached_tokens"}
+    ):
+        del details["prompt_tokens_details"]
+    return details or None
 
 
 def parse_usage(fields: object) -> Usage | None:

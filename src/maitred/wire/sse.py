@@ -47,13 +47,16 @@ class SSEEvent(msgspec.Struct, frozen=True):
 class SSEDecoder:
     """Decoder that splits a byte stream into events, and keeps the incomplete rest between calls.
 
+    Args:
+        errors: What becomes of bytes that are no UTF-8, as for `codecs`.
+
     Attributes:
         retry_ms: Time that the server wants clients to wait before they reconnect, if it has sent one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, errors: str = "replace") -> None:
         self.retry_ms: int | None = None
-        self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._characters = codecs.getincrementaldecoder("utf-8")(errors)
         self._line: list[str] = []
         self._at_start = True
         self._skip_line_feed = False
@@ -135,7 +138,7 @@ class SSESplitter:
         ):
             return [data[6:-2]]
         if self._decoder is not None:
-            return [event.data.encode() for event in self._decoder.feed(data)]
+            return [event.data.encode("utf-8", "surrogateescape") for event in self._decoder.feed(data)]
         if self._unfinished:
             data = self._unfinished + data
         if b"\r" in data:
@@ -154,7 +157,7 @@ class SSESplitter:
 
         No event of `data` may have been returned before.
         """
-        self._decoder = SSEDecoder()
+        self._decoder = SSEDecoder("surrogateescape")
         self._unfinished = b""
         self.idle = False
         return self.feed(data)

@@ -5,6 +5,8 @@ import json
 import pytest
 from aiohttp import web
 
+from maitred.config.tree import TextModelConfig
+from maitred.replica.upstream.config import UpstreamConfig
 from tests.integration.upstream.test_upstream_passing import client, running
 from tests.support.upstream_gateway import upstream_gateway
 
@@ -327,6 +329,8 @@ MESSAGE_EVENTS = b"".join(b"event: " + entry["type"].encode() + b"\n" + event(en
         (MESSAGE_EVENTS, "text/plain"),
         (json.dumps(MESSAGE).encode(), "application/json"),
         (json.dumps(MESSAGE, indent=2).encode(), "text/event-stream"),
+        (b"\xef\xbb\xbf\n" + json.dumps(MESSAGE).encode(), "application/json"),
+        (event(MESSAGE), "text/event-stream"),
     ],
 )
 async def test_right_content_in_an_odd_form_is_a_whole_message_too(body, content_type):
@@ -359,3 +363,102 @@ async def test_what_is_no_answer_is_none_whatever_it_is_called(kind, body, conte
     async with running(server.answer) as url, upstream_gateway(f"{url}/v1", kind=kind) as system:
         refused = await system.chat()
     assert refused.status_code == status
+
+
+def scored(text, *entries, **more):
+    return chunk({"content": text}, choice={"logprobs": {"content": list(entries), "refusal": None}}, **more)
+
+
+A = {"id": 7, "token": "a", "bytes": [97], "logprob": -0.5, "rank": 1, "top_logprobs": []}
+TOP_B = {"id": 8, "token": "b", "bytes": [98], "logprob": -1.0}
+B = {**TOP_B, "top_logprobs": [TOP_B, {"token": "c", "logprob": -2.0, "p": 0.1}]}
+C_TOLD = {"token": "c", "logprob": -2.0, "p": 0.1, "bytes": [99]}
+REFUSED = {"token": "no", "logprob": -0.1, "bytes": None, "top_logprobs": [], "rank": 3}
+
+
+async def test_members_of_log_probabilities_reach_the_client():
+    told = [A, {**B, "top_logprobs": [TOP_B, C_TOLD]}]
+    body = scored("a", A) + scored("b", B) + chunk({}, "stop") + COUNTED + DONE
+    whole, events = await asked(body, logprobs=True, top_logprobs=2)
+    assert whole["choices"][0]["logprobs"]["content"] == told
+    choices = [entry["choices"][0] for entry in events if entry["choices"]]
+    assert [entry for choice in choices if choice["logprobs"] for entry in choice["logprobs"]["content"]] == told
+
+    refusal = {"content": None, "refusal": [REFUSED]}
+    body = chunk({"refusal": "no"}, choice={"logprobs": refusal}) * 2 + chunk({}, "stop") + COUNTED + DONE
+    whole, events = await asked(body, logprobs=True)
+    assert whole["choices"][0]["logprobs"]["refusal"] == [REFUSED, REFUSED]
+    choices = [entry["choices"][0] for entry in events if entry["choices"] and entry["choices"][0]["logprobs"]]
+    assert [choice["logprobs"]["refusal"] for choice in choices] == [[REFUSED], [REFUSED]]
+
+
+async def test_log_probabilities_of_texts_keep_the_members_that_completions_have_no_place_for():
+    def text(text, finish=None, logprobs=None, **more):
+        return event({"choices": [{"index": 0, "text": text, "finish_reason": finish, "logprobs": logprobs, **more}]})
+
+    odd = {"tokens": ["ha"], "token_logprobs": [-0.5], "top_logprobs": [{"ha": -0.5}], "text_offset": [0], "ids": [5]}
+    forms = [
+        (text("a", logprobs={"content": [A]}) + text("b", logprobs={"content": [B]}), "content", [A["id"], B["id"]]),
+        (text("ha", logprobs=odd) + text("ha", logprobs=odd), "ids", [5, 5]),
+    ]
+    for body, member, ids in forms:
+        server = Bytes(body + text("", "stop") + COUNTED + DONE)
+        async with running(server.answer) as url, upstream_gateway(f"{url}/v1", dialect="generic") as system:
+            fields = {"model": "far", "prompt": "Hi", "max_tokens": 8, "logprobs": 1}
+            whole = (await system.client.post("/v1/completions", json=fields)).json()
+            events = events_of(await system.client.post("/v1/completions", json={**fields, "stream": True}))
+        logprobs = [choice["logprobs"] for entry in events for choice in entry["choices"] if choice["logprobs"]]
+        for members in (whole["choices"][0]["logprobs"][member], [each[member][0] for each in logprobs]):
+            assert [entry["id"] if isinstance(entry, dict) else entry for entry in members] == ids
+        assert len(whole["choices"][0]["logprobs"]["tokens"]) == 2
+
+
+async def test_equal_token_ids_of_two_chunks_are_two_tokens():
+    def ids(text):
+        return chunk({"content": text}, choice={"token_ids": [5]})
+
+    whole, events = await asked(ids("ha") + ids("ha") + ids("ha") + chunk({}, "stop") + COUNTED + DONE)
+    assert whole["choices"][0]["token_ids"] == [5, 5, 5]
+    choices = [entry["choices"][0] for entry in events if entry["choices"]]
+    assert [choice["token_ids"] for choice in choices if choice["delta"].get("content")] == [[5]] * 3
+
+
+class Breaks(Bytes):
+    """A server whose first answer breaks off in its middle, and whose second one goes on."""
+
+    def __init__(self, first, second):
+        super().__init__(second)
+        self.first = first
+
+    async def answer(self, request):
+        response = await super().answer(request)
+        if self.calls == 1 and request.method == "POST":
+            response.body = self.first
+        return response
+
+
+async def test_behind_a_break_chunks_have_the_members_of_the_server_that_goes_on():
+    first = {"system_fingerprint": "fp_1", "service_tier": "flex", "x_first": 1}
+    for second in ({"system_fingerprint": "fp_2", "x_second": 2}, {}):
+        server = Breaks(
+            chunk({"content": "He"}, choice={"mood": "good"}, **first) + chunk({"content": "ll"}, **first),
+            chunk({"content": "o"}, **second)
+            + chunk({}, "stop", **second)
+            + event({"choices": [], "usage": USAGE})
+            + DONE,
+        )
+        async with running(server.answer) as url:
+            config = TextModelConfig(
+                continuation="reprompt",
+                upstreams=[UpstreamConfig(url=f"{url}/v1", dialect="vllm")],
+            )
+            async with upstream_gateway(f"{url}/v1", model=config, retries=2) as system:
+                asked = {"stream": True, "stream_options": {"include_usage": True}}
+                events = events_of(await system.chat(**asked))
+        switch = next(at for at, entry in enumerate(events) if "maitred" in entry)
+        before, behind = events[1:switch], events[switch:]
+        assert all({**entry, **first} == entry for entry in before)
+        for entry in behind:
+            assert {name: entry[name] for name in second} == second
+            assert not ({*first} - {*second}) & {*entry}
+            assert "mood" not in (entry["choices"] or [{}])[0]

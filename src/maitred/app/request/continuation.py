@@ -77,7 +77,8 @@ class TextContinuation:
         for part in parts:
             self._text.append(part.text)
             # A started tool call or reasoning block cannot be passed on as text.
-            self._can_continue = self._can_continue and part.extra is None and part.scores is None
+            is_text = part.extra is None and part.scores is None and part.block is None
+            self._can_continue = self._can_continue and is_text
 
     def remaining_request(self, tokens: int) -> TextRequest | None:
         """Returns the request that continues the answer at another server; None: it cannot be continued.

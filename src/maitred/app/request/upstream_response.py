@@ -313,7 +313,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
                     self._stop_strings[part.index] = part.stop
             if over and part.index in over:
                 part = replace(part, text=part.text[: int(len(part.text) * over[part.index])])
-            if part.text or part.extra or part.scores or part.metadata is not None:
+            if part.text or part.extra or part.scores or part.metadata is not None or part.block is not None:
                 if part.finish is not None or self._next_is_continuation:
                     part = TextDelta(
                         part.index,
@@ -323,6 +323,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
                         extra=part.extra,
                         continued=self._next_is_continuation,
                         metadata=part.metadata,
+                        block=part.block,
                     )
                     self._next_is_continuation = False
                 shown.append(part)

@@ -10,11 +10,12 @@ from maitred.core.inference import TextDelta
 from maitred.core.text_replica import TextBatch, TextRequest
 from maitred.replica.upstream.dialects import ANTHROPIC_DIALECT
 from maitred.replica.upstream.errors import ReportedError, make_replica_lost, make_response_error, parse_error
-from maitred.replica.upstream.openai_stream import MAX_EVENT_BYTES
 from maitred.replica.upstream.request_body import split_fields
-from maitred.wire.anthropic.answer import AnswerBroken, AnswerFailed, MessagesStreamParser
+from maitred.replica.upstream.whole_body import WholeBody
+from maitred.wire.answer_event import AnswerBroken, decode_event, replace_surrogates
+from maitred.wire.anthropic.answer import AnswerFailed, MessagesStreamParser
 from maitred.wire.anthropic.outbound import begins_without_thought, to_messages
-from maitred.wire.anthropic.requests import MessagesRequest
+from maitred.wire.anthropic.requests import MessagesRequest, unwrap_server_blocks
 from maitred.wire.openai.fields import MESSAGES_THINKING, refuse, unsupported_members
 from maitred.wire.openai.requests import ChatRequest, Message
 from maitred.wire.sse import SSEDecoder, SSEEvent
@@ -50,11 +51,12 @@ def encode_messages_body(
         begun = Message(role="assistant", content=request.given)
         chat = msgspec.structs.replace(chat, messages=[*chat.messages, begun], thinking=None)
     messages_request = to_messages(chat, model=model, max_tokens=max_tokens)
-    body = {**parameters, **msgspec.to_builtins(messages_request)}
+    body = {**parameters, **unwrap_server_blocks(msgspec.to_builtins(messages_request))}
     asked_tokens = request.fields.get("max_completion_tokens") or request.fields.get("max_tokens")
     if "thinking" in body and (request.given or not _may_think(messages_request, body["thinking"], asked_tokens)):
         del body["thinking"]
-    return msgspec.json.encode(body), [*ignored, *members.ignored]
+    ignored += [name for name in members.ignored if name != "messages.content_blocks"]
+    return msgspec.json.encode(body), ignored
 
 
 def _may_think(request: MessagesRequest, thinking: Any, asked_tokens: int | None) -> bool:  # noqa: ANN401 - any JSON
@@ -96,30 +98,20 @@ class AnthropicStreamParser:
         self.has_begun = False
         self.is_complete = False
         self._server = server
-        self._is_at_start = True
-        self._body: bytearray | None = None
-        """Body that is one JSON object in place of a stream; None: it is a stream."""
-        self._decoder = SSEDecoder()
+        self._body = WholeBody()
+        self._decoder = SSEDecoder("surrogateescape")
         self._parser = MessagesStreamParser()
-        self._incomplete_event_bytes = 0
 
     def feed(self, data: bytes) -> TextBatch | None:
         """Parses data and returns a batch of new deltas; None if there are none.
 
         Only the batch with the end has the usage, because the server reports its output tokens there.
         """
-        if self._is_at_start and (start := data.lstrip()):
-            self._is_at_start = False
-            self._body = bytearray() if start.startswith(b"{") else None
-        if self._body is not None:
-            self._body += data
-            if len(self._body) > MAX_EVENT_BYTES:
-                raise make_replica_lost("it sent an answer without an end")
+        events = self._decoder.feed(data) if self._body.value is None else []
+        if events:
+            self._body.on_events()
+        elif self._body.add(data):
             return None
-        events = self._decoder.feed(data)
-        self._incomplete_event_bytes = 0 if events else self._incomplete_event_bytes + len(data)
-        if self._incomplete_event_bytes > MAX_EVENT_BYTES:
-            raise make_replica_lost("it sent an event without an end")
         return self._read(events)
 
     def _read(self, events: Sequence[SSEEvent], message: Mapping[str, Any] | None = None) -> TextBatch | None:
@@ -147,9 +139,8 @@ class AnthropicStreamParser:
 
     def on_end(self, *, is_framed: bool) -> TextBatch | None:
         """Handles the end of the body; raises ReplicaLost if the response is incomplete."""
-        if self._body is not None:
-            body, self._body = bytes(self._body), None
-            return self._read((), self._decode_message(body))
+        if self._body.value is not None:
+            return self._read((), self._decode_message(bytes(self._body.value)))
         try:
             self._parser.on_end()
         except AnswerBroken as failure:
@@ -160,8 +151,8 @@ class AnthropicStreamParser:
     def _decode_message(self, body: bytes) -> Mapping[str, Any]:
         """Decodes a whole message in place of a stream; raises the error that came instead of it."""
         try:
-            fields = msgspec.json.decode(body)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            fields = replace_surrogates(decode_event(body)[0])
+        except AnswerBroken:
             fields = None
         if not isinstance(fields, dict):
             raise make_replica_lost("it was asked for a stream of events and sent something else")

@@ -4,7 +4,6 @@ Events are read as plain values, so nothing that a server sends is lost; `PlainC
 and the usage so far, which are read with one call of the decoder.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -12,86 +11,12 @@ from typing import Annotated, Any
 import msgspec
 
 from maitred.core.inference import TokenLogprob, TokenScore
-from maitred.core.request import MOST_TOKENS, FinishReason, Usage
+from maitred.core.request import MOST_TOKENS, Usage
 from maitred.replica.upstream.errors import make_replica_lost
-from maitred.wire.reported_usage import parse_usage
+from maitred.wire.reported_usage import is_empty, read_usage
 
 _STRING = re.compile(rb' *("(?:[^"\\]|\\.)*")', re.DOTALL)
 """A JSON string."""
-_FINISH_REASONS: Mapping[str, FinishReason | None] = {
-    **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "end_turn", "end"), FinishReason.STOP),
-    **dict.fromkeys(("length", "max_tokens", "model_length"), FinishReason.LENGTH),
-    **dict.fromkeys(("tool_calls", "function_call"), FinishReason.TOOL_CALLS),
-    "content_filter": FinishReason.CONTENT_FILTER,
-    **dict.fromkeys(("null", "none"), None),
-}
-"""Finish reason by the usual values of `finish_reason`; None: the choice goes on."""
-_FINISH_STEMS: Sequence[tuple[re.Pattern[str], FinishReason | None]] = (
-    (
-        re.compile(
-            "abort|error|cancel|time_?d?_?out|fail|interrupt|insufficient|malformed|unavailable|disconnect|expire"
-        ),
-        None,
-    ),
-    (re.compile("length|max|limit|truncat|context|budget|pause"), FinishReason.LENGTH),
-    (
-        re.compile("filter|safety|block|recitation|prohibit|sensitive|moderat|guard|policy|spii|refus"),
-        FinishReason.CONTENT_FILTER,
-    ),
-    (re.compile("tool|function"), FinishReason.TOOL_CALLS),
-)
-"""Finish reason by a part of the words of other servers; None: the answer is incomplete."""
-
-
-_BILLED_COUNTS = frozenset({"prompt_tokens", "completion_tokens", "total_tokens", "input_tokens", "output_tokens"})
-"""Members of a usage that the gateway writes itself."""
-
-
-def decode_event(data: bytes) -> tuple[Any, bool]:
-    """Decodes the data of an event; None if it says nothing.
-
-    Returns:
-        The decoded value, and whether its texts may have half a surrogate pair, which one event ends with and the next
-        one begins with.
-
-    Raises:
-        ReplicaLost: The data begins as JSON does and is none.
-    """
-    try:
-        return msgspec.json.decode(data), False
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        pass
-    if not data.startswith((b"{", b"[")):
-        return None, False  # a word that keeps the connection alive, such as ``ping``: no chunk begins like this
-    try:
-        # It takes lone surrogates, control characters and NaN too. Invalid UTF-8 is replaced, as the specification of
-        # event streams requires.
-        return json.loads(data.decode("utf-8", "replace"), strict=False), True
-    except (ValueError, RecursionError):
-        raise make_replica_lost("it sent an event that is no JSON") from None
-
-
-def parse_finish_reason(value: object, *, has_calls: bool) -> FinishReason | None:
-    """Returns the finish reason in a server's words; None: the choice goes on.
-
-    An unknown word is an end, unless it speaks of a failure. A choice with tool calls ends for them whatever the word,
-    unless it was cut, and one without them does not.
-
-    Raises:
-        ReplicaLost: The choice is incomplete.
-    """
-    if not value or not isinstance(value, str):
-        return None
-    word = value.lower()
-    if word in _FINISH_REASONS:
-        reason = _FINISH_REASONS[word]
-    else:
-        reason = next((meant for stem, meant in _FINISH_STEMS if stem.search(word)), FinishReason.STOP)
-        if reason is None:
-            raise make_replica_lost(f"a choice ended for the reason {value[:40]!r}, which is no end")
-    if reason in (FinishReason.STOP, FinishReason.TOOL_CALLS):
-        return FinishReason.TOOL_CALLS if has_calls else FinishReason.STOP
-    return reason
 
 
 def parse_index(value: object) -> int | None:
@@ -101,31 +26,6 @@ def parse_index(value: object) -> int | None:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value if isinstance(value, int) else None
-
-
-def is_empty(value: object) -> bool:
-    """Returns whether the value of a member says nothing."""
-    return value is None or (isinstance(value, str | list | dict) and not value)
-
-
-def read_usage(fields: object) -> Usage | None:
-    """Returns a reported usage with whatever else the server counted; None if it counts nothing."""
-    usage = parse_usage(fields)
-    if usage is None or not isinstance(fields, dict):
-        return None
-    return msgspec.structs.replace(usage, details=_usage_details(fields))
-
-
-def _usage_details(fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns what a server's usage has beside the counts of prompt and answer; None: nothing."""
-    details = {name: value for name, value in fields.items() if name not in _BILLED_COUNTS and not is_empty(value)}
-    if (
-        (prompt := details.get("prompt_tokens_details"))
-        and isinstance(prompt, dict)
-        and prompt.keys() == {"cached_tokens"}
-    ):
-        del details["prompt_tokens_details"]
-    return details or None
 
 
 class MessageParts(msgspec.Struct):
@@ -189,35 +89,6 @@ def text_of(value: object) -> str:
     parts = MessageParts()
     parts.add(value)
     return parts.thought + parts.text
-
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-def join_surrogates(text: str) -> tuple[str, str]:
-    """Joins the surrogate pairs in a text; returns it without a first half at its end, and that half.
-
-    Other lone surrogates are replaced.
-    """
-    half = ""
-    if text and "\ud800" <= text[-1] <= "\udbff":
-        text, half = text[:-1], text[-1]
-    if _SURROGATE.search(text):
-        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text, half
-
-
-def replace_surrogates(value: Any) -> Any:  # noqa: ANN401 - whatever JSON can be
-    """Returns a value whose texts have no lone surrogates, which no encoder takes."""
-    match value:
-        case str():
-            text, half = join_surrogates(value)
-            return text + "\ufffd" * len(half)
-        case list():
-            return [replace_surrogates(entry) for entry in value]
-        case dict():
-            return {replace_surrogates(name): replace_surrogates(entry) for name, entry in value.items()}
-    return value
 
 
 class _PlainUsage(msgspec.Struct, forbid_unknown_fields=True):
@@ -317,15 +188,19 @@ def split_at_text(event: bytes, member: bytes, text: str) -> tuple[bytes, bytes]
     return event[: string.start(1)], event[string.end(1) :]
 
 
+_READ_OF_TOKEN = frozenset({"token", "logprob", "bytes", "top_logprobs"})
+
+
 class _TopLogprob(msgspec.Struct):
     token: str
     logprob: float
     bytes: list[Annotated[int, msgspec.Meta(ge=0, le=255)]] | None = None
 
-    def to_logprob(self) -> TokenLogprob:
-        return TokenLogprob(
-            self.token, bytes(self.bytes) if self.bytes is not None else self.token.encode(), self.logprob
-        )
+    def to_logprob(self, sent: Mapping[str, Any]) -> TokenLogprob:
+        """Returns the log-probability with the other members of the entry that was sent."""
+        members = {name: value for name, value in sent.items() if name not in _READ_OF_TOKEN} or None
+        raw = bytes(self.bytes) if self.bytes is not None else self.token.encode()
+        return TokenLogprob(self.token, raw, self.logprob, members)
 
 
 class _TokenLogprobs(_TopLogprob):
@@ -342,7 +217,7 @@ class Logprobs(msgspec.Struct):
     text_offset: list[int] | None = None
 
 
-def parse_scores(fields: object, offset: int) -> list[TokenScore] | None:
+def parse_scores(fields: Any, offset: int) -> list[TokenScore] | None:  # noqa: ANN401 - whatever JSON can be
     """Returns the log-probabilities of each token; None if the chunk has none, or none that can be read.
 
     Args:
@@ -357,10 +232,10 @@ def parse_scores(fields: object, offset: int) -> list[TokenScore] | None:
         return None
     scores: list[TokenScore] = []
     if logprobs.content is not None:
-        for token in logprobs.content:
-            scores.append(
-                TokenScore(token.to_logprob(), [top.to_logprob() for top in token.top_logprobs or ()], offset)
-            )
+        for token, sent in zip(logprobs.content, fields["content"], strict=True):
+            entries = zip(token.top_logprobs or (), sent.get("top_logprobs") or (), strict=True)
+            others = [other.to_logprob(entry) for other, entry in entries]
+            scores.append(TokenScore(token.to_logprob(sent), others, offset))
             offset += len(token.token)
         return scores
     if logprobs.tokens is None:

@@ -24,27 +24,28 @@ from maitred.core.request import FinishReason, Usage
 from maitred.core.text_replica import TextBatch
 from maitred.replica.upstream.chunk import (
     MessageParts,
-    decode_event,
     decode_plain_chunk,
     decode_text,
-    is_empty,
-    join_surrogates,
-    parse_finish_reason,
     parse_index,
     parse_scores,
-    read_usage,
-    replace_surrogates,
     split_at_text,
     strip_padding,
     text_of,
 )
 from maitred.replica.upstream.dialects import UpstreamDialect
 from maitred.replica.upstream.errors import make_replica_lost, make_response_error, parse_error
+from maitred.replica.upstream.whole_body import WholeBody
+from maitred.wire.answer_event import (
+    AnswerBroken,
+    TextAssembler,
+    decode_event,
+    parse_finish_reason,
+    replace_surrogates,
+)
 from maitred.wire.openai.tool_calls import ToolCallAssembler, ToolCallState
+from maitred.wire.reported_usage import is_empty, read_usage
 from maitred.wire.sse import SSESplitter
 
-MAX_EVENT_BYTES = 8 << 20
-"""Maximum size of an event. The largest valid events have log-probabilities of many tokens."""
 _DECIDED_BY_GATEWAY = frozenset({"id", "object", "created", "model", "choices", "usage", "obfuscation", "error"})
 """Members of a chunk that are not passed on. `obfuscation` hides the length of a chunk on one connection."""
 _READ_OF_CHOICE = frozenset({"index", "delta", "message", "text", "finish_reason", "logprobs", "usage"})
@@ -93,11 +94,7 @@ class OpenAIStreamParser:
         self._has_usage = False
         self._choice_usages: list[Usage] = []
         """Usages of the single choices, in a dialect with `has_usage_per_choice`."""
-        self._incomplete_event_bytes = 0
-        self._has_data = False
-        """Whether anything but white space was received."""
-        self._body: bytearray | None = None
-        """Body that is one JSON value in place of a stream; None: it is a stream."""
+        self._body = WholeBody()
         self._before_text, self._behind_text = _NO_TEMPLATE
         self._text_member = ""
         """Member of a delta whose text stands between the two; empty: the content."""
@@ -112,8 +109,8 @@ class OpenAIStreamParser:
         self._held_metadata: dict[int, ChunkMetadata] = {}
         """Members that came before the first part of the answer."""
         self._assemblers: dict[int, ToolCallAssembler] = {}
-        self._surrogates: dict[tuple[int, object], str] = {}
-        """First halves of surrogate pairs, by choice and member."""
+        self._characters = TextAssembler()
+        """Joins characters whose parts come in two chunks, by choice and member."""
 
     def feed(self, data: bytes) -> TextBatch | None:
         """Parses data and returns a batch of new deltas; None if there are none.
@@ -131,8 +128,7 @@ class OpenAIStreamParser:
         if not events:
             self._on_partial_event(data)
             return self._take_batch([], 0) if self.is_complete else None
-        self._has_data = True
-        self._incomplete_event_bytes = 0
+        self._body.on_events()
         return self._parse_events(events)
 
     def on_end(self, *, is_framed: bool) -> TextBatch | None:
@@ -148,13 +144,14 @@ class OpenAIStreamParser:
         if self.is_complete:
             return None
         # The event stream standard drops an event without its blank line, but one that can be read is whole.
-        events = self._splitter.feed(b"\n\n") if self._body is None else [bytes(self._body)]
+        body = self._body.value
+        events = self._splitter.feed(b"\n\n") if body is None else [bytes(body)]
         batch = self._parse_events(events)
-        if not self.is_complete and self._has_finished and (is_framed or self._has_usage or self._body is not None):
+        if not self.is_complete and self._has_finished and (is_framed or self._has_usage or body is not None):
             self.is_complete = True
             batch = None if batch is None else TextBatch(batch.parts, batch.usage, batch.chunks, whole=True)
         if not self.is_complete:
-            if not self.has_begun and self._body is None and self._incomplete_event_bytes:
+            if not self.has_begun and body is None and self._body.unfinished_bytes:
                 raise make_replica_lost("it was asked for a stream of events and sent something else")
             raise make_replica_lost("the body ended before [DONE]" if self.has_begun else "the body was empty")
         return batch
@@ -201,7 +198,7 @@ class OpenAIStreamParser:
             and not self._finish_reasons
             and self._only_index in (None, 0)
             and not self._metadata
-            and not self._surrogates
+            and not self._characters.held
             and not self._text_member
         )
 
@@ -253,16 +250,8 @@ class OpenAIStreamParser:
 
     def _on_partial_event(self, data: bytes) -> None:
         """Handles data that completes no event."""
-        self._incomplete_event_bytes += len(data)
-        if self._incomplete_event_bytes > MAX_EVENT_BYTES:
-            raise make_replica_lost("it sent an event without an end")
-        if self._body is not None:
-            self._body += data
-        elif not self._has_data and (start := data.lstrip(b"\xef\xbb\xbf \t\r\n")):
-            self._has_data = True
-            if start.startswith((b"{", b"[")):
-                self._body = bytearray(start)
-        elif self._has_finished and data.rstrip(b"\r\n").endswith((b"data: [DONE]", b"data:[DONE]")):
+        is_done = self._has_finished and data.rstrip(b"\r\n").endswith((b"data: [DONE]", b"data:[DONE]"))
+        if not self._body.add(data) and is_done:
             self.is_complete = True  # it has no unfinished form, so its blank line need not come
 
     def _parse_event(self, event: bytes, deltas: list[TextDelta]) -> None:
@@ -270,9 +259,17 @@ class OpenAIStreamParser:
         if event == b"[DONE]":
             self._on_done()
             return
-        value, is_mended = decode_event(event)
+        try:
+            value, is_mended = decode_event(event)
+        except AnswerBroken as failure:
+            raise make_replica_lost(str(failure)) from None
         for fields in value if isinstance(value, list) else (value,):
             if isinstance(fields, dict):
+                if is_mended:
+                    fields = {
+                        name: entry if name == "choices" else replace_surrogates(entry)
+                        for name, entry in fields.items()
+                    }
                 self._read_chunk(fields, deltas, event, is_mended=is_mended)
 
     def _on_done(self) -> None:
@@ -301,8 +298,6 @@ class OpenAIStreamParser:
         members = {
             name: value for name, value in fields.items() if name not in _DECIDED_BY_GATEWAY and not is_empty(value)
         }
-        if is_mended:
-            members = replace_surrogates(members)
         before, has_held = len(deltas), bool(self._held_metadata)
         choices = [choice for choice in choices or () if choice is not None]
         for choice in choices:
@@ -320,8 +315,10 @@ class OpenAIStreamParser:
     def _keep_template(self, event: bytes, delta: TextDelta, choices: Any) -> None:  # noqa: ANN401 - whatever JSON can be
         """Keeps the bytes around the text of a chunk that has only one text: of its content, a thought or a call."""
         self._drop_template()
-        if delta.finish is not None or delta.scores is not None or self._surrogates:
+        if delta.finish is not None or delta.scores is not None or self._characters.held:
             return
+        if delta.metadata is not None and _speaks_of_tokens(delta.metadata):
+            return  # equal members of two chunks are those of two tokens
         call: ToolCallState | None = None
         match delta:
             case TextDelta(text=text, extra=None):
@@ -357,10 +354,10 @@ class OpenAIStreamParser:
         if not isinstance(choice, dict):
             raise make_replica_lost("it sent an event that is no chunk of an answer")
         index = self._index_of(choice.get("index"))
+        if is_mended or self._characters.held:
+            choice = self._join_characters(index, choice)
         text, extra = self._read_delta(index, choice)
         others = {name: value for name, value in choice.items() if name not in _READ_OF_CHOICE and not is_empty(value)}
-        if is_mended or self._surrogates:
-            text, extra, others = self._mend(index, text, extra), replace_surrogates(extra), replace_surrogates(others)
         logprobs = choice.get("logprobs")
         scores = parse_scores(logprobs, self._text_offsets[index])
         if isinstance(logprobs, dict):
@@ -371,11 +368,11 @@ class OpenAIStreamParser:
                 if not is_empty(value) and (scores is None or name not in _READ_OF_LOGPROBS)
             }
             if unread:
-                others["logprobs"] = replace_surrogates(unread) if is_mended else unread
+                others["logprobs"] = unread
         has_answer = bool(text) or any(name in extra for name in _ANSWER_FIELDS)
         finish = self._read_finish(index, choice.get("finish_reason"), extra, goes_on=has_answer)
-        if finish is not None and (rest := self._take_surrogates(index)):
-            text += rest
+        if finish is not None and self._characters.held and self._is_cut(index):
+            text += "\ufffd"
         self._text_offsets[index] += len(text)
         self._chunk_count += has_answer
         stop = None
@@ -400,7 +397,7 @@ class OpenAIStreamParser:
         if index in self._held_metadata:
             held = self._held_metadata.pop(index)
             metadata = ChunkMetadata({**held.chunk, **metadata.chunk}, {**held.choice, **metadata.choice})
-        changes = metadata != self._metadata.get(index, _NO_METADATA)
+        changes = metadata != self._metadata.get(index, _NO_METADATA) or _speaks_of_tokens(metadata)
         if changes and (says_something or metadata != _NO_METADATA):
             self._metadata[index] = metadata
             self._drop_template()
@@ -501,7 +498,10 @@ class OpenAIStreamParser:
         if not reason:
             return None
         assembler = self._assemblers.get(index)
-        finish = parse_finish_reason(reason, has_calls=assembler is not None and bool(assembler.calls))
+        try:
+            finish = parse_finish_reason(reason, has_calls=assembler is not None and bool(assembler.calls))
+        except AnswerBroken as failure:
+            raise make_replica_lost(str(failure)) from None
         if finish is None or (earlier is not None and finish in (earlier, FinishReason.STOP, FinishReason.TOOL_CALLS)):
             return None
         self._finish_reasons[index] = finish
@@ -510,34 +510,23 @@ class OpenAIStreamParser:
             extra["tool_calls"] = [*extra.get("tool_calls", ()), *ids]
         return finish
 
-    # --- surrogates ---
+    # --- cut characters ---
 
-    def _mend(self, index: int, text: str, extra: dict[str, Any]) -> str:
-        """Joins surrogate pairs whose halves came in two events; returns the text and changes the other members."""
-        text = self._join_halves((index, "content"), text)
-        for name in _TEXTS_OF_DELTA:
-            if name in extra:
-                extra[name] = self._join_halves((index, name), extra[name])
-        for piece in extra.get("tool_calls", ()):
-            for name, written in (("function", "arguments"), ("custom", "input")):
-                if isinstance(body := piece.get(name), dict) and isinstance(body.get(written), str):
-                    body[written] = self._join_halves((index, piece["index"]), body[written])
-        return text
-
-    def _join_halves(self, place: tuple[int, object], text: str) -> str:
-        text, half = join_surrogates(self._surrogates.pop(place, "") + text)
-        if half:
-            self._surrogates[place] = half
+    def _join_characters(self, index: int, choice: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a choice whose texts go on with the parts of characters that the chunks before ended with."""
+        joined = {
+            name: self._characters.join((index, name), value)
+            if name in ("delta", "message", "text")
+            else replace_surrogates(value)
+            for name, value in choice.items()
+        }
+        if self._characters.held:
             self._drop_template()
-        return text
+        return joined
 
-    def _take_surrogates(self, index: int) -> str:
-        """Returns a replacement if the text of a choice ends with half a surrogate pair."""
-        places = [place for place in self._surrogates if place[0] == index]
-        is_cut = (index, "content") in places
-        for place in places:
-            del self._surrogates[place]
-        return "\ufffd" if is_cut else ""
+    def _is_cut(self, index: int) -> bool:
+        """Forgets the parts of characters of a choice that has ended; returns whether its text ends with one."""
+        return any(place[-1] in ("text", "content") for place in self._characters.take(index))
 
     # --- usage and errors ---
 
@@ -578,6 +567,14 @@ class OpenAIStreamParser:
         if self.has_begun:
             raise make_replica_lost(f"it reported an error: {error.message[:200]}")
         raise make_response_error(self._server_name, None, error)
+
+
+def _speaks_of_tokens(metadata: ChunkMetadata) -> bool:
+    """Returns whether members of a choice are about the tokens of one chunk alone, such as their ids."""
+    return any(
+        name == "logprobs" or (isinstance(value, list) and isinstance(value[0], int))
+        for name, value in metadata.choice.items()
+    )
 
 
 def _merge_usages(usages: Sequence[Usage], choices_per_prompt: int) -> Usage:

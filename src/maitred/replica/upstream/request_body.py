@@ -25,7 +25,7 @@ _OWN_CHAT_FIELDS = GATEWAY_FIELDS | {"include_reasoning", MESSAGES_THINKING}
 _OWN_COMPLETION_FIELDS = (GATEWAY_FIELDS - {"max_completion_tokens"}) | {"best_of"}
 """...and those of a text completion; a `best_of` that is accepted equals `n`."""
 _NONE_UNSUPPORTED = UnsupportedFields()
-_ADAPTED_MEMBERS = frozenset({"is_error", *THOUGHT_FIELDS})
+_ADAPTED_MEMBERS = frozenset({"is_error", "content_blocks", *THOUGHT_FIELDS})
 """Members of a message that not every server reads."""
 _CALL_MEMBERS = frozenset({"tool_calls", "tool_call_id"})
 
@@ -79,6 +79,8 @@ def encode_body(
     passed, ignored = split_fields(request, dialect.allowed_fields.union(further_fields), parameters)
     body: dict[str, Any] = {**parameters, **passed}
     if request.chat:
+        if any("content_blocks" in message for message in body["messages"]):
+            ignored.append("messages.content_blocks")
         body["messages"] = _adapt_messages(body["messages"], dialect)
         if "thinking_blocks" in dialect.thought_fields and MESSAGES_THINKING in request.fields:
             body["thinking"] = request.fields[MESSAGES_THINKING]
@@ -104,6 +106,7 @@ def _adapt_messages(messages: Sequence[dict[str, Any]], dialect: UpstreamDialect
 
 
 def _adapt_message(message: dict[str, Any], dialect: UpstreamDialect) -> dict[str, Any]:
+    message.pop("content_blocks", None)
     if message.pop("is_error", False):
         message["content"] = _failed_content(message.get("content"))
     for field in THOUGHT_FIELDS:

@@ -8,31 +8,35 @@ block, or comes after the reason, is a failure. Everything else is read lenientl
 each in its own way: events, blocks and deltas of unknown types are skipped, as Anthropic asks of clients; counts,
 endings of blocks and numbers may be missing; tool calls may be cut, or have arguments that are no JSON.
 
+What chat completions have no place for (citations, tools that run at the server and their results, any other block) is
+in `TextDelta.block` as it comes. The last delta then also has all blocks of the answer, as the server sent them, in
+``content_blocks``, and the citations of web pages as OpenAI's ``annotations``. Further members of the message, such as
+``container``, are in `TextDelta.metadata`.
+
 The model's thinking becomes `REASONING_FIELDS` as it comes. A signed block of it also becomes an entry of
 ``thinking_blocks`` when it has ended: without the signature, Anthropic refuses the next turn of a conversation with
 tools. LiteLLM has the same member in its chat completions.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from maitred.core.ids import new_object_id
-from maitred.core.inference import TextDelta
+from maitred.core.inference import ChunkMetadata, TextDelta
 from maitred.core.request import FinishReason, Usage
+from maitred.wire.answer_event import (
+    AnswerBroken,
+    TextAssembler,
+    decode_event,
+    parse_finish_reason,
+    replace_surrogates,
+)
 from maitred.wire.openai.responses import REASONING_FIELDS
-from maitred.wire.reported_usage import parse_usage
+from maitred.wire.reported_usage import is_empty, read_usage
 from maitred.wire.sse import SSEEvent
 
-_FINISH_REASONS: Mapping[str, FinishReason] = {
-    **dict.fromkeys(("max_tokens", "model_context_window_exceeded", "length"), FinishReason.LENGTH),
-    **dict.fromkeys(("refusal", "content_filter"), FinishReason.CONTENT_FILTER),
-    "pause_turn": FinishReason.PAUSE,
-}
-"""Finish reason by stop reason; every other end is `STOP` or `TOOL_CALLS`, whatever the word for it."""
-_FAILURES = frozenset({"abort", "aborted", "cancelled", "canceled", "error", "failed", "timeout"})
-"""Stop reasons of an answer that is incomplete."""
 ERROR_STATUSES: Mapping[str, int] = {
     "invalid_request_error": 400,
     "authentication_error": 401,
@@ -46,12 +50,16 @@ ERROR_STATUSES: Mapping[str, int] = {
     "overloaded_error": 529,
 }
 """Map from each error type to the HTTP status of the error before a stream."""
+_KNOWN_BLOCKS = frozenset({"text", "tool_use", "thinking", "redacted_thinking"})
+"""Blocks that chat completions have a place for."""
+_OUTPUT_COUNT = frozenset({"input_tokens", "output_tokens"})
+_READ_OF_TEXT = frozenset({"type", "text"})
+_READ_OF_CALL = frozenset({"type", "id", "name", "input"})
+_READ_OF_MESSAGE = frozenset(
+    {"id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage", "delta", "error"}
+)
 _END_MARKERS = ("", "[DONE]")
 """Data of events that have no content."""
-
-
-class AnswerBroken(Exception):
-    """Error for an incomplete answer that no further event can complete."""
 
 
 class AnswerFailed(Exception):
@@ -80,8 +88,10 @@ class OpenBlock:
         number: Number of the tool call; of any other block, the number of texts and calls before it.
 
     Attributes:
-        pieces: The arguments or the thought so far; of a text only its first piece.
+        pieces: The text, the arguments or the thought so far.
+        is_counted: Whether the text has been counted among the texts.
         signature: Signature of the thought.
+        members: Members that came after the start, such as citations.
     """
 
     def __init__(self, start: Mapping[str, Any], number: int) -> None:
@@ -89,7 +99,50 @@ class OpenBlock:
         self.type = start.get("type")
         self.number = number
         self.pieces: list[str] = []
+        self.is_counted = False
         self.signature = ""
+        self.members: dict[str, Any] = {}
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether chat completions have no place for such a block."""
+        return self.type not in _KNOWN_BLOCKS
+
+    def add(self, delta: Mapping[str, Any]) -> None:
+        """Adds a delta that chat completions have no place for."""
+        match delta:
+            case {"type": "citations_delta", "citation": citation}:
+                self.members["citations"] = [*self.citations, citation]
+            case {"type": "input_json_delta", "partial_json": str() as piece}:
+                self.pieces.append(piece)
+            case _:
+                for name, value in delta.items():
+                    earlier = self.members.get(name, self.start.get(name))
+                    if name != "type":
+                        is_piece = isinstance(value, str) and isinstance(earlier, str)
+                        self.members[name] = earlier + value if is_piece else value
+
+    @property
+    def citations(self) -> list[Any]:
+        """Citations of the text so far."""
+        citations = self.members.get("citations", self.start.get("citations"))
+        return citations if isinstance(citations, list) else []
+
+    def whole(self) -> dict[str, Any]:
+        """Returns the whole block, as a server that does not stream would send it."""
+        block = {**self.start, **self.members}
+        written = "".join(self.pieces)
+        match self.type:
+            case "text":
+                block["text"] = written
+            case "thinking":
+                block |= {"thinking": written, "signature": self.signature}
+            case _ if written:
+                try:
+                    block["input"] = msgspec.json.decode(written)
+                except (msgspec.MsgspecError, UnicodeError, RecursionError):
+                    block["input"] = written
+        return block
 
 
 class MessagesStreamParser:
@@ -111,6 +164,14 @@ class MessagesStreamParser:
         self._thought_count = 0
         self._text_count = 0
         self._finish: FinishReason | None = None
+        self._order: list[OpenBlock] = []
+        """All blocks, in their order."""
+        self._has_foreign = False
+        """Whether something has come that chat completions have no place for."""
+        self._members: dict[str, Any] = {}
+        """Members of the message that are not read here."""
+        self._characters = TextAssembler()
+        """Joins characters whose parts come in two events, by block and member."""
 
     def feed(self, event: SSEEvent) -> list[TextDelta]:
         """Parses an event and returns its additions to the answer, the last of them with the finish reason.
@@ -119,7 +180,7 @@ class MessagesStreamParser:
             AnswerBroken: The event is out of order, or cannot be read.
             AnswerFailed: The event is an error.
         """
-        fields = _decode_event(event)
+        fields = self._decode(event)
         match fields.get("type"):
             case "message_start":
                 self._start(fields.get("message"))
@@ -130,6 +191,8 @@ class MessagesStreamParser:
                 return added
             case "message_delta":
                 return list(self._end(fields))
+            case "message" if isinstance(fields.get("content"), list) and not self._has_content:
+                return self.feed_whole(fields)  # a whole answer in place of a stream
             case "message_stop":
                 if self._finish is None:
                     raise AnswerBroken("it does not say why it ended")
@@ -145,6 +208,7 @@ class MessagesStreamParser:
         deltas: list[TextDelta] = []
         for index, block in enumerate(content):
             deltas += self._open(index, {"content_block": block})
+            deltas += self._close(self._blocks.pop(index))
         deltas += self._end({"delta": message, "usage": message.get("usage")})
         if self._finish is None:
             raise AnswerBroken("it does not say why it ended")
@@ -167,6 +231,7 @@ class MessagesStreamParser:
         if isinstance(message, dict):
             # The output tokens are final in message_delta only.
             self._merge_counts(message.get("usage"), without="output_tokens")
+            self._keep_members(message)
 
     def _apply(self, kind: str, fields: Mapping[str, Any]) -> Iterator[TextDelta]:
         index = fields.get("index")
@@ -176,6 +241,8 @@ class MessagesStreamParser:
         place = index if isinstance(index, int) else self._latest_index
         block = self._blocks.get(place)
         if kind == "content_block_stop":
+            if self._characters.held and any(held[-1] == "text" for held in self._characters.take(place)):
+                yield TextDelta(0, "\ufffd")  # the rest of its last character has not come
             if block is not None:
                 del self._blocks[place]
                 yield from self._close(block)
@@ -199,9 +266,18 @@ class MessagesStreamParser:
                 return  # the event came twice
             yield from self._close(earlier)
         is_call = start.get("type") == "tool_use"
+        follows_text = bool(self._order) and self._order[-1].type == "text" == start.get("type")
         number = self._call_count if is_call else self._call_count + self._text_count
         block = self._blocks[index] = OpenBlock(start, number)
         self._latest_index = index
+        self._order.append(block)
+        if block.is_foreign:
+            self._has_foreign = True
+            yield TextDelta(0, "", block={"type": "content_block_start", "content_block": dict(start)})
+        elif start.get("type") == "text" and (follows_text or _has_beyond(start, _READ_OF_TEXT)):
+            # Texts that follow one another are apart where they have citations of their own.
+            self._has_foreign = self._has_foreign or _has_beyond(start, _READ_OF_TEXT)
+            yield TextDelta(0, "", block={"type": "content_block_start", "content_block": {**start, "text": ""}})
         match start:
             case {"type": "tool_use"}:
                 self._call_count += 1
@@ -213,9 +289,10 @@ class MessagesStreamParser:
                 yield self._text(block, text)
 
     def _text(self, block: OpenBlock, text: str) -> TextDelta:
-        if not block.pieces and text.strip():
+        block.pieces.append(text)
+        if not block.is_counted and text.strip():
             self._text_count += 1
-            block.pieces.append(text)
+            block.is_counted = True
         return TextDelta(0, text)
 
     def _fill(self, block: OpenBlock, delta: Mapping[str, Any]) -> Iterator[TextDelta]:
@@ -234,6 +311,10 @@ class MessagesStreamParser:
                 block.signature += signature
             case {"type": "text_delta" | "input_json_delta" as kind} if block.type in ("text", "tool_use"):
                 raise AnswerBroken(f"a block of {block.type} got a {kind}")
+            case _ if block.is_foreign or (block.type == "text" and delta.get("type") != "text_delta"):
+                block.add(delta)
+                self._has_foreign = True
+                yield TextDelta(0, "", block={"type": "content_block_delta", "delta": dict(delta)})
 
     def _add_thought(self, block: OpenBlock, thought: object) -> Iterator[TextDelta]:
         if text := _text(thought):
@@ -251,6 +332,8 @@ class MessagesStreamParser:
                 yield self._thinking_block(block, thought)
             case "redacted_thinking" if isinstance(block.start.get("data"), str):
                 yield self._thinking_block(block, {"type": "redacted_thinking", "data": block.start["data"]})
+            case _ if block.is_foreign:
+                yield TextDelta(0, "", block={"type": "content_block_stop"})
 
     def _thinking_block(self, block: OpenBlock, thought: dict[str, Any]) -> TextDelta:
         # Entries of lists in chunks have an index, by which clients put them together. The position is that among the
@@ -262,20 +345,62 @@ class MessagesStreamParser:
     def _end(self, fields: Mapping[str, Any]) -> Iterator[TextDelta]:
         """Reads a ``message_delta``, of which several may come; the last reason and the last counts hold."""
         self._merge_counts(fields.get("usage"))
-        self.usage = parse_usage(self._counts)
+        counted = {name: count for name, count in self._counts.items() if count != 0 or name in _OUTPUT_COUNT}
+        self.usage = read_usage(counted)
         delta = fields.get("delta")
+        for members in (fields, delta):
+            self._keep_members(members)
         reason = delta.get("stop_reason") if isinstance(delta, dict) else None
         if not isinstance(reason, str) or not isinstance(delta, dict):
             return
-        if reason in _FAILURES:
-            raise AnswerBroken(f"it stopped for the reason {reason[:40]!r}, which is no end")
+        stop = _text(delta.get("stop_sequence")) or None
+        finish = parse_finish_reason(reason, has_calls=bool(self._call_count) and stop is None)
+        if finish is None:
+            return
         for block in self._blocks.values():
             yield from self._close(block)
         self._blocks.clear()
-        stop = _text(delta.get("stop_sequence")) or None
-        ended = FinishReason.TOOL_CALLS if self._call_count and stop is None else FinishReason.STOP
-        self._finish = _FINISH_REASONS.get(reason, ended)
-        yield TextDelta(0, "", self._finish, stop=stop if self._finish is FinishReason.STOP else None)
+        self._finish = finish
+        yield TextDelta(
+            0,
+            "",
+            finish,
+            extra=_foreign_members(self._order) if self._has_foreign else None,
+            stop=stop if finish is FinishReason.STOP else None,
+            metadata=ChunkMetadata(self._members) if self._members else None,
+        )
+
+    def _keep_members(self, members: object) -> None:
+        """Keeps the members of a message, or of the event that ends it, that are not read here."""
+        if isinstance(members, dict):
+            self._members |= {
+                name: value for name, value in members.items() if name not in _READ_OF_MESSAGE and not is_empty(value)
+            }
+
+    def _decode(self, event: SSEEvent) -> dict[str, Any]:
+        """Decodes an event; an event without content is an empty object.
+
+        Raises:
+            AnswerBroken: The event is no JSON object with a type.
+            AnswerFailed: The event is an error.
+        """
+        if event.data.strip() in _END_MARKERS:
+            return {}
+        fields, is_mended = decode_event(event.data.strip().encode("utf-8", "surrogateescape"))
+        if not isinstance(fields, dict):
+            raise AnswerBroken("it sent an event that is no JSON object")
+        if is_mended or self._characters.held:
+            place = fields.get("index", self._latest_index)
+            fields = {
+                name: self._characters.join((place, name), value) if name == "delta" else replace_surrogates(value)
+                for name, value in fields.items()
+            }
+        _raise_error(fields)
+        if not isinstance(fields.get("type"), str):
+            if event.type == "message":
+                raise AnswerBroken("it sent an event without a type")
+            fields["type"] = event.type  # the name of the event says it, too
+        return fields
 
     def _merge_counts(self, counts: object, without: str = "") -> None:
         """Merges counts, which are running totals; an omitted count keeps its previous value."""
@@ -287,29 +412,6 @@ class MessagesStreamParser:
                 # Some servers count the prompt in the first event and send a zero in the last one.
                 if not (count == 0 and isinstance(earlier, int)):
                     self._counts[name] = count
-
-
-def _decode_event(event: SSEEvent) -> dict[str, Any]:
-    """Decodes an event; an event without content is an empty object.
-
-    Raises:
-        AnswerBroken: The event is no JSON object with a type.
-        AnswerFailed: The event is an error.
-    """
-    if event.data.strip() in _END_MARKERS:
-        return {}
-    try:
-        fields = msgspec.json.decode(event.data)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        fields = None
-    if not isinstance(fields, dict):
-        raise AnswerBroken("it sent an event that is no JSON object")
-    _raise_error(fields)
-    if not isinstance(fields.get("type"), str):
-        if event.type == "message":
-            raise AnswerBroken("it sent an event without a type")
-        fields["type"] = event.type  # the name of the event says it, too
-    return fields
 
 
 def _raise_error(fields: Mapping[str, Any]) -> None:
@@ -325,7 +427,30 @@ def _tool_call(block: Mapping[str, Any], number: int) -> dict[str, Any]:
     if not isinstance(name, str) or not name:
         raise AnswerBroken(f"the call of a tool ({number}) has no name")
     call_id = _text(block.get("id")) or new_object_id("call")
-    return {"index": number, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+    others = {name: value for name, value in block.items() if name not in _READ_OF_CALL and not is_empty(value)}
+    function = {"name": name, "arguments": ""}
+    return {**others, "index": number, "id": call_id, "type": "function", "function": function}
+
+
+def _has_beyond(block: Mapping[str, Any], read: frozenset[str]) -> bool:
+    return any(not is_empty(value) for name, value in block.items() if name not in read)
+
+
+def _foreign_members(blocks: Sequence[OpenBlock]) -> dict[str, Any]:
+    """Returns what chat completions have no place for: all blocks, and the citations of web pages as annotations."""
+    annotations = []
+    begin = 0
+    for block in blocks:
+        if block.type != "text":
+            continue
+        end = begin + sum(map(len, block.pieces))
+        for citation in block.citations:
+            if isinstance(citation, dict) and isinstance(url := citation.get("url"), str):
+                cited = {"url": url, "title": citation.get("title") or "", "start_index": begin, "end_index": end}
+                annotations.append({"type": "url_citation", "url_citation": cited})
+        begin = end
+    members: dict[str, Any] = {"annotations": annotations} if annotations else {}
+    return members | {"content_blocks": [block.whole() for block in blocks]}
 
 
 def _arguments(number: int, piece: str) -> TextDelta:

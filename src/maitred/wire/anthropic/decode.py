@@ -10,7 +10,7 @@ import msgspec
 
 from maitred.core.errors import InvalidRequest
 from maitred.wire.anthropic.fields import MESSAGES_FIELDS, refuse_field, unsupported_fields
-from maitred.wire.anthropic.requests import CountTokensRequest, MessagesRequest
+from maitred.wire.anthropic.requests import CountTokensRequest, MessagesRequest, wrap_server_blocks
 from maitred.wire.openai.decode import MAX_STOP_CHARACTERS, MAX_STOPS, NumberRange, check_known
 from maitred.wire.openai.faults import DECODE_ERRORS, describe_fault, format_value
 
@@ -80,7 +80,7 @@ def decode_count_tokens(body: bytes, *, strict: bool) -> CountTokensRequest:
 def _decode(kind: type[R], body: bytes, strict: bool) -> R:
     try:
         fields = msgspec.json.decode(body)
-        request = msgspec.convert(fields, kind)
+        request = msgspec.convert(wrap_server_blocks(fields), kind)
     except DECODE_ERRORS as error:
         raise describe_fault(error) from error
     if strict:

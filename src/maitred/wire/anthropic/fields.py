@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from maitred.core.errors import Unsupported
+from maitred.wire.anthropic.requests import KNOWN_BLOCKS
 from maitred.wire.openai.fields import (
     FIELDS,
     HINT,
@@ -57,7 +58,7 @@ _ALL_FIELDS: Mapping[str, RequestField] = {
 }
 """Fields of Messages, and those of other APIs: a client that sends one of these here wants it to be heeded."""
 _BLOCK_MEMBERS = frozenset({"type", "text", "source", "id", "name", "input", "tool_use_id", "content", "is_error"}) | {
-    *("thinking", "signature", "data"),
+    *("thinking", "signature", "data", "extra_content", "citations"),
 }
 _TOOL_MEMBERS = frozenset({"type", "name", "description", "input_schema", "strict"})
 
@@ -73,7 +74,9 @@ def unsupported_fields(sent: Mapping[str, Any]) -> UnsupportedFields:
     ignored |= members_beyond("output_config", sent.get("output_config"), frozenset({"format"}))
     for path, blocks in _block_lists(sent):
         for block in blocks:
-            ignored |= members_beyond(path, block, _BLOCK_MEMBERS)
+            # The foreign blocks and the citations of earlier answers go to servers that speak Messages.
+            if not isinstance(block, dict) or block.get("type") in KNOWN_BLOCKS:
+                ignored |= members_beyond(path, block, _BLOCK_MEMBERS)
     for tool in _list_in(sent, "tools"):
         ignored |= members_beyond("tools", tool, _TOOL_MEMBERS)
     return UnsupportedFields(fields.refused, tuple(ignored))

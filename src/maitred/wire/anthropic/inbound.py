@@ -11,6 +11,7 @@ neighbours of a role   one message, as Anthropic reads them
 ``thinking``           ``reasoning_content`` and ``reasoning``; what is signed or encrypted also stays as it is, in
                        ``thinking_blocks``
 ``tool_choice: any``   ``required``; ``tool`` names the function
+other blocks           ``content_blocks`` of the assistant's message, with all blocks of the turn; so are citations
 ``metadata.user_id``   ``user``
 ``output_config``      its ``format``: ``response_format``, strict
 =====================  ==============================================================================
@@ -24,6 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from maitred.core.errors import InvalidRequest
 from maitred.core.grammar import Constraint
@@ -36,6 +38,7 @@ from maitred.wire.anthropic.requests import (
     InputMessage,
     MessagesRequest,
     RedactedThinkingBlock,
+    ServerBlock,
     TextBlock,
     ThinkingBlock,
     ToolChoice,
@@ -168,22 +171,38 @@ def _tool_result(block: ToolResultBlock) -> str | list[ContentPart]:
 
 def _assistant_messages(blocks: Sequence[Block]) -> Iterator[Message]:
     calls = [
-        ToolCall(id=block.id, function=FunctionCall(name=block.name, arguments=_encode_json(block.input)))
+        ToolCall(
+            id=block.id,
+            function=FunctionCall(name=block.name, arguments=_encode_json(block.input)),
+            extra_content=UNSET if block.extra_content is None else block.extra_content,
+        )
         for block in blocks
         if isinstance(block, ToolUseBlock)
     ]
     content = _content(blocks)
-    if content or calls:
+    foreign = _content_blocks(blocks)
+    if content or calls or foreign:
         thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock) and block.thinking]
         thought = "\n\n".join(thoughts) or None
         yield Message(
             role="assistant",
-            content=content,
+            content=content or (None if calls else ""),
             tool_calls=calls or None,
             reasoning_content=thought,
             reasoning=thought,
             thinking_blocks=_thinking_blocks(blocks) or None,
+            content_blocks=foreign,
         )
+
+
+def _content_blocks(blocks: Sequence[Block]) -> list[dict[str, Any]] | None:
+    """Returns all blocks as they were written, if chat completions have no place for one of them, or for citations."""
+    foreign = [block for block in blocks if isinstance(block, ServerBlock)]
+    cited = [block for block in blocks if isinstance(block, TextBlock) and block.citations]
+    if not (foreign or cited):
+        return None
+    written = [block.block if isinstance(block, ServerBlock) else msgspec.to_builtins(block) for block in blocks]
+    return [{name: value for name, value in block.items() if name != "cache_control"} for block in written]
 
 
 def _thinking_blocks(blocks: Sequence[Block]) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ from maitred.wire.anthropic.requests import (
     MessagesRequest,
     RedactedThinkingBlock,
     RequestMetadata,
+    ServerBlock,
     TextBlock,
     ThinkingBlock,
     ToolChoice,
@@ -182,6 +183,9 @@ class CallIds:
 
 
 def _blocks(path: str, message: Message, call_ids: CallIds) -> Iterator[Block]:
+    if message.role == "assistant" and _tells_blocks(message):
+        yield from _server_blocks(message, call_ids)
+        return
     content: list[TextBlock | ImageBlock | ToolUseBlock] = list(_content(path, message))
     if message.role == "assistant":
         # Models write white space before their calls, and Messages refuses it as a text of its own.
@@ -209,6 +213,34 @@ def _blocks(path: str, message: Message, call_ids: CallIds) -> Iterator[Block]:
             yield thoughts.pop(0)[1]
         yield block
     yield from (thought for _, thought in thoughts)
+
+
+def _tells_blocks(message: Message) -> bool:
+    """Returns whether a message has the blocks that it was made of; a client may have changed its text since."""
+    if not message.content_blocks:
+        return False
+    texts = [block.get("text") for block in message.content_blocks if block.get("type") == "text"]
+    told = message.content or ""
+    if isinstance(told, list):
+        told = "".join(part.text or "" for part in told)
+    return "".join(text for text in texts if isinstance(text, str)) == told
+
+
+def _server_blocks(message: Message, call_ids: CallIds) -> Iterator[Block]:
+    """Yields the blocks of a message as their server wrote them, without unsigned thoughts and empty texts."""
+    for block in message.content_blocks or ():
+        match block:
+            case {"type": "tool_use", "id": str() as given}:
+                yield ServerBlock(block={**block, "id": call_ids.of_call(given)})
+            case {"type": "thinking", "thinking": str() as thinking, "signature": str() as signature}:
+                if signature:
+                    yield ThinkingBlock(thinking=thinking, signature=signature)
+            case {"type": "redacted_thinking", "data": str() as data}:
+                yield RedactedThinkingBlock(data=data)
+            case {"type": "text", "text": str() as text} if not text.strip():
+                pass
+            case {"type": str()}:
+                yield ServerBlock(block=block)
 
 
 def _thoughts(message: Message) -> Iterator[tuple[int, ThinkingBlock | RedactedThinkingBlock]]:

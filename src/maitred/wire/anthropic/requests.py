@@ -46,6 +46,8 @@ class ToolUseBlock(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     id: str
     name: str
     input: dict[str, Any]
+    extra_content: Any = None
+    """What the server of another API sent with the call, such as Google's signatures."""
     cache_control: Any = None
 
 
@@ -73,7 +75,55 @@ class RedactedThinkingBlock(msgspec.Struct, frozen=True, kw_only=True, tag_field
     data: str
 
 
-Block = TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
+class ServerBlock(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="server_block"):
+    """Block of an earlier answer that only the server that wrote it can read, such as a result of its own tools.
+
+    `wrap_server_blocks` makes it of a block of the body, and `unwrap_server_blocks` the other way round.
+    """
+
+    block: dict[str, Any]
+
+
+Block = TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock | ServerBlock
+KNOWN_BLOCKS = frozenset({"text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking"})
+"""Types of the other blocks."""
+
+
+def wrap_server_blocks(body: Any) -> Any:  # noqa: ANN401 - whatever JSON can be
+    """Returns a decoded body in which the foreign blocks of earlier answers have the form of `ServerBlock`."""
+    messages = body.get("messages") if isinstance(body, dict) else None
+    if not isinstance(messages, list) or not any(map(_has_server_blocks, messages)):
+        return body
+    wrapped = [
+        {**message, "content": list(map(_wrap, message["content"]))} if _has_server_blocks(message) else message
+        for message in messages
+    ]
+    return {**body, "messages": wrapped}
+
+
+def unwrap_server_blocks(body: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a request with its foreign blocks as their server wrote them."""
+    for message in body["messages"]:
+        if isinstance(message["content"], list):
+            message["content"] = [
+                block["block"] if block["type"] == "server_block" else block for block in message["content"]
+            ]
+    return body
+
+
+def _has_server_blocks(message: object) -> bool:
+    match message:
+        case {"role": "assistant", "content": [*blocks]}:
+            return any(map(_is_server_block, blocks))
+    return False
+
+
+def _is_server_block(block: object) -> bool:
+    return isinstance(block, dict) and isinstance(kind := block.get("type"), str) and kind not in KNOWN_BLOCKS
+
+
+def _wrap(block: Any) -> Any:  # noqa: ANN401 - whatever JSON can be
+    return {"type": "server_block", "block": block} if _is_server_block(block) else block
 
 
 class InputMessage(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ They are what this gateway writes; what other servers write is parsed in `maitre
 Events: https://platform.claude.com/docs/en/build-with-claude/streaming; errors: .../docs/en/api/errors.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -181,13 +182,15 @@ Body = MessagesAnswer | MessagesErrorBody | TokenCount
 _encoder = msgspec.json.Encoder()
 
 
-def encode(body: Body) -> bytes:
-    """Encodes a body as JSON in UTF-8."""
+def encode(body: Body | Mapping[str, Any]) -> bytes:
+    """Encodes a body, or its fields, as JSON in UTF-8."""
     return _encoder.encode(body)
 
 
-def encode_stream_event(event: StreamEvent) -> bytes:
-    """Encodes an event of a stream, with its event name."""
+def encode_stream_event(event: StreamEvent | Mapping[str, Any]) -> bytes:
+    """Encodes an event of a stream, or its fields, with its event name."""
+    if isinstance(event, Mapping):
+        return b"event: %b\ndata: %b\n\n" % (str(event["type"]).encode("ascii"), _encoder.encode(event))
     return b"event: %b\ndata: %b\n\n" % (_EVENT_NAMES[type(event)], _encoder.encode(event))
 
 

@@ -65,6 +65,8 @@ class ToolCall(msgspec.Struct, frozen=True):
     function: FunctionCall | None = None
     type: str = "function"
     custom: CustomCall | UnsetType = UNSET
+    extra_content: Any = UNSET
+    """What the server sent with the call, such as Google's signatures."""
 
 
 def failed_result(text: str) -> str:
@@ -108,6 +110,8 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     thinking_blocks: list[dict[str, Any]] | None = None
     """Signed blocks of the reasoning, as they stood in the answer; other models than the one that wrote them skip them.
     """
+    content_blocks: list[dict[str, Any]] | None = None
+    """Blocks of an answer of the Messages API, as they stood in it; only servers of that API read them."""
     is_error: bool | None = None
     """Whether the tool call failed whose result this is; Messages has this field, and OpenAI's API does not."""
 

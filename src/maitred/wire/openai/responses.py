@@ -6,13 +6,13 @@ between `id` and `created` and positions would be easy to confuse. The structs a
 collector skips them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from maitred.core.inference import ChunkMetadata
+from maitred.core.inference import ChunkMetadata, TokenScore
 from maitred.core.request import FinishReason, Usage
 
 Finish = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
@@ -107,6 +107,24 @@ class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     content: list[ChatLogprob] | None
     refusal: list[ChatLogprob] | None = None
+
+    @classmethod
+    def of(cls, scores: Sequence[TokenScore]) -> "ChatLogprobs":
+        """Builds the log-probabilities of these tokens."""
+        return cls(
+            content=[
+                ChatLogprob(
+                    token=score.chosen.text,
+                    logprob=score.chosen.logprob,
+                    bytes=list(score.chosen.raw),
+                    top_logprobs=[
+                        TopLogprob(token=other.text, logprob=other.logprob, bytes=list(other.raw))
+                        for other in score.top
+                    ],
+                )
+                for score in scores
+            ]
+        )
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -361,6 +379,20 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
             # Of these details, cached and reasoning tokens are billed, so they stand as the gateway has them.
             fields[name] = {**decided, **value, **{key: decided[key] for key in _BILLED_DETAILS if key in decided}}
     return fields
+
+
+def have_members(scores: Iterable[TokenScore] | None) -> bool:
+    """Returns whether a server has said more of one of these tokens than its log-probability."""
+    return any(score.chosen.members or any(other.members for other in score.top) for score in scores or ())
+
+
+def score_entries(scores: Sequence[TokenScore]) -> list[dict[str, Any]]:
+    """Returns the log-probabilities of these tokens as chats have them, with whatever else their server says."""
+    entries: list[dict[str, Any]] = msgspec.to_builtins(ChatLogprobs.of(scores))["content"]
+    for entry, score in zip(entries, scores, strict=True):
+        tops = [{**(other.members or {}), **top} for top, other in zip(entry["top_logprobs"], score.top, strict=True)]
+        entry |= {**(score.chosen.members or {}), **entry, "top_logprobs": tops}
+    return entries
 
 
 _BILLED_DETAILS = ("cached_tokens", "reasoning_tokens")

@@ -80,13 +80,21 @@ def merge_metadata(sent: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             before = merged.get(name)
             match before, value:
                 case dict(), dict():
-                    # Log-probabilities are told of each token once.
-                    merged[name] = _join_objects("", before, value) if name == "logprobs" else overlay(before, value)
+                    merged[name] = _continue_lists(before, value) if name == "logprobs" else overlay(before, value)
                 case [int(), *_], list():
                     merged[name] = before + value
                 case _:
                     merged[name] = value
     return merged
+
+
+def _continue_lists(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Joins the log-probabilities of two deltas, which are told of each token once."""
+    joined = {**first}
+    for name, value in second.items():
+        before = joined.get(name)
+        joined[name] = before + value if isinstance(before, list) and isinstance(value, list) else value
+    return joined
 
 
 def merge_deltas(deltas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

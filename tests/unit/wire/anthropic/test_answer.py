@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.core.request import FinishReason, Usage
-from maitred.wire.anthropic.answer import AnswerBroken, AnswerFailed, MessagesStreamParser
+from maitred.wire.answer_event import AnswerBroken
+from maitred.wire.anthropic.answer import AnswerFailed, MessagesStreamParser
 from maitred.wire.sse import SSEDecoder, SSEEvent
 
 START = {
@@ -81,7 +82,8 @@ def test_text():
     assert [delta.finish for delta in deltas] == [None, None, "stop"]
     assert reader.is_complete
     reader.on_end()
-    assert reader.usage == Usage(18, 7, 5, cache_write_tokens=3)
+    details = {"cache_creation_input_tokens": 3, "service_tier": "standard"}
+    assert reader.usage == Usage(18, 7, 5, cache_write_tokens=3, details=details)
 
 
 def test_calls_of_tools():
@@ -215,14 +217,16 @@ def test_a_thought_without_a_signature_is_text_alone():
 
 def test_the_last_usage_counts_and_what_it_leaves_out_stays():
     reader, _ = read([START, ending(input_tokens=20, cache_read_input_tokens=None), STOP])
-    assert reader.usage == Usage(28, 7, 5, cache_write_tokens=3)
+    assert reader.usage == Usage(28, 7, 5, cache_write_tokens=3, details=reader.usage.details)
 
 
 def test_writes_into_the_cache_are_counted_by_their_lifetime():
     written = {"ephemeral_5m_input_tokens": 100, "ephemeral_1h_input_tokens": 900}
     usage = {"input_tokens": 10, "cache_creation_input_tokens": 1000, "output_tokens": 1, "cache_creation": written}
     reader, _ = read([{**START, "message": {**START["message"], "usage": usage}}, ending(), STOP])
-    assert reader.usage == Usage(1010, 7, cache_write_tokens=1000, cache_write_1h_tokens=900)
+    assert reader.usage == Usage(
+        1010, 7, cache_write_tokens=1000, cache_write_1h_tokens=900, details=reader.usage.details
+    )
 
 
 @pytest.mark.parametrize(
@@ -246,7 +250,7 @@ def test_each_count_is_read_for_itself(first, last, usage):
     assert (reader.usage, reader.is_complete) == (usage, True)
 
 
-def test_what_nobody_knows_is_passed_over():
+def test_events_that_nobody_knows_are_passed_over():
     new = {"type": "weather", "sun": True}
     cited = [opened(1, type="text", text=""), filled(1, type="citations_delta", citation={}), closed(1)]
     searched = [
@@ -255,7 +259,7 @@ def test_what_nobody_knows_is_passed_over():
         closed(3),
     ]
     reader, deltas = read([new, START, new, *cited, *searched, *text(2, "Yes."), ending(), STOP, PING, new])
-    assert [delta.text for delta in deltas] == ["Yes.", ""]
+    assert "".join(delta.text for delta in deltas) == "Yes."
     assert reader.is_complete
 
 
@@ -364,3 +368,27 @@ def test_however_the_bytes_come(cuts, events):
         at += size
     assert reader.is_complete
     assert deltas == read(events)[1]
+
+
+@pytest.mark.parametrize(
+    ("word", "finish"),
+    [
+        ("end_turn", FinishReason.STOP),
+        ("END_TURN", FinishReason.STOP),
+        ("compaction", FinishReason.STOP),
+        ("MAX_TOKENS", FinishReason.LENGTH),
+        ("budget_exceeded", FinishReason.LENGTH),
+        ("pause_turn", FinishReason.PAUSE),
+        ("refusal", FinishReason.CONTENT_FILTER),
+        ("safety", FinishReason.CONTENT_FILTER),
+        ("tool_use", FinishReason.STOP),
+    ],
+)
+def test_words_for_an_end_are_those_of_all_servers(word, finish):
+    assert read([START, *text(0, "x"), ending(word)])[1][-1].finish is finish
+
+
+@pytest.mark.parametrize("word", ["abort", "server_error", "cancelled", "timed_out"])
+def test_a_word_that_speaks_of_a_failure_is_no_end(word):
+    with pytest.raises(AnswerBroken):
+        read([START, *text(0, "x"), ending(word)])
