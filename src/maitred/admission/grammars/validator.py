@@ -59,7 +59,7 @@ class GrammarValidator:
         """
         param = constraint.param
         try:
-            question = msgspec.msgpack.encode(constraint)
+            question = msgspec.json.encode(constraint)
         except RecursionError:
             raise InvalidRequest(f"{param} is nested too deeply. Send a flatter one.", param=param) from None
         if len(question) > self._config.most_bytes:

@@ -3,8 +3,8 @@
 Native code compiles the callers' untrusted grammars, which can take much time or memory or overflow the stack; a
 separate process limits the damage to this process. The process reports that it is ready, then answers one question
 after the other until its input ends, for example because the gateway has ended. A question is a length in four bytes
-and a `Constraint` in MessagePack; an answer is a length and a `GrammarResult`. An empty answer reports that the process
-is ready.
+and a `Constraint` in JSON, whose whole numbers have no bound; an answer is a length and a `GrammarResult` in
+MessagePack. An empty answer reports that the process is ready.
 """
 
 import resource
@@ -45,7 +45,7 @@ def _answer_all() -> None:
 def _try(question: bytes) -> GrammarResult:
     try:
         relaxed: list[str] = []
-        grammar = parse_grammar(msgspec.msgpack.decode(question, type=Constraint), relaxed)
+        grammar = parse_grammar(msgspec.json.decode(question, type=Constraint), relaxed)
         return GrammarResult(grammar, relaxed=tuple(relaxed))
     except GrammarFault as fault:
         return GrammarResult(fault=str(fault))

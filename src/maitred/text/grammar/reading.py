@@ -16,6 +16,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from maitred.core.grammar import Constraint, Grammar
+from maitred.text.grammar.bounds import holds_exactly
 from maitred.text.grammar.language import LIMITS, GrammarFault, error_in, error_in_trial, grammar_source
 from maitred.text.grammar.schema import describe_location, enforceable, without_keywords
 from maitred.text.grammar.schema_converter import convert_schema
@@ -101,6 +102,8 @@ def _validate_lenient(schema: object, whitespace: str | None) -> tuple[bool, lis
 
 def _is_unusable(keyword: str, value: object) -> bool:
     """Returns whether a keyword cannot be enforced by itself, whatever stands beside it."""
+    if not holds_exactly(keyword, value):
+        return True
     if keyword not in _TEXT_KEYWORDS[:2] or not isinstance(value, str):
         return False
     grammar = Grammar("json_schema", enforceable({"type": "string", keyword: value}, strict=True))

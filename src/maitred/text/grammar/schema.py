@@ -9,8 +9,9 @@ the schema, and an integer must be written as an integer.
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
+from maitred.text.grammar.bounds import holds_exactly, narrow_bounds
 from maitred.text.grammar.formats import DEFINED, NARROWED
 from maitred.text.grammar.language import GrammarFault
 
@@ -21,8 +22,6 @@ _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "m
 _CONTENT = ("contentEncoding", "contentMediaType")
 _BEYOND_CLASSES = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
 """Escapes with a backslash in a regular expression, and whole character classes."""
-_STEP = 1e-9
-"""Smallest distance of a number from an exclusive bound, where the bound is moved."""
 _EARLIER_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
 
 
@@ -122,32 +121,7 @@ def _narrow(schema: Mapping[str, Any]) -> dict[str, Any]:
             pass
         else:
             narrowed[keyword] = value
-    return _with_narrow_format(_with_inclusive_bounds(narrowed))
-
-
-def _with_inclusive_bounds(schema: dict[str, Any]) -> dict[str, Any]:
-    """Returns a schema without exclusive bounds where llguidance takes them for inclusive ones.
-
-    It does so for whole numbers that bound a range of fractions, such as 0 below 0.5. The bound is moved inwards by the
-    smallest step that is left between the two.
-    """
-    lows: list[Any] = [bound for bound in map(schema.get, ("minimum", "exclusiveMinimum")) if _is_number(bound)]
-    highs: list[Any] = [bound for bound in map(schema.get, ("maximum", "exclusiveMaximum")) if _is_number(bound)]
-    low, high = max(lows, default=None), min(highs, default=None)
-    if low is None or high is None or high - low > 1 or schema.get("type") == "integer":
-        return schema
-    result = dict(schema)
-    for name, bound, other, sign in (("Minimum", low, "minimum", 1), ("Maximum", high, "maximum", -1)):
-        exclusive = result.get(f"exclusive{name}")
-        if _is_number(exclusive):
-            del result[f"exclusive{name}"]
-        if exclusive == bound and exclusive is not True:
-            result[other] = bound + sign * max(_STEP, abs(bound) * _STEP)
-    return result
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return _with_narrow_format(narrow_bounds(narrowed))
 
 
 def _with_narrow_format(schema: dict[str, Any]) -> dict[str, Any]:
@@ -183,6 +157,12 @@ def _refuse_loose(schema: Mapping[str, Any], place: str, *, asserts_content: boo
     """Raises GrammarFault for keywords that would be interpreted too widely."""
     if place != "#" and isinstance(schema.get("$id"), str):
         raise GrammarFault(f"A schema with an `$id` of its own, at {place}, cannot be enforced. Remove the `$id`.")
+    for name, value in schema.items():
+        if not holds_exactly(name, value):
+            raise GrammarFault(
+                f"The number of `{name}`, at {place}, is too large to be enforced: it has more than 53 bits. Remove "
+                "it, or use a string."
+            )
     least = schema.get("minProperties")
     if isinstance(least, int | float) and least > 1 and not _has_fixed_members(schema):
         raise GrammarFault(

@@ -21,7 +21,9 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise, permutations
-from typing import Any, TypeGuard
+from typing import Any
+
+from maitred.text.grammar.bounds import is_number
 
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
 _ANNOTATIONS = frozenset(
@@ -419,13 +421,9 @@ def _bounds_exclude(left: Schema, right: Schema) -> bool:
     for one, other in ((left, right), (right, left)):
         most = [one.get(name) for name in ("maximum", "exclusiveMaximum")]
         least = [other.get(name) for name in ("minimum", "exclusiveMinimum")]
-        if any(high < low for high in most if _is_number(high) for low in least if _is_number(low)):
+        if any(high < low for high in most if is_number(high) for low in least if is_number(low)):
             return True
     return False
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _prefixes_exclude(left: Schema, right: Schema) -> bool:

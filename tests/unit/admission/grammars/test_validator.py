@@ -97,3 +97,9 @@ async def test_a_process_that_takes_too_long_or_breaks_down_is_replaced():
             await validator.validate("one", regex("c"))
         workers._compile_s = 30.0
         assert await validator.validate("one", regex("d")) == Grammar("regex", "d")
+
+
+async def test_whole_numbers_of_any_size_are_compiled():
+    async with GrammarValidator(GrammarsConfig(workers=1), workers=GrammarWorkers(1, compile_s=30.0)) as validator:
+        large = Constraint("json_schema", {"type": "integer", "maximum": 2**70}, "guided_json")
+        assert (await validator.validate("one", large)).kind == "json_schema"
