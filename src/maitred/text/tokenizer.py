@@ -87,9 +87,7 @@ class Tokenizer:
         self.eos_token = special_tokens.get("eos_token")
         self.chat_template = chat_template
         self._control = (
-            None
-            if allows_control_tokens or not self.control_tokens
-            else ControlTokens(backend, self.control_tokens, self._bytes)
+            None if allows_control_tokens or not self.control_tokens else ControlTokens(backend, self.control_tokens)
         )
         self._closing = backend.token_to_id(self.eos_token) if adds_eos and self.eos_token else None
 
@@ -161,8 +159,10 @@ class Tokenizer:
         prompt = template.render(
             messages, add_generation_prompt=add_generation_prompt, tools=tools, arguments=arguments, mark=mark
         )
-        if control is not None and mark is not None and (OPEN_MARK in prompt or CLOSE_MARK in prompt):
-            return control.without_cuts(self.encode(control.cut(prompt), add_special_tokens=add_special_tokens))
+        if control is not None and (
+            control.takes_other_spellings or (mark is not None and (OPEN_MARK in prompt or CLOSE_MARK in prompt))
+        ):
+            return control.encode(prompt, add_special_tokens=add_special_tokens)
         (encoding,) = self._backend.encode_batch_fast([prompt], add_special_tokens=add_special_tokens)
         return encoding.ids
 
