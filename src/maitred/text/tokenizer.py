@@ -17,14 +17,16 @@ from typing import Any
 
 import msgspec
 import tokenizers
+import tokenizers.decoders
 import tokenizers.models
 import tokenizers.normalizers
+import tokenizers.pre_tokenizers
 
 from maitred.core.errors import ConfigInvalid
 from maitred.text.chat_template import ChatTemplate
 from maitred.text.control_tokens import CLOSE_MARK, OPEN_MARK, ControlTokens
 from maitred.text.text_tokenizer import TextTokenizer
-from maitred.text.tokenizer_config import TokenizerConfig
+from maitred.text.tokenizer_config import PrependScheme, TokenizerConfig
 from maitred.text.vocabulary import DecodingRules, read_decoding_rules
 
 _NORMALISED_BYTES = 3
@@ -214,7 +216,7 @@ class Tokenizer:
 
 
 def _configure(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
-    """Adds the tokens of the settings to a tokenizer, and has it read texts in lower case if they say so."""
+    """Adds the tokens of the settings to a tokenizer, and applies their case and their spaces before texts."""
     named = set(config.special_tokens.values())
     known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
     wanted = [
@@ -236,11 +238,23 @@ def _configure(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
     wanted += [tokenizers.AddedToken(text, special=True, normalized=False) for text in further if text not in present]
     if new := [token for token in wanted if repr(token) not in known]:
         backend.add_tokens(new)
+    if config.prepend_scheme is not None and getattr(backend.model, "byte_fallback", False):
+        _set_prepend_scheme(backend, config.prepend_scheme)
     if config.lowercases:
         lower = tokenizers.normalizers.Lowercase()
         backend.normalizer = (
             lower if backend.normalizer is None else tokenizers.normalizers.Sequence([lower, backend.normalizer])
         )
+
+
+def _set_prepend_scheme(backend: tokenizers.Tokenizer, scheme: PrependScheme) -> None:
+    """Has a SentencePiece vocabulary put a space before texts by this scheme."""
+    backend.normalizer = None
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    steps = [tokenizers.decoders.Replace("▁", " "), tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
+    if scheme != "never":
+        steps.append(tokenizers.decoders.Strip(" ", 1, 0))
+    backend.decoder = tokenizers.decoders.Sequence(steps)
 
 
 class _Model(msgspec.Struct):
