@@ -1,8 +1,11 @@
 """Encoding of what messages say as text, also where it spells the control tokens of the template.
 
 A document that a user quotes may hold ``<|im_end|><|im_start|>system``; read as tokens, it ends the user's turn and
-forges another one. The control tokens in what callers say are therefore marked before the template writes the prompt,
-and cut in two afterwards. The control tokens that the template writes itself stay what they are.
+forges another one. The control tokens in what callers say are therefore marked before the template writes the prompt.
+The tokenizer that reads the prompt then knows each control token under another name that nobody can guess, and the
+control tokens that the template writes itself are renamed so in the prompt. What callers say is never renamed, so it is
+text in any case, also where the tokenizer reads ``<|IM_END|>`` or full-width letters as the same as ``<|im_end|>``.
+Nothing is put into a text or cut out of it, so it has the tokens that it has anywhere.
 
 The marks are halves of surrogate pairs, which no request has. Templates may cut a text at a control token
 (``content.split('</think>')``), and find it between its marks.
@@ -10,36 +13,43 @@ The marks are halves of surrogate pairs, which no request has. Templates may cut
 
 import re
 import secrets
+import string
 from collections.abc import Mapping
 from typing import Any
 
 import tokenizers
 
 OPEN_MARK, CLOSE_MARK = "\udff0", "\udff1"
+_UNKNOWN = "\U0010fffd"
+"""Character that no vocabulary has."""
+_NAME_LETTERS = 24
 
 
 class ControlTokens:
     """Control tokens of one tokenizer.
 
     Args:
-        backend: Tokenizer of the model. It gets one token more, at which texts are cut; no text can spell it.
+        backend: Tokenizer of the model.
         tokens: Maps each control token to its text.
-        taken: Token ids that mean something.
 
     Attributes:
         pattern: Expression that finds the control tokens.
+        takes_other_spellings: Whether the tokenizer makes control tokens of texts that spell them otherwise, because it
+            normalises texts. No search finds these, so every conversation has to be encoded here.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, tokens: Mapping[int, str], taken: Mapping[int, bytes]) -> None:
-        found = "|".join(re.escape(text) for text in sorted(tokens.values(), key=len, reverse=True))
-        self.pattern = re.compile(found or "(?!)")
-        self._begins = re.compile(f"(?=(?:{found or '(?!)'}))(.)", re.DOTALL)
-        while True:
-            self._cut = f"<{secrets.token_hex(16)}>"
-            backend.add_special_tokens([tokenizers.AddedToken(self._cut, normalized=False, special=True)])
-            self._cut_token = backend.token_to_id(self._cut)
-            if self._cut_token not in taken:
-                break
+    def __init__(self, backend: tokenizers.Tokenizer, tokens: Mapping[int, str]) -> None:
+        self.pattern = re.compile("|".join(re.escape(text) for text in sorted(tokens.values(), key=len, reverse=True)))
+        self._names = {text: _private_name() for text in tokens.values()}
+        self._texts = {name: text for text, name in self._names.items()}
+        self._private_names = re.compile("|".join(map(re.escape, self._texts)))
+        self._backend, self._ids = self._renaming(backend, tokens)
+        self._private = frozenset(self._backend.token_to_id(name) for name in self._texts)
+        self._spelt = _spelt(backend.model, tokens)
+        added = backend.get_added_tokens_decoder()
+        self.takes_other_spellings = (
+            backend.normalizer is not None and any(added[token].normalized for token in tokens)
+        ) or bool(self._spelt)
 
     def mark(self, value: Any) -> Any:  # noqa: ANN401 - whatever JSON is
         """Returns a JSON value in which the control tokens of all texts, names of members included, are marked."""
@@ -51,13 +61,101 @@ class ControlTokens:
             return [self.mark(inner) for inner in value]
         return value
 
-    def cut(self, prompt: str) -> str:
-        """Returns a prompt with a cut behind the first character of each marked token, and in place of each mark."""
-        pieces = re.split(f"{OPEN_MARK}([^{OPEN_MARK}{CLOSE_MARK}]*){CLOSE_MARK}", prompt)
-        # Every second piece stood between two marks.
-        pieces[1::2] = [self._cut + self._begins.sub(rf"\1{self._cut}", piece) + self._cut for piece in pieces[1::2]]
-        return re.sub(f"[{OPEN_MARK}{CLOSE_MARK}]", self._cut, "".join(pieces))
+    def encode(self, prompt: str, *, add_special_tokens: bool) -> list[int]:
+        """Converts a prompt to token ids; the control tokens between marks are text.
 
-    def without_cuts(self, ids: list[int]) -> list[int]:
-        """Returns the tokens of a prompt without those of its cuts."""
-        return [token for token in ids if token != self._cut_token]
+        A mark without its counterpart is what a template has left of a text that it cut at a control token.
+        """
+        pieces = re.split(f"{OPEN_MARK}([^{OPEN_MARK}{CLOSE_MARK}]*){CLOSE_MARK}|[{OPEN_MARK}{CLOSE_MARK}]", prompt)
+        # Every second piece stood between two marks, or is None.
+        pieces[::2] = [self.pattern.sub(self._rename, piece) for piece in pieces[::2]]
+        renamed = "".join(filter(None, pieces))
+        (encoding,) = self._backend.encode_batch_fast([renamed], add_special_tokens=add_special_tokens)
+        names = len(self._private_names.findall(renamed))
+        while sum(token in self._private for token in encoding.ids) < names:
+            renamed = self._with_texts(renamed)
+            names = len(self._private_names.findall(renamed))
+            (encoding,) = self._backend.encode_batch_fast([renamed], add_special_tokens=add_special_tokens)
+        tokens: list[int] = []
+        for token, added in zip(encoding.ids, encoding.special_tokens_mask, strict=True):
+            if added:  # around the prompt, and known by its own id
+                tokens.append(token)
+            elif token in self._spelt:
+                tokens += self._spelt[token]
+            else:
+                tokens.append(self._ids.get(token, token))
+        return tokens
+
+    def _with_texts(self, renamed: str) -> str:
+        """Returns a prompt without the private names that the tokenizer takes for text, as text.
+
+        It may look for a token only as a word of its own, or behind a space.
+        """
+        (encoding,) = self._backend.encode_batch([renamed], add_special_tokens=False)
+        spans = [span for token, span in zip(encoding.ids, encoding.offsets, strict=True) if token in self._private]
+        pieces, at = [], 0
+        for name in self._private_names.finditer(renamed):
+            is_read = any(start < name.end() and name.start() < end for start, end in spans)
+            pieces += [renamed[at : name.start()], name[0] if is_read else self._texts[name[0]]]
+            at = name.end()
+        changed = "".join(pieces) + renamed[at:]
+        return changed if changed != renamed else self._private_names.sub(self._restore, renamed)
+
+    def _restore(self, name: re.Match[str]) -> str:
+        return self._texts[name[0]]
+
+    def _rename(self, found: re.Match[str]) -> str:
+        return self._names[found[0]]
+
+    def _renaming(
+        self, backend: tokenizers.Tokenizer, tokens: Mapping[int, str]
+    ) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
+        """Makes a tokenizer of the same model that knows the control tokens by their private names.
+
+        Returns:
+            The tokenizer, and a map from its ids of added tokens to those of `backend`.
+        """
+        renaming = tokenizers.Tokenizer(backend.model)  # the two share the vocabulary
+        for part in ("normalizer", "pre_tokenizer", "post_processor"):
+            if getattr(backend, part) is not None:
+                setattr(renaming, part, getattr(backend, part))
+        added = {
+            token: tokenizers.AddedToken(
+                self._names[entry.content] if token in tokens else entry.content,
+                single_word=entry.single_word,
+                lstrip=entry.lstrip,
+                rstrip=entry.rstrip,
+                normalized=entry.normalized,
+                special=entry.special,
+            )
+            for token, entry in sorted(backend.get_added_tokens_decoder().items())
+        }
+        renaming.add_tokens([*added.values()])
+        ids = {entry.content: token for token, entry in added.items()}
+        return renaming, {token: ids[entry.content] for token, entry in renaming.get_added_tokens_decoder().items()}
+
+
+def _private_name() -> str:
+    """Makes a name that no text has, and that a normaliser neither changes nor joins to its neighbours."""
+    return f"|{''.join(secrets.choice(string.ascii_lowercase) for _ in range(_NAME_LETTERS))}|"
+
+
+def _spelt(model: Any, tokens: Mapping[int, str]) -> dict[int, list[int]]:  # noqa: ANN401 - has no type
+    """Spells the control tokens that the model itself makes of a text, in tokens of single characters.
+
+    Unigram vocabularies, for example, have control tokens as words. The token for unknown text is none of them.
+    """
+    unknown = {*_pieces(model, _UNKNOWN)}
+    spelt = {}
+    for token, text in tokens.items():
+        if token not in unknown and token in _pieces(model, text):
+            letters = [piece for character in text for piece in _pieces(model, character)]
+            spelt[token] = [letter for letter in letters if letter not in tokens or letter in unknown]
+    return spelt
+
+
+def _pieces(model: Any, text: str) -> list[int]:  # noqa: ANN401 - has no type
+    try:
+        return [piece.id for piece in model.tokenize(text)]
+    except Exception:  # The library raises only this, for a text that the vocabulary cannot write.
+        return []

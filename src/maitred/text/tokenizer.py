@@ -17,14 +17,16 @@ from typing import Any
 
 import msgspec
 import tokenizers
+import tokenizers.decoders
 import tokenizers.models
 import tokenizers.normalizers
+import tokenizers.pre_tokenizers
 
 from maitred.core.errors import ConfigInvalid
 from maitred.text.chat_template import ChatTemplate
 from maitred.text.control_tokens import CLOSE_MARK, OPEN_MARK, ControlTokens
 from maitred.text.text_tokenizer import TextTokenizer
-from maitred.text.tokenizer_config import TokenizerConfig
+from maitred.text.tokenizer_config import PrependScheme, TokenizerConfig
 from maitred.text.vocabulary import DecodingRules, read_decoding_rules
 
 _NORMALISED_BYTES = 3
@@ -87,9 +89,7 @@ class Tokenizer:
         self.eos_token = special_tokens.get("eos_token")
         self.chat_template = chat_template
         self._control = (
-            None
-            if allows_control_tokens or not self.control_tokens
-            else ControlTokens(backend, self.control_tokens, self._bytes)
+            None if allows_control_tokens or not self.control_tokens else ControlTokens(backend, self.control_tokens)
         )
         self._closing = backend.token_to_id(self.eos_token) if adds_eos and self.eos_token else None
 
@@ -161,8 +161,10 @@ class Tokenizer:
         prompt = template.render(
             messages, add_generation_prompt=add_generation_prompt, tools=tools, arguments=arguments, mark=mark
         )
-        if control is not None and mark is not None and (OPEN_MARK in prompt or CLOSE_MARK in prompt):
-            return control.without_cuts(self.encode(control.cut(prompt), add_special_tokens=add_special_tokens))
+        if control is not None and (
+            control.takes_other_spellings or (mark is not None and (OPEN_MARK in prompt or CLOSE_MARK in prompt))
+        ):
+            return control.encode(prompt, add_special_tokens=add_special_tokens)
         (encoding,) = self._backend.encode_batch_fast([prompt], add_special_tokens=add_special_tokens)
         return encoding.ids
 
@@ -214,7 +216,7 @@ class Tokenizer:
 
 
 def _configure(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
-    """Adds the tokens of the settings to a tokenizer, and has it read texts in lower case if they say so."""
+    """Adds the tokens of the settings to a tokenizer, and applies their case and their spaces before texts."""
     named = set(config.special_tokens.values())
     known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
     wanted = [
@@ -236,11 +238,23 @@ def _configure(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
     wanted += [tokenizers.AddedToken(text, special=True, normalized=False) for text in further if text not in present]
     if new := [token for token in wanted if repr(token) not in known]:
         backend.add_tokens(new)
+    if config.prepend_scheme is not None and getattr(backend.model, "byte_fallback", False):
+        _set_prepend_scheme(backend, config.prepend_scheme)
     if config.lowercases:
         lower = tokenizers.normalizers.Lowercase()
         backend.normalizer = (
             lower if backend.normalizer is None else tokenizers.normalizers.Sequence([lower, backend.normalizer])
         )
+
+
+def _set_prepend_scheme(backend: tokenizers.Tokenizer, scheme: PrependScheme) -> None:
+    """Has a SentencePiece vocabulary put a space before texts by this scheme."""
+    backend.normalizer = None
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    steps = [tokenizers.decoders.Replace("▁", " "), tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
+    if scheme != "never":
+        steps.append(tokenizers.decoders.Strip(" ", 1, 0))
+    backend.decoder = tokenizers.decoders.Sequence(steps)
 
 
 class _Model(msgspec.Struct):

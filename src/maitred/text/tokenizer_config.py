@@ -8,12 +8,13 @@ as the library `transformers` reads them.
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from maitred.core.errors import ConfigInvalid
 
+PrependScheme = Literal["always", "first", "never"]
 _TOOL_TEMPLATE = "tool_use"
 """Name of the template for conversations with tools."""
 _UNLIMITED_TOKENS = 10**9
@@ -43,6 +44,8 @@ class TokenizerConfig(msgspec.Struct, frozen=True):
         adds_eos: Whether a text ends with the end-of-text token, beside what ``tokenizer.json`` says.
         longest_text: Most tokens of a text; None: the files do not say.
         lowercases: Whether sentence-transformers writes a text in lower case before the model reads it.
+        prepend_scheme: Which texts between special tokens a SentencePiece vocabulary puts a space before, where the
+            settings decide it and not ``tokenizer.json``; None: as that file says.
     """
 
     special_tokens: Mapping[str, str]
@@ -52,6 +55,7 @@ class TokenizerConfig(msgspec.Struct, frozen=True):
     adds_eos: bool
     longest_text: int | None
     lowercases: bool = False
+    prepend_scheme: PrependScheme | None = None
 
     @classmethod
     def load(cls, folder: Path) -> "TokenizerConfig":
@@ -78,7 +82,23 @@ class TokenizerConfig(msgspec.Struct, frozen=True):
             adds_eos=fields.get("add_eos_token") is True,
             longest_text=int(longest) if isinstance(longest, int | float) and 0 < longest < _UNLIMITED_TOKENS else None,
             lowercases=_read_object(folder / "sentence_bert_config.json").get("do_lower_case") is True,
+            prepend_scheme=_prepend_scheme(folder, fields),
         )
+
+
+def _prepend_scheme(folder: Path, fields: Mapping[str, Any]) -> PrependScheme | None:
+    """Returns the scheme of a model of Llama's kind, whose class in `transformers` takes it from the settings.
+
+    Versions up to 4.30 wrote a space before every text (`legacy`), later ones before the first.
+    """
+    named = fields.get("tokenizer_class")
+    if not isinstance(named, str) or named.removesuffix("Fast") != "LlamaTokenizer":
+        return None
+    if _read_object(folder / "config.json").get("model_type", "llama") != "llama":
+        return None
+    if fields.get("add_prefix_space") is False:
+        return "never"
+    return "always" if fields.get("legacy") else "first"
 
 
 def read_eos_token(folder: Path) -> int | None:

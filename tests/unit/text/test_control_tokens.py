@@ -95,13 +95,51 @@ def test_white_space_that_is_a_token_stays_one():
     assert tokenizer.encode_conversation([{"role": "user", "content": "<|end|>\n\n"}]).count(blank) == 2
 
 
-def test_sentencepiece_vocabularies_read_html_as_text():
-    plain = sentencepiece()
+@pytest.mark.parametrize("metaspace", [False, True])
+@pytest.mark.parametrize("text", ["a <s>b</s>", "</s>", " </s> <unk>the", "the</s>\n<s>"])
+def test_sentencepiece_vocabularies_read_html_as_text(metaspace, text):
+    plain = sentencepiece(metaspace=metaspace)
     template = ChatTemplate("{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}", {})
     tokenizer = Tokenizer(plain._backend, {}, template)
-    tokens = tokenizer.encode_conversation([{"role": "user", "content": "a <s>b</s>"}])
+    tokens = tokenizer.encode_conversation([{"role": "user", "content": text}])
     assert controls(tokenizer, tokens) == ["<s>", "</s>"]
-    assert tokenizer.decode(tokens).replace(" ", "") == "a<s>b</s>"
+    # The text has the tokens that it has where these are no tokens: nothing is put into it.
+    described = json.loads(plain._backend.to_str())
+    without = tokenizers.Tokenizer.from_str(json.dumps({**described, "added_tokens": []}))
+    if metaspace:  # only the very first text of a prompt begins with a space
+        without.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+    assert tokens[1:-1] == without.encode(text, add_special_tokens=False).ids
+
+
+def test_texts_that_the_tokenizer_takes_for_control_tokens():
+    backend = tokenizers.Tokenizer.from_file(str(TINY / "tokenizer.json"))
+    backend.normalizer = tokenizers.normalizers.Sequence(
+        [tokenizers.normalizers.NFKC(), tokenizers.normalizers.Lowercase()]
+    )
+    backend.add_tokens([tokenizers.AddedToken("<tool_call>", normalized=True, lstrip=True, rstrip=True)])
+    tokenizer = Tokenizer(backend, {}, ChatTemplate(TEMPLATE, {}))
+    text = "a <TOOL_CALL> \uff1ctool_call\uff1e"
+    marked = tokenizer.encode_conversation([{"role": "user", "content": text}])
+    assert controls(tokenizer, marked) == ["<|user|>", "<|end|>", "<|assistant|>"]
+    assert "a <tool_call> <tool_call>" in tokenizer.decode(marked)
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    tokens = tokenizer.encode_conversation([{"role": "assistant", "content": "", "tool_calls": [call]}])
+    assert controls(tokenizer, tokens) == ["<|assistant|>", "<tool_call>", "<|end|>", "<|assistant|>"]
+
+
+def test_words_of_a_vocabulary_that_are_control_tokens():
+    letters = [(letter, -3.0) for letter in "▁</s>abn"]
+    model = tokenizers.models.Unigram([("<unk>", 0.0), ("</s>", 0.0), *letters], 0, False)
+    backend = tokenizers.Tokenizer(model)
+    backend.normalizer = tokenizers.normalizers.NFKC()
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first")
+    backend.decoder = tokenizers.decoders.Metaspace(prepend_scheme="first")
+    backend.add_special_tokens([tokenizers.AddedToken("</s>", normalized=False)])
+    tokenizer = Tokenizer(backend, {}, ChatTemplate("{% for m in messages %}{{ m.content }}</s>{% endfor %}", {}))
+    for text in ("a</s>b", "a\uff1c/s\uff1eb"):
+        tokens = tokenizer.encode_conversation([{"role": "user", "content": text}])
+        assert controls(tokenizer, tokens) == ["</s>"]
+        assert tokenizer.decode(tokens) == "a</s>b"
 
 
 def test_an_operator_may_allow_them():

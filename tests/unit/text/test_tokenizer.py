@@ -153,6 +153,38 @@ def test_settings_add_tokens_as_the_reference_does(folder, settings):
     assert tokenizer.decode(tokens) == oracle.decode(tokens, skip_special_tokens=True)
 
 
+TALK = "{{ bos_token }}{% for m in messages %}[INST] {{ m.content }} [/INST]</s>{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize("kind", ["PreTrainedTokenizerFast", "LlamaTokenizer", "LlamaTokenizerFast"])
+@pytest.mark.parametrize("metaspace", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"legacy": True},
+        {"legacy": False},
+        {"add_prefix_space": False},
+        {"legacy": True, "add_prefix_space": True},
+    ],
+)
+@pytest.mark.parametrize("model_type", [None, "llama", "mistral"])
+def test_spaces_before_texts_are_those_of_the_reference(tmp_path, kind, metaspace, settings, model_type):
+    sentencepiece(metaspace=metaspace)._backend.save(str(tmp_path / "tokenizer.json"))
+    tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "chat_template": TALK}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind, **tokens, **settings}))
+    if model_type is not None:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    tokenizer, oracle = Tokenizer.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("the quick fox", " the  fox", "fox\nthe "):
+        messages = [{"role": "user", "content": text}] * 2
+        assert tokenizer.encode_conversation(messages) == oracle.apply_chat_template(messages)["input_ids"]
+        whole = f"{text}</s>{text}"
+        ids = tokenizer.encode(whole, add_special_tokens=True)
+        assert ids == oracle(whole)["input_ids"]
+        assert tokenizer.decode(ids) == oracle.decode(ids, skip_special_tokens=True)
+
+
 def test_tokens_in_the_older_file(folder):
     (folder / "special_tokens_map.json").write_text('{"eos_token": {"content": "<|end|>"}, "pad_token": "<pad>"}')
     tokenizer = Tokenizer.load(folder)

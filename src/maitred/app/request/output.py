@@ -63,7 +63,7 @@ class OutputProcessor:
         self._parser = parser
         self.plain = not request.stops and request.sampling.top_logprobs is None and parser is None
         self._stop_checker = StopWindow(request.stops) if request.stops else None
-        self._passes_thoughts = parser is not None and not request.stops_in_reasoning
+        self._passes_thoughts = parser is not None and not (request.stops and request.stops_in_reasoning)
         """Whether stop strings are looked for only behind the reasoning."""
         self._min_tokens = request.sampling.min_tokens
         self._hidden_stop_token_ids = frozenset(
@@ -170,6 +170,12 @@ class OutputProcessor:
             self.finish = FinishReason.STOP
         elif self._stop_checker is not None:
             self._pending_text.append(self._stop_checker.flush())
+            if self._parser is not None and not self._passes_thoughts:
+                # The stop strings have been looked for in all of it, so what ends the turn is the answer as it is.
+                rest = self._parser.push_thought(self._take_text()) + self._parser.push_thought("", final=True)
+                if finish is FinishReason.STOP:
+                    rest += self._parser.take_unclosed_thought()
+                self._pending_text.append(rest)
 
     def _to_token_score(self, token: int, logprobs: TokenLogprobs) -> TokenScore:
         return TokenScore(

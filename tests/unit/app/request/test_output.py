@@ -62,6 +62,18 @@ def test_a_turn_that_ends_in_the_reasoning_that_the_prompt_opened_is_the_answer(
         "Hail the ",
         "stop",
     )
+    assert told("Hail", FinishReason.STOP, step=step, stops_in_reasoning=True) == ("Hail", "Hail", "stop")
+    # Stop strings that act within the reasoning have found nothing there.
+    assert told("Hail the king!", FinishReason.STOP, step=step, stops=("x",), stops_in_reasoning=True) == (
+        "Hail the king!",
+        "Hail the king!",
+        "stop",
+    )
     assert told("Hail the king!", FinishReason.LENGTH, step=step) == ("Hail the king!", "", "length")
+    assert told("Hail the", FinishReason.LENGTH, step=step, stops=("ex",), stops_in_reasoning=True) == (
+        "Hail the",
+        "",
+        "length",
+    )
     assert told("<think>Hail", FinishReason.STOP, prompt="x", step=step) == ("Hail", "", "stop")
     assert told("Hail</think>", FinishReason.STOP, step=step) == ("Hail", "", "stop")
