@@ -186,6 +186,7 @@ def _write_reports(tuning: "TuningResult", model: str, svg: Path | None, html: P
     from maitred.cli.load.output import announce, write_text
     from maitred.cli.output.terminal import command_line
     from maitred.load.report import html as html_report
+    from maitred.load.report.canvas import draw_narrow
     from maitred.tune.report import FIGURE, draw, outline
 
     if svg is None and html is None:
@@ -195,5 +196,8 @@ def _write_reports(tuning: "TuningResult", model: str, svg: Path | None, html: P
     if svg is not None and FIGURE in figures:
         written.append(write_text(svg, figures[FIGURE]))
     if html is not None:
-        written.append(write_text(html, html_report.write(outline(tuning, model, command_line()), figures)))
+        narrow_figures = draw_narrow(lambda: draw(tuning))
+        written.append(
+            write_text(html, html_report.write(outline(tuning, model, command_line()), figures, narrow_figures))
+        )
     announce(written)

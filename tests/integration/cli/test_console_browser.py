@@ -59,6 +59,68 @@ def opened(browser, system):
     assert complaints.messages == []
 
 
+NOW = 1_800_000_000
+SPARSE_SERIES = {
+    "none": [],
+    "one": [0.2],
+    "two": [0.2, 0.4],
+    "equal": [0.3] * 60,
+    "zeros": [0] * 60,
+    "gaps": [None if second % 10 else 0.5 for second in range(601)],
+    "one between gaps": [0.5 if second == 300 else None for second in range(601)],
+    "all gaps": [None] * 60,
+    "not a number": [0.5, "NaN", 0.4, "NaN", "Infinity"],
+    "one huge": [1e12 if second == 30 else 0.5 for second in range(60)],
+    "tiny": [4e-6] * 60,
+}
+
+
+def draw_chart(page, values):
+    """Draws the values, one a second, as a chart of the console; says how it looks: how many pixels have the line's
+    colour, the labels that stand on the vertical axis and where labels are drawn beyond the canvas."""
+    points = [{"at": NOW - len(values) + number + 1, "v": value} for number, value in enumerate(values)]
+    return page.evaluate(
+        """async (points) => {
+        const { Chart } = await import("/console/charts.js");
+        const { span } = await import("/console/format.js");
+        const box = document.createElement("section");
+        document.querySelector("main").replaceChildren(box);
+        const texts = [], beyond = [], write = CanvasRenderingContext2D.prototype.fillText;
+        CanvasRenderingContext2D.prototype.fillText = function (text, x, y, ...rest) {
+          const at = this.getTransform().transformPoint(new DOMPoint(x, y)), width = this.measureText(text).width;
+          const left = { left: 0, center: width / 2, right: width }[this.textAlign];
+          if (at.x - left < -1 || at.x - left + width > this.canvas.width + 1) beyond.push(text);
+          texts.push(text);
+          return write.call(this, text, x, y, ...rest);
+        };
+        const of = (point) => (point.v === null ? null : Number(point.v));
+        const chart = new Chart("Waits", [{ name: "median", colour: "accent", of }], span);
+        box.append(chart.node);
+        chart.set(points);
+        await new Promise((done) => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 100));
+        CanvasRenderingContext2D.prototype.fillText = write;
+        const canvas = box.querySelector("canvas"), probe = document.createElement("i");
+        probe.className = "swatch accent";
+        box.append(probe);
+        const tone = getComputedStyle(probe).backgroundColor.match(/[0-9]+/g).map(Number);
+        const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+        let coloured = 0;
+        for (let at = 0; at < pixels.length; at += 4) {
+          const far = tone.reduce((sum, part, number) => sum + Math.abs(part - pixels[at + number]), 0);
+          coloured += pixels[at + 3] > 200 && far < 30;
+        }
+        const hint = box.querySelector(".hint");
+        return {
+          coloured, texts, beyond, empty: !hint.hidden && hint.textContent,
+          label: box.querySelector("[role=img]").getAttribute("aria-label"),
+          fits: document.documentElement.scrollWidth <= innerWidth,
+          latest: box.querySelector(".legend b").textContent,
+        };
+      }""",
+        points,
+    )
+
+
 def log_in(page, key):
     page.get_by_role("button", name="Log in").click()
     page.get_by_label("API key").fill(key)
@@ -146,6 +208,26 @@ def test_what_holds_requests_up_is_named_as_the_doctor_names_it(opened, system, 
         finally:
             running.kill()
     expect(found).to_contain_text("Nothing does.", timeout=20_000)
+
+
+@pytest.mark.parametrize(("size", "scheme"), [(WIDE, "light"), (PHONE, "dark")], ids=["wide", "phone"])
+def test_a_chart_shows_whatever_values_there_are(opened, size, scheme):
+    page = opened("#use", viewport=size, color_scheme=scheme)
+    expect(page.get_by_role("region", name="Limits")).to_be_visible()  # Drawn, and not drawn again by itself.
+    for name, values in SPARSE_SERIES.items():
+        known = [value for value in values if isinstance(value, float | int)]
+        drawn = draw_chart(page, values)
+        assert (drawn["coloured"] >= 8) == bool(known), (name, drawn)
+        assert drawn["empty"] == (False if known else "No values in the last ten minutes."), name
+        assert drawn["label"].startswith("Waits"), name
+        assert drawn["fits"], name
+        assert drawn["beyond"] == [], name
+        times = {text for text in drawn["texts"] if re.fullmatch(r"\d\d:\d\d", text)}
+        levels = set(drawn["texts"]) - times
+        assert times, f"{name}: the time axis has no label"
+        assert len(levels) > 1, f"{name}: the vertical axis has one label or none"
+        assert all(re.fullmatch(r"[\d.,]+[KMBT]? (µs|ms|s|min|h|d)", level) for level in levels), (name, levels)
+        assert drawn["latest"] == ("–" if values[-1:] != known[-1:] or not known else drawn["latest"]), name
 
 
 def test_a_key_is_made_shown_once_used_and_revoked(opened, system):

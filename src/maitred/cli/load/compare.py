@@ -40,6 +40,7 @@ def compare(
         from maitred.load.analysis.compare import compare
         from maitred.load.report import comparison as report
         from maitred.load.report import html as html_report
+        from maitred.load.report.canvas import draw_narrow
 
         compared = compare(
             load_results(before),
@@ -52,7 +53,8 @@ def compare(
         if json is not None:
             compared.save(json)
         if html is not None:
-            write_text(html, html_report.write(document, report.draw(compared)))
+            narrow_svgs = draw_narrow(lambda: report.draw(compared))
+            write_text(html, html_report.write(document, report.draw(compared), narrow_svgs))
         if written := [path for path in (json, html) if path is not None]:
             announce(written)
     if compared.worse:

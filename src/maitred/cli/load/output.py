@@ -82,6 +82,7 @@ def write_reports(
     """
     from maitred.load.report import html as html_report
     from maitred.load.report import markdown
+    from maitred.load.report.canvas import draw_narrow
 
     svgs: dict[str, str] = {}
     if html or plots:
@@ -94,7 +95,7 @@ def write_reports(
     links = {name: Path(file.name) for name, file in files.items()}
     written = [write_text(beside(path, ".md"), markdown.write(document, links)), *files.values()]
     if html:
-        written.append(write_text(beside(path, ".html"), html_report.write(document, svgs)))
+        written.append(write_text(beside(path, ".html"), html_report.write(document, svgs, draw_narrow(draw))))
     return written
 
 

@@ -8,15 +8,16 @@ const day = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle:
 /** 12,345 as 12.3K; small numbers whole. */
 export const count = (value) => (Math.abs(value) < 10_000 ? plain.format(value) : compact.format(value));
 
-/** Seconds as 12 ms, 1.2 s, 3 min; a dash for null. */
+/** Seconds as 50 µs, 12 ms, 1.2 s, 3 min; a dash for null. */
 export function span(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   if (seconds === 0) return "0 s";
+  if (seconds < 0.000095) return `${plain.format(seconds * 1e6)} µs`;
   if (seconds < 0.0995) return `${(seconds * 1000).toFixed(seconds < 0.00995 ? 1 : 0)} ms`;
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 100) return `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
   if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
-  return seconds < 172_800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86_400)} d`;
+  return seconds < 172_800 ? `${Math.round(seconds / 3600)} h` : `${count(Math.round(seconds / 86_400))} d`;
 }
 
 /** The time of day of seconds since the epoch. */

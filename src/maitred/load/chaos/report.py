@@ -76,7 +76,8 @@ def draw(rehearsal: ChaosRun) -> dict[str, str]:
             (rehearsal.chaos, "with faults", canvas.BLUE),
         ):
             step_s, values = result.series.step_s, result.series.output_tokens_per_s
-            axes.plot((np.arange(len(values)) + 0.5) * step_s, values, color=colour, label=label)
+            middles_s = (np.arange(len(values)) + 0.5) * step_s
+            canvas.line(axes, middles_s, np.array(values, dtype=np.float64), colour=colour, label=label)
         for entry in rehearsal.faults:
             if entry.began_s is not None:
                 until_s = max(entry.ended_s or entry.began_s, entry.began_s + 0.1)

@@ -6,10 +6,11 @@ the lines of another), have black text on a dark page, and use most of their byt
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,10 @@ BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = (
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED, SKY)
 
 WIDTH_IN = 8.4
+NARROW_IN = 4.4
+"""Width of a figure for a phone: its text is as large there as that of the others on a wide screen."""
+_width_in = ContextVar("_width_in", default=WIDTH_IN)
+
 _STANDALONE = "#777"
 """Text colour of a figure outside of a page; it is readable on white and on black."""
 
@@ -90,6 +95,27 @@ def style() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def narrow() -> Iterator[None]:
+    """Draws the figures of the block for a phone: narrow, with panels below each other."""
+    token = _width_in.set(NARROW_IN)
+    try:
+        yield
+    finally:
+        _width_in.reset(token)
+
+
+def draw_narrow(draw: Callable[[], dict[str, str]]) -> dict[str, str]:
+    """Returns the figures that `draw` draws, drawn for a phone."""
+    with narrow():
+        return draw()
+
+
+def is_narrow() -> bool:
+    """Returns whether figures are drawn for a phone."""
+    return _width_in.get() < WIDTH_IN
+
+
 def figure(
     rows: int = 1,
     columns: int = 1,
@@ -99,10 +125,15 @@ def figure(
     heights: Sequence[float] | None = None,
     widths: Sequence[float] | None = None,
 ) -> "tuple[Figure, list[Axes]]":
-    """Makes an empty figure and its axes, row by row, with relative `heights` and `widths`."""
+    """Makes an empty figure and its axes, row by row, with relative `heights` and `widths`.
+
+    A narrow figure has one column.
+    """
     from matplotlib.figure import Figure
 
-    drawn = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
+    if is_narrow() and columns > 1:
+        rows, columns, height_in, heights, widths = rows * columns, 1, height_in * columns * 0.9, None, None
+    drawn = Figure(figsize=(_width_in.get(), height_in), layout="constrained")
     axes = drawn.subplots(rows, columns, squeeze=False, sharex=share_x, height_ratios=heights, width_ratios=widths)
     return drawn, list(axes.flat)
 
@@ -121,7 +152,7 @@ def svg(drawn: "Figure", name: str, label: str) -> str:
     text = text[text.index("<svg") :]
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
-    text = _own_ids(text, name)
+    text = _own_ids(text, f"{name}-narrow" if is_narrow() else name)
     text = re.sub(r"-?\d+\.\d{2,}", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), text)
     # A dot is a line that ends where it began. Its coordinates are written only once.
     text = re.sub(r"M (\S+) (\S+) \nL \1 \2 \n", r"M\1 \2h0", text)
@@ -129,6 +160,16 @@ def svg(drawn: "Figure", name: str, label: str) -> str:
     text = re.sub(r"\n\s*", "\n", text)
     head = f'<svg role="img" aria-label="{escape(label)}" style="color: {_STANDALONE}"'
     return text.replace("<svg", head, 1).strip() + "\n"
+
+
+def line(axes: "Axes", x: NDArray[Any], y: NDArray[Any], *, colour: str, label: str = "", dashes: object = "-") -> None:
+    """Draws a line that breaks where `y` is NaN; a value without neighbours gets a dot, as no line reaches it."""
+    there = np.concatenate([[False], np.isfinite(y), [False]])
+    alone = np.flatnonzero(there[1:-1] & ~there[:-2] & ~there[2:])
+    style: Any = {"linestyle": dashes}
+    axes.plot(x, y, color=colour, label=label or None, **style)
+    if len(alone):
+        axes.plot(x[alone], y[alone], "o", color=colour, markersize=4)
 
 
 def dots(axes: "Axes", x: NDArray[Any], y: NDArray[Any], colour: str, label: str) -> None:
@@ -182,6 +223,12 @@ def numbers_axis(axes: "Axes") -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: exact(significant(value))))
 
 
+def tick_name(name: str) -> str:
+    """Shortens a name to what leaves room for the plot beside it."""
+    most = 18 if is_narrow() else 36
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
 def beside(axes: "Axes", x: float, y: float, text: str) -> None:
     """Writes text to the right of a point."""
     axes.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8.5)
@@ -194,9 +241,17 @@ def _subdivision(decades: float) -> tuple[int, ...]:
 
 
 def legend(axes: "Axes", *, columns: int = 6) -> None:
-    """Places the legend above the plot, to the right of the title; none if there is nothing to name."""
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="lower right", bbox_to_anchor=(1, 1.01), ncols=columns, handlelength=1.4, columnspacing=1.3)
+    """Places the legend above the plot, right of the title or, in a narrow figure, below it; none if there is none."""
+    names = len(axes.get_legend_handles_labels()[0])
+    if not names:
+        return
+    corner: Literal["lower left", "lower right"] = "lower right"
+    if is_narrow():
+        columns, corner = 3, "lower left"
+        axes.set_title(axes.get_title(loc="left"), pad=6 + 13 * -(-names // columns))
+    axes.legend(
+        loc=corner, bbox_to_anchor=(0 if is_narrow() else 1, 1.01), ncols=columns, handlelength=1.4, columnspacing=1.3
+    )
 
 
 def _own_ids(text: str, name: str) -> str:

@@ -75,7 +75,7 @@ def draw(comparison: RunComparison) -> dict[str, str]:
                 _ratio_ticks(axes, [value for row in rows for value in (row.low, row.change, row.high) if value])
             else:
                 axes.xaxis.set_major_formatter(lambda value, _: exact(_format_signed(value * 100)))
-            axes.set_yticks(range(len(rows)), [row.label for row in rows])
+            axes.set_yticks(range(len(rows)), [canvas.tick_name(row.label) for row in rows])
             axes.set_ylim(-0.7, len(rows) - 0.3)
             axes.tick_params(axis="y", length=0)
             axes.grid(visible=False, axis="y")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from html import escape
+from types import MappingProxyType
 
 from maitred.load.measure.result import LoadResult
 from maitred.load.report.document import Block, Callout, CodeBlock, Document, KeyFigures, Paragraph, Plot, Table
@@ -38,13 +39,15 @@ th, td { padding: .36rem .7rem; text-align: right; border-bottom: 1px solid var(
   vertical-align: top; }
 th { color: var(--soft); font-weight: 600; border-bottom-width: 2px; }
 td:first-child, th:first-child { padding-left: 0; } td:last-child, th:last-child { padding-right: 0; }
-.word { text-align: left; white-space: normal; overflow-wrap: anywhere; }
-td.word:first-child { min-width: 7.5rem; }
+.word { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 7.5rem; }
 tr:last-child td { border-bottom: 0; }
 pre { padding: .8rem 1rem; background: var(--card); border-radius: 8px; white-space: pre-wrap; overflow-wrap: anywhere;
   font: .88rem/1.5 ui-monospace, "DejaVu Sans Mono", monospace; }
 figure { margin: 1.6rem 0 2rem; }
 figure svg { display: block; width: 100%; height: auto; color: var(--ink) !important; }
+.narrow { display: none; }
+@media screen and (max-width: 40rem) { body { padding: 1.4rem 1rem 3rem; } .narrow { display: block; }
+  .narrow ~ .full { display: none; } }
 figcaption { margin-top: .3rem; font-size: .88rem; max-width: 48rem; }
 @media print { :root { color-scheme: light; --ink: #000; --soft: #444; --line: #bbb; --paper: #fff; --card: #f4f4f4; }
   body { max-width: none; padding: 0; font-size: 11px; } nav { display: none; }
@@ -53,12 +56,18 @@ figcaption { margin-top: .3rem; font-size: .88rem; max-width: 48rem; }
 
 
 def render(result: LoadResult, svgs: Mapping[str, str]) -> str:
-    """Renders the report of a run with the figures that `plots.draw` drew."""
+    """Renders the report of a run with the figures that `outline.draw` drew."""
     return write(outline(result), svgs)
 
 
-def write(document: Document, svgs: Mapping[str, str]) -> str:
-    """Renders any report as HTML."""
+def write(document: Document, svgs: Mapping[str, str], narrow_svgs: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Renders any report as HTML.
+
+    Args:
+        document: The report.
+        svgs: Its figures.
+        narrow_svgs: The same, drawn within `canvas.narrow()`: a phone shows them instead.
+    """
     sections = [(f"section-{number}", section) for number, section in enumerate(document.sections, 1)]
     links = "\n".join(f'<a href="#{anchor}">{escape(section.title)}</a>' for anchor, section in sections)
     body = [
@@ -69,7 +78,7 @@ def write(document: Document, svgs: Mapping[str, str]) -> str:
         f"<nav>\n{links}\n</nav>\n</header>",
     ]
     for anchor, section in sections:
-        blocks = [text for block in section.blocks if (text := _block(block, svgs))]
+        blocks = [text for block in section.blocks if (text := _block(block, svgs, narrow_svgs))]
         body += [f'<section id="{anchor}">\n<h2>{escape(section.title)}</h2>', *blocks, "</section>"]
     head = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -79,7 +88,7 @@ def write(document: Document, svgs: Mapping[str, str]) -> str:
     return head + "\n".join(body) + "\n</body>\n</html>\n"
 
 
-def _block(block: Block, svgs: Mapping[str, str]) -> str:
+def _block(block: Block, svgs: Mapping[str, str], narrow_svgs: Mapping[str, str]) -> str:
     match block:
         case Callout():
             return _note(block)
@@ -99,7 +108,10 @@ def _block(block: Block, svgs: Mapping[str, str]) -> str:
         case Plot(name, caption):
             if name not in svgs:
                 return ""
-            return f"<figure>\n{svgs[name]}<figcaption>{escape(caption)}</figcaption>\n</figure>"
+            drawn = f'<div class="full">\n{svgs[name]}</div>\n'
+            if name in narrow_svgs:
+                drawn = f'<div class="narrow">\n{narrow_svgs[name]}</div>\n{drawn}'
+            return f"<figure>\n{drawn}<figcaption>{escape(caption)}</figcaption>\n</figure>"
 
 
 def _table(table: Table) -> str:
@@ -110,7 +122,10 @@ def _table(table: Table) -> str:
 
     head = f"<thead>{row(table.head, 'th')}</thead>\n" if any(table.head) else ""
     rows = "\n".join(row(cells, "td") for cells in table.rows)
-    return f'<div class="wide"><table>\n{head}<tbody>\n{rows}\n</tbody></table></div>'
+    # Where it is wider than the screen, the keyboard scrolls it, too.
+    name = escape(", ".join(filter(None, table.head)) or "Values")
+    box = f'<div class="wide" tabindex="0" role="group" aria-label="{name}">'
+    return f"{box}<table>\n{head}<tbody>\n{rows}\n</tbody></table></div>"
 
 
 def _note(note: Callout, kind: str = "note") -> str:

@@ -95,7 +95,7 @@ def arrivals(result: LoadResult, name: str) -> str:
         ("ended otherwise", others, RED),
     ):
         if counts.any():
-            axes.plot(_middles(series), _smooth(counts / series.step_s, width), color=colour, label=label)
+            axes.plot(*_whole_steps(series, _smooth(counts / series.step_s, width)), color=colour, label=label)
     canvas.numbers_axis(axes)
     mean = f", mean over {width * series.step_s:g} s" if width * series.step_s > 1 else ""
     axes.set_title(f"Requests per second{mean}")
@@ -112,11 +112,11 @@ def goodput(result: LoadResult, name: str) -> str:
     _time_axis(axes, result)
     width = max(1, len(series.due) // 40)
     ended = np.sum(list(series.ended.values()), axis=0) / series.step_s
-    all_ended, good = _smooth(ended, width), _smooth(np.array(series.goodput_per_s), width)
-    middles = _middles(series)
+    middles, all_ended = _whole_steps(series, _smooth(ended, width))
+    _, good = _whole_steps(series, _smooth(np.array(series.goodput_per_s), width))
     axes.fill_between(middles, 0, good, color=GREEN, alpha=0.35, linewidth=0, label="met all objectives")
     axes.fill_between(middles, good, all_ended, color=ORANGE, alpha=0.45, linewidth=0, label="missed, or not complete")
-    axes.plot(middles, _smooth(np.array(series.due) / series.step_s, width), color=GREY, label="due")
+    axes.plot(*_whole_steps(series, _smooth(np.array(series.due) / series.step_s, width)), color=GREY, label="due")
     canvas.numbers_axis(axes)
     mean = f", mean over {width * series.step_s:g} s" if width * series.step_s > 1 else ""
     axes.set_title(f"Requests per second{mean}")
@@ -132,12 +132,12 @@ def tester(result: LoadResult, name: str) -> str:
     figure, (cpu, lag) = canvas.figure(1, 2, height_in=2.2)
     for axes in (cpu, lag):
         _time_axis(axes, result, named=False)
-    _line(cpu, series, series.cpu_share)
+    canvas.line(cpu, _middles(series), _floats(series.cpu_share), colour=BLUE)
     cpu.axhline(1, color=RED, linewidth=1, linestyle=(0, (1, 1.5)))
     cpu.set_ylim(0, max(1.08, 1.05 * float(np.nanmax(_floats(series.cpu_share)))))
     cpu.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     cpu.set_title("The tester's processor time, of one core")
-    _line(lag, series, series.lag_s)
+    canvas.line(lag, _middles(series), _floats(series.lag_s), colour=BLUE)
     lag.set_ylim(bottom=0)
     canvas.seconds_axis(lag)
     lag.set_title("Its longest delay of each step")
@@ -162,6 +162,15 @@ def _middles(series: TimeSeries) -> Floats:
     return middles
 
 
+def _whole_steps(series: TimeSeries, values: Floats) -> tuple[Floats, Floats]:
+    """Returns times and values of a line from the start of the first step to the end of the last.
+
+    From middle to middle, a run of one step would be a line without length.
+    """
+    end_s = len(values) * series.step_s
+    return np.concatenate([[0], _middles(series), [end_s]]), np.concatenate([values[:1], values, values[-1:]])
+
+
 def _smooth(values: Floats, width: int) -> Floats:
     """Computes a moving mean; its window is narrower at the ends."""
     kernel = np.ones(width)
@@ -184,17 +193,8 @@ def _quantile_lines(
     middles = (np.arange(bins) + 0.5) * width_s
     lines = [_floats(quantile_by_step(rank, step, values, bins)) for rank in ranks]
     for rank, line, dash in zip(ranks, lines, DASHES, strict=False):
-        there = ~np.isnan(line)
-        mark = "." if there.sum() == 1 else ""
-        axes.plot(middles[there], line[there], marker=mark, color=colour, label=f"p{rank * 100:.0f}", linestyle=dash)
+        canvas.line(axes, middles, line, colour=colour, label=f"p{rank * 100:.0f}", dashes=dash)
     return np.concatenate(lines)
-
-
-def _line(axes: "Axes", series: TimeSeries, values: list[float | None]) -> None:
-    """Draws a line through the steps that have a value; an isolated step gets a mark."""
-    known = [(x, y) for x, y in zip(_middles(series), values, strict=True) if y is not None]
-    mark = "." if len(known) == 1 else ""
-    axes.plot([x for x, _ in known], [y for _, y in known], color=BLUE, marker=mark)
 
 
 def _steps(axes: "Axes", series: TimeSeries, values: list[float] | list[int], colour: str) -> None:

@@ -77,8 +77,9 @@ def tenants(result: LoadResult, name: str) -> str:
         axes.set_ylim(-0.6, len(names) - 0.4)
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
-    latency.set_yticks(range(len(names)), names)
-    shares.set_yticks([])
+    ticks = [canvas.tick_name(name) for name in names]
+    latency.set_yticks(range(len(names)), ticks)
+    shares.set_yticks(range(len(names)), ticks if canvas.is_narrow() else [""] * len(names))
     latency.set_xlim(left=0)
     shares.set_xlim(0, 1.15)
     shares.set_xticks(np.linspace(0, 1, 6))
