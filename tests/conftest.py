@@ -7,12 +7,17 @@ import shutil
 import signal
 import tempfile
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
 # How fast the machine draws examples, and runs one, says nothing about the code; a crowded one is slow at both.
 settings.register_profile("maitred", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("maitred")
+
+# An answer that takes longer hangs. What httpx waits by itself, 5 s, a crowded machine can need.
+for each in ("connect", "read", "write", "pool"):
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, each, 300.0)
 
 # No test may reach for a model hub; its client reads this when it is imported, in children too.
 os.environ["HF_HUB_OFFLINE"] = "1"

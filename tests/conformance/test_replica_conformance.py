@@ -125,11 +125,9 @@ async def test_a_replica_that_breaks_its_promises_is_caught(answer, check):
     assert caught.value.__notes__ == [f"in the replica check {check}"]
 
 
-@pytest.mark.timeout(120)
 async def test_the_engine_itself():
     await exercise_replica(local(engine_command(BUNDLED_MODEL, EngineConfig(threads=1, kv_memory_bytes=1 << 26))))
 
 
-@pytest.mark.timeout(120)
 async def test_the_engine_on_another_machine(tmp_path):
     await exercise_replica(remote(tmp_path))

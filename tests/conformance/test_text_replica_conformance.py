@@ -34,7 +34,6 @@ async def adapted(url, model, *, abilities=(), running=None, kill=None, **settin
         assert upstream.open_streams == 0
 
 
-@pytest.mark.timeout(180)
 async def test_our_own_server_through_the_adapter():
     @asynccontextmanager
     async def ours():

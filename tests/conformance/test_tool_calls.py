@@ -313,7 +313,7 @@ async def test_a_call_goes_on_at_another_replica(tokenizers):
     ):
         asking = asyncio.create_task(client.chat.completions.create(model=MODEL, messages=USER, tools=TOOLS))
         await running.wait_until(lambda: running.engine.submitted and not running.link.is_ready)
-        await running.link.connect(timeout_s=5)
+        await running.link.connect(timeout_s=300)
         (choice,) = (await asking).choices
         await running.wait_until(lambda: running.contexts)
         assert running.contexts[0].recoveries == 1

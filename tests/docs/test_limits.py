@@ -48,7 +48,7 @@ def shell(script: str, folder: Path, **environment: object) -> str:
         env={**os.environ, "PATH": path, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -73,7 +73,7 @@ def test_the_commands_work_on_a_fresh_installation(tmp_path):
         printed = shell(script_of(COMMANDS), tmp_path, MAITRED_URL=server.url, MAITRED_ADMIN_KEY=admin_key)
         assert "100,000" in printed
         headers = {"x-api-key": admin_key}
-        rules = httpx.get(f"{server.url}/admin/v1/limits", headers=headers, timeout=30).json()["data"]
+        rules = httpx.get(f"{server.url}/admin/v1/limits", headers=headers, timeout=300).json()["data"]
         assert sorted((rule["subject"], rule["kind"], rule["value"]) for rule in rules) == [
             ("key:*", "concurrent_requests", 8),
             ("tenant:acme", "usd_per_month", 40),
@@ -81,12 +81,12 @@ def test_the_commands_work_on_a_fresh_installation(tmp_path):
             ("tenant:anonymous", "requests_per_minute", 60),
             ("tenant:research", "tokens_per_minute", 100000),
         ]
-        budgets = httpx.get(f"{server.url}/admin/v1/budgets?subject=tenant:acme", headers=headers, timeout=30).json()[
+        budgets = httpx.get(f"{server.url}/admin/v1/budgets?subject=tenant:acme", headers=headers, timeout=300).json()[
             "data"
         ]
         assert all(budget["charged_usd"] > 0 for budget in budgets)
         body = {"model": "maitred-tiny", "prompt": "one", "max_tokens": 4}
-        anonymous = httpx.post(f"{server.url}/v1/completions", json=body, timeout=30)
+        anonymous = httpx.post(f"{server.url}/v1/completions", json=body, timeout=300)
         assert (anonymous.status_code, anonymous.headers["x-ratelimit-limit-requests"]) == (200, "60")
 
 
@@ -96,9 +96,9 @@ def test_the_configuration_serves_whom_it_declares(tmp_path):
     research, operator = shell(script, tmp_path).split()[-2:]
     with installation(tmp_path, yaml_of(DECLARED), {"RESEARCH_KEY": research, "HOUSE_KEY": operator}) as server:
         body = {"model": "maitred-tiny", "prompt": "one two three", "max_tokens": 4}
-        answer = httpx.post(f"{server.url}/v1/completions", json=body, headers={"x-api-key": research}, timeout=30)
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, headers={"x-api-key": research}, timeout=300)
         assert (answer.status_code, answer.headers["x-ratelimit-limit-tokens"]) == (200, "20000")
-        keys = httpx.get(f"{server.url}/admin/v1/keys", headers={"x-api-key": operator}, timeout=30).json()["data"]
+        keys = httpx.get(f"{server.url}/admin/v1/keys", headers={"x-api-key": operator}, timeout=300).json()["data"]
         assert {key["id"] for key in keys} == {KEY_ID.match(key)[1] for key in (research, operator)}
         assert "export MAITRED_ADMIN_KEY" not in server.log.read_text()
 

@@ -42,7 +42,7 @@ def test_the_example_finds_the_figures_of_the_summary(tmp_path: Path) -> None:
     result = synthetic_result(3, requests=60, failures=True, warmup_s=2)
     result.save(tmp_path / "run.json")
     script = [sys.executable, "-c", example[1]]
-    done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)
     pairs = re.findall(r"(\S+) = (\S+)", done.stdout)
     assert len(pairs) == 2
     for found, stated in pairs:

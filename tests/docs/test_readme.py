@@ -32,7 +32,7 @@ def server():
 
 def test_the_curl_command_streams_an_answer(server):
     command = block("sh").replace(DEFAULT_URL, server.url)
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300, check=True)
     events = [line.removeprefix("data: ") for line in done.stdout.splitlines() if line]
     assert events[-1] == "[DONE]"
     text = "".join(json.loads(event)["choices"][0]["delta"].get("content") or "" for event in events[:-1])

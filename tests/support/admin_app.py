@@ -194,7 +194,7 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
         edge = make_app(config, NoModels(), identity, gate, clock, further=routes)
         server = HttpServer(edge)
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}
-        async with httpx.AsyncClient(base_url=format_url(listener), timeout=20, headers=headers) as client:
+        async with httpx.AsyncClient(base_url=format_url(listener), timeout=300, headers=headers) as client:
             system = Administered(
                 format_url(listener),
                 client,

@@ -47,7 +47,7 @@ def consoled(*, program: Sequence[str] = ("-m", "maitred", "serve"), **settings:
         found = re.search(r"sk-mtd-\S+", server.log.read_text())
         assert found is not None
         with httpx.Client(
-            base_url=server.url, headers={"authorization": f"Bearer {found[0]}"}, timeout=30, trust_env=False
+            base_url=server.url, headers={"authorization": f"Bearer {found[0]}"}, timeout=300, trust_env=False
         ) as admin:
             yield Consoled(server, found[0], admin)
 

@@ -84,7 +84,7 @@ class Gateway:
         self.contexts.append(context)
         self._news.set()
 
-    async def wait_until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    async def wait_until(self, condition: Callable[[], bool], timeout_s: float = 300.0) -> None:
         """Waits for something to become true of the gateway."""
         async with asyncio.timeout(timeout_s):
             while not condition():
@@ -122,13 +122,13 @@ async def gateway(
     async with ScriptedEngine(answers, card=card, step_s=step_s) as engine:
         link = EngineClient(engine.address)
         link.pause_at_tokens = config.unread_tokens
-        await link.connect(timeout_s=60)
+        await link.connect(timeout_s=300)
         model = ServedModel(MODEL, [link], tokenizer)
         metrics = Metrics(
             lambda: gate.count, lambda: {(MODEL, "local"): EngineState(link.is_ready, 0, link.load(), CARD)}
         )
         kept = MemoryIdempotencyStore(idempotency or IdempotencyConfig(), clock)
-        async with httpx.AsyncClient(base_url=format_url(listener), timeout=10) as client:
+        async with httpx.AsyncClient(base_url=format_url(listener), timeout=300) as client:
             ledger = PaperLedger()
             admission = Admission(Limits(*limited), MemoryCounters(clock), ledger, admitting, clock)
             dispatcher = Dispatcher(MODEL, [Endpoint("local", link)], DispatchConfig(recoveries=recoveries), clock)

@@ -81,7 +81,7 @@ class UpstreamGateway:
         open_streams = sum(endpoint_state.endpoint.replica.open_streams for endpoint_state in endpoint_states)
         return (open_streams, self.gate.count, held) == (0, 0, 0)
 
-    async def wait_until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    async def wait_until(self, condition: Callable[[], bool], timeout_s: float = 300.0) -> None:
         async with asyncio.timeout(timeout_s):
             while not condition():  # noqa: ASYNC110 - what is waited for has no event
                 await asyncio.sleep(0.01)
@@ -172,7 +172,7 @@ async def upstream_gateway(
         observers = []
         edge = make_app(config, pipeline, Anyone(principal), gate, clock, observers=observers)
         server = HttpServer(edge, stall_grace_s=config.stall_grace_s)
-        async with httpx.AsyncClient(base_url=format_url(listener), timeout=30) as client:
+        async with httpx.AsyncClient(base_url=format_url(listener), timeout=300) as client:
             system = UpstreamGateway(
                 *(
                     format_url(listener),

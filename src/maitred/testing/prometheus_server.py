@@ -15,7 +15,7 @@ from typing import Any
 
 from maitred.testing.server_process import ProgramMissing, free_port
 
-START_S = 30.0
+START_S = 300.0
 _CONFIG = """
 global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}
 rule_files: {rules}
@@ -60,7 +60,7 @@ class PrometheusServer:
     def _get(self, path: str, **parameters: str) -> dict[str, Any]:
         address = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
-            with urllib.request.urlopen(address, timeout=10) as response:
+            with urllib.request.urlopen(address, timeout=300) as response:
                 answer = json.load(response)
         except urllib.error.HTTPError as error:
             raise ValueError(json.load(error)["error"]) from None
@@ -124,7 +124,7 @@ def _wait_until_ready(server: PrometheusServer, process: "subprocess.Popen[bytes
     give_up_s = time.monotonic() + START_S
     while process.poll() is None and time.monotonic() < give_up_s:
         try:
-            with urllib.request.urlopen(f"{server.url}/-/ready", timeout=5):
+            with urllib.request.urlopen(f"{server.url}/-/ready", timeout=300):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.05)

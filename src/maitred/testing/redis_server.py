@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from maitred.core.secret import Secret
 from maitred.testing.server_process import ProgramMissing
 
-START_S = 20.0
+START_S = 300.0
 KEEPS_NOTHING = ("--save", "", "--appendonly", "no", "--daemonize", "no")
 
 

@@ -21,7 +21,7 @@ from maitred.core.ids import new_request_id
 from maitred.core.replica import Replica, TokenStream
 from maitred.core.request import EngineRequest, FinishReason, SamplingParams, TokenDelta
 
-LIMIT_S = 30.0
+LIMIT_S = 300.0
 """Time limit of each check; a replica that hangs fails."""
 
 PROMPT = [5, 6, 7]

@@ -124,7 +124,7 @@ class ScriptedEngine:
         for connection in list(self._connections):
             connection.drop()
 
-    async def wait_until(self, condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
+    async def wait_until(self, condition: Callable[[], bool], *, timeout_s: float = 300.0) -> None:
         """Waits until a condition on the received messages holds, so that tests need not sleep.
 
         Raises:

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-READY_S = 120.0
-STOP_S = 60.0
+READY_S = 300.0
+STOP_S = 300.0
 
 
 class ServerProcess:
@@ -33,7 +33,7 @@ class ServerProcess:
 
     def metrics(self) -> dict[str, float]:
         """Returns the samples of ``GET /metrics`` by name, summed over their labels."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=300) as response:
             lines = response.read().decode().splitlines()
         sums: dict[str, float] = {}
         for line in lines:
@@ -60,7 +60,7 @@ class ServerProcess:
             if self.process.poll() is not None:
                 break
             try:
-                with urllib.request.urlopen(f"{self.url}/health/ready", timeout=5):
+                with urllib.request.urlopen(f"{self.url}/health/ready", timeout=300):
                     return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.05)

@@ -201,7 +201,7 @@ async def test_ids_beyond_all_bounds_in_the_path(admin):
 def sent(url, request):
     """What bytes are answered with, up to the end of the connection."""
     parts = urlsplit(url)
-    with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection, suppress(OSError):
+    with socket.create_connection((parts.hostname, parts.port), timeout=300) as connection, suppress(OSError):
         connection.sendall(request)
         with suppress(OSError):
             connection.shutdown(socket.SHUT_WR)

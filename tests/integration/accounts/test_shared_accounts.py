@@ -22,7 +22,7 @@ from maitred.testing.server_process import serving
 from tests.support.servers.redis_server import redis_server
 from tests.support.usage_events import usage_event
 
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 COST_USD = 0.001 * 4 + 0.002 * 8
 """Of one request: four tokens of prompt, eight of answer."""
 

@@ -23,7 +23,7 @@ def closed():
 @contextmanager
 def logged_in(system, key):
     """A client with a session, and the header with the token that goes with it."""
-    with httpx.Client(base_url=system.url, timeout=30, trust_env=False) as client:
+    with httpx.Client(base_url=system.url, timeout=300, trust_env=False) as client:
         response = client.post("/console/session", headers={"authorization": f"Bearer {key}"})
         response.raise_for_status()
         yield client, {"x-maitred-console": response.json()["token"]}
@@ -122,7 +122,7 @@ def test_a_key_for_inference_sees_its_own_use_and_no_more(closed):
         assert client.post("/v1/chat/completions", json=chat, headers=token).status_code == 200
         for path in ("/admin/v1/live", "/admin/v1/keys", "/metrics"):
             assert client.get(path, headers=token).status_code == 403
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 300
         while not (own := client.get("/console/use", headers=token).json())["models"] and time.monotonic() < deadline_s:
             time.sleep(0.1)
         assert [(model["requests"], model["output_tokens"]) for model in own["models"]] == [(1, 4)]
@@ -177,7 +177,7 @@ def test_the_number_of_viewers_is_limited_and_a_viewer_that_leaves_admits_anothe
                 third.read()
             assert (third.status_code, third.json()["error"]["code"]) == (429, "saturated")
             assert closed.admin.get("/admin/v1/live").status_code == 200
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 300
         status = 0
         while status != 200 and time.monotonic() < deadline_s:
             with watching() as third:

@@ -93,7 +93,7 @@ async def concurrent_callers(patient: Patient, size: int, ask: Callable[[httpx.A
             await ask(client)
 
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=patient.url, timeout=60, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=patient.url, timeout=300, limits=limits) as client:
         clients = [asyncio.create_task(ask_on(client)) for _ in range(size)]
         try:
             yield client
@@ -213,7 +213,7 @@ def address_of(patient):
     return host, int(port)
 
 
-async def until(patient, metric, least, timeout_s=30):
+async def until(patient, metric, least, timeout_s=300):
     """Waits until a metric, summed over its labels, has reached something."""
     async with asyncio.timeout(timeout_s), httpx.AsyncClient(base_url=patient.url) as client:
         while True:

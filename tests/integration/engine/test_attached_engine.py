@@ -11,7 +11,7 @@ from maitred.testing.script import AnswerFault, ScriptedAnswer
 from maitred.testing.scripted_engine import ScriptedEngine
 from maitred.wire.address import parse_address
 
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 
 
 def request():

@@ -15,7 +15,7 @@ SMALL = {"engine.threads": 1, "engine.kv_memory_bytes": 64 << 20}
 def ask(server, request_id, **fields):
     body = {"model": "maitred-tiny", "prompt": SECRET, "max_tokens": 3, "ignore_eos": True, **fields}
     headers = {"x-request-id": request_id, "traceparent": f"00-{TRACE_ID}-00f067aa0ba902b7-01"}
-    httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60).raise_for_status()
+    httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=300).raise_for_status()
 
 
 @pytest.mark.parametrize("shape", ["text", "json"])

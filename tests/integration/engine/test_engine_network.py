@@ -30,7 +30,7 @@ from maitred.wire.link.credentials import engine_credentials, gateway_credential
 from maitred.wire.link.handshake import MAGIC, NONCE_BYTES, GatewayHandshake
 from tests.support.certificates import Authority
 
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 SECRET = Secret("correct horse battery staple", "{env: A}")
 OTHER = Secret("incorrect horse battery staple", "{env: B}")
 OPENING_BYTES = len(MAGIC) + NONCE_BYTES

@@ -104,7 +104,7 @@ class Serving:
         self.gateways: list[Gateway] = []
 
     def connect(self):
-        gateway = Gateway(socket.create_connection(self.address, timeout=10))
+        gateway = Gateway(socket.create_connection(self.address, timeout=300))
         self.gateways.append(gateway)
         return gateway
 

@@ -15,7 +15,7 @@ from maitred.routing.catalog import ServedModel
 from maitred.testing.script import SCRIPTED_CARD
 from maitred.testing.scripted_engine import ScriptedEngine
 
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 SMALL = msgspec.structs.replace(SCRIPTED_CARD, context_tokens=1024, max_choices=2)
 
 

@@ -18,7 +18,7 @@ from maitred.core.request import EngineRequest, SamplingParams
 from maitred.fleet.local import LocalEngine
 from maitred.fleet.process import Backoff
 
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 STALLS = {"fault": "stall", "fault_after": 1}
 
 

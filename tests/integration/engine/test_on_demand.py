@@ -34,7 +34,7 @@ from maitred.testing.script import SCRIPTED_CARD
 from maitred.testing.server_process import serving
 from maitred.testing.variants import make_variant
 
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 BYTES = 1 << 30
 """Configured memory of each model: more than a scripted engine is measured to take."""
 PROMPT = [5, 6, 7]
@@ -367,7 +367,7 @@ def configured(folder, **settings):
 
 def test_two_models_share_memory_for_one(tmp_path):
     body = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
-    with serving("--config", configured(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+    with serving("--config", configured(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=300) as client:
         listed = {entry["id"]: entry["max_model_len"] for entry in client.get("/v1/models").json()["data"]}
         assert listed == {"red": 2048, "blue": 512}
         first = client.post("/v1/completions", json={"model": "red", **body})
@@ -434,7 +434,7 @@ def test_what_can_never_work_is_refused_at_the_start_with_a_clear_sentence(tmp_p
         [sys.executable, "-m", "maitred", "serve", "--config", path, "--port", "0"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         cwd=tmp_path,
     )
     assert done.returncode != 0

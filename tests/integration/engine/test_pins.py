@@ -29,20 +29,20 @@ def server():
 @pytest.fixture
 def admin(server):
     key = re.search(r"sk-mtd-\S+", server.log.read_text())[0]
-    with httpx.Client(base_url=server.url, timeout=60, headers={"x-api-key": key}) as client:
+    with httpx.Client(base_url=server.url, timeout=300, headers={"x-api-key": key}) as client:
         yield client
 
 
 def cached_tokens(server, user):
     body = {"model": "maitred-tiny", "messages": [SYSTEM, {"role": "user", "content": user}], "max_tokens": 4}
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).raise_for_status().json()
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=300).raise_for_status().json()
     return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 def press(server):
     def one(number):
         body = {"model": "maitred-tiny", "prompt": f"{number} " * 100, "max_tokens": 60}
-        return httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code
+        return httpx.post(f"{server.url}/v1/completions", json=body, timeout=300).status_code
 
     with ThreadPoolExecutor(8) as pool:
         assert set(pool.map(one, range(PRESSURE))) == {200}
@@ -119,7 +119,7 @@ def test_pins_from_the_command_line(server, admin, tmp_path):
 
     def maitred(*words):
         command = [sys.executable, "-m", "maitred", "pins", *words, "--url", server.url, "--key", key]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
     (tmp_path / "system.txt").write_text(SYSTEM["content"])
     of_the_village = ("--tenant", "anonymous", "--name", "village", "--ttl-s", "600")

@@ -13,7 +13,7 @@ SETTINGS = {"engine.quantization": "int8", "engine.kv_dtype": "int8", "engine.kv
 
 async def test_streams_go_on_elsewhere_with_exactly_the_tokens_of_an_undisturbed_run():
     with serving("--replicas", "2", settings=SETTINGS) as server:
-        async with asyncio.timeout(120), httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        async with asyncio.timeout(300), httpx.AsyncClient(base_url=server.url, timeout=300) as client:
             began_s = time.monotonic()
             undisturbed = await all_kinds(client)
             took_s = time.monotonic() - began_s

@@ -49,7 +49,7 @@ def engine_pid(server):
 def test_a_model_that_sleeps_gives_its_memory_back_and_a_request_wakes_it():
     with (
         serving("--kv-memory", str(KV_BYTES), "--max-sequences", "4") as server,
-        httpx.Client(base_url=server.url, timeout=60) as client,
+        httpx.Client(base_url=server.url, timeout=300) as client,
     ):
         free_blocks = server.metrics()["maitred_engine_kv_blocks_free"]
         first = client.post("/v1/completions", json={"model": "maitred-tiny", **BODY}).json()
@@ -89,7 +89,7 @@ def test_a_model_that_sleeps_gives_its_memory_back_and_a_request_wakes_it():
 
 
 def test_an_on_demand_model_sleeps_while_another_uses_its_memory(tmp_path):
-    with serving("--config", configured(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+    with serving("--config", configured(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=300) as client:
         # Told while it is being loaded, it sleeps once it is there.
         maitred(server, "wake", "red")
         assert maitred(server, "sleep", "red", "--wait")["state"] == "asleep"
@@ -121,13 +121,13 @@ def listed(client, server):
 
 
 async def test_an_engine_that_two_gateways_share_sleeps_for_both_and_wakes_for_either():
-    async with asyncio.timeout(170), AsyncExitStack() as stack:
+    async with asyncio.timeout(300), AsyncExitStack() as stack:
         port, process = await stack.enter_async_context(engine())
         address = f"tcp://127.0.0.1:{port}"
         one = await stack.enter_async_context(gateway(address))
         other = await stack.enter_async_context(gateway(address))
         clients = [
-            await stack.enter_async_context(httpx.AsyncClient(base_url=server.url, timeout=60))
+            await stack.enter_async_context(httpx.AsyncClient(base_url=server.url, timeout=300))
             for server in (one, other)
         ]
 

@@ -179,7 +179,7 @@ def test_messages_follow_a_schema_too(server):
         "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
     }
     headers = {"anthropic-version": "2023-06-01"}
-    answer = httpx.post(f"{server.url}/v1/messages", json=body, headers=headers, timeout=30).json()
+    answer = httpx.post(f"{server.url}/v1/messages", json=body, headers=headers, timeout=300).json()
     validate(json.loads(answer["content"][0]["text"]), SCHEMA)
     body["output_config"]["format"]["schema"] = {"not": {}}
     error = httpx.post(f"{server.url}/v1/messages", json=body, headers=headers).json()["error"]

@@ -26,7 +26,7 @@ def server(tmp_path_factory):
 
 def prompt_of(server, **fields):
     """What a chat request with these fields makes the model read, and the request's own count of it."""
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=300) as client:
         body = {"model": "thinker", "messages": MESSAGES, "max_tokens": 1, **fields}
         count = client.post("/v1/chat/completions", json=body).raise_for_status().json()["usage"]["prompt_tokens"]
         arguments = {"enable_thinking": fields["enable_thinking"]} if "enable_thinking" in fields else {}

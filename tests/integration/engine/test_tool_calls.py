@@ -49,7 +49,7 @@ def server(tmp_path_factory):
 
 
 def openai_client(server):
-    return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=2, timeout=120)
+    return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=2, timeout=300)
 
 
 def check(calls):
@@ -117,7 +117,7 @@ async def test_the_function_that_is_named_is_called_in_a_stream_too(server):
 
 async def test_a_message_uses_tools(server):
     tools = [{"name": name, "input_schema": schema} for name, schema in SCHEMAS.items()]
-    async with anthropic.AsyncAnthropic(base_url=server.url, api_key="none", timeout=120) as client:
+    async with anthropic.AsyncAnthropic(base_url=server.url, api_key="none", timeout=300) as client:
         for family in ("hermes", "llama", "mistral"):
             async with client.messages.stream(
                 model=family,

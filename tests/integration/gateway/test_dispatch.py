@@ -29,7 +29,7 @@ tenants:
   operator:
     keys: {admin: {secret: {env: ADMIN_KEY}, scopes: [admin, metrics]}}
 """
-PATIENCE_S = 30.0
+PATIENCE_S = 300.0
 
 
 @pytest.fixture(scope="module")

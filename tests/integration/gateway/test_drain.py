@@ -36,7 +36,7 @@ async def gateway(*arguments):
     started = await asyncio.to_thread(server.__enter__)
     try:
         async with httpx.AsyncClient(
-            base_url=started.url, timeout=120, headers={"authorization": f"Bearer {ADMIN_KEY}"}
+            base_url=started.url, timeout=300, headers={"authorization": f"Bearer {ADMIN_KEY}"}
         ) as client:
             yield started, client
     finally:
@@ -44,7 +44,7 @@ async def gateway(*arguments):
 
 
 async def test_a_drain_under_running_streams_loses_nothing_and_tells_when_it_is_over():
-    async with asyncio.timeout(100), gateway("--replicas", "2") as (server, client):
+    async with asyncio.timeout(300), gateway("--replicas", "2") as (server, client):
         await settled(server)
         undisturbed = await all_kinds(client)
         running = asyncio.create_task(all_kinds(client))

@@ -22,7 +22,7 @@ def server():
         yield running
 
 
-def until_up(server, replicas, timeout_s=60):
+def until_up(server, replicas, timeout_s=300):
     """It is ready with the first of them."""
     until_s = time.monotonic() + timeout_s
     while server.metrics().get("maitred_engine_up", 0) < replicas:
@@ -44,7 +44,7 @@ def explain(server, admin, *arguments):
 def ask(server, request_id, **fields):
     body = {"model": "maitred-tiny", "prompt": f"{SECRET}. " * 4, "max_tokens": 6, "ignore_eos": True, **fields}
     return httpx.post(
-        f"{server.url}/v1/completions", json=body, headers={"x-request-id": request_id}, timeout=60
+        f"{server.url}/v1/completions", json=body, headers={"x-request-id": request_id}, timeout=300
     ).raise_for_status()
 
 

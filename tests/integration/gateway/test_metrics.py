@@ -31,7 +31,7 @@ def server():
 
 async def load(url):
     """Requests of two classes, alone and together, some of them faulty and one given up."""
-    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=300) as client:
         body = {"model": MODEL, "prompt": "The waiter said that", "max_tokens": 12}
 
         async def ask(**changes):
@@ -96,7 +96,7 @@ def test_objectives_are_kept_account_of(server):
 def test_every_step_of_the_engine_is_counted_and_so_is_what_it_computed(server):
     before = server.metrics()  # what was before the first report that was heard is not spread over the histograms
     asked = {"model": MODEL, "prompt": "The waiter came back and", "max_tokens": 9, "ignore_eos": True}
-    assert httpx.post(f"{server.url}/v1/completions", json=asked, timeout=60).status_code == 200
+    assert httpx.post(f"{server.url}/v1/completions", json=asked, timeout=300).status_code == 200
     seen = {name: now - before[name] for name, now in server.metrics().items() if name in before}
     assert seen["maitred_step_seconds_count"] == seen["maitred_engine_steps_total"] >= 9
     computed = seen["maitred_engine_prefill_tokens_total"] + seen["maitred_engine_decode_tokens_total"]

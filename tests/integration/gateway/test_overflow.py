@@ -107,7 +107,7 @@ def in_service(dispatcher):
 async def ask(system, text, number, headers=None, **fields):
     body = {"model": "mine", "messages": [{"role": "user", "content": text}], "max_tokens": 8, **fields}
     return await system.client.post(
-        "/v1/chat/completions", json=body, headers={"x-request-id": f"r-{number}", **(headers or {})}, timeout=120
+        "/v1/chat/completions", json=body, headers={"x-request-id": f"r-{number}", **(headers or {})}, timeout=300
     )
 
 

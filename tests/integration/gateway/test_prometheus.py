@@ -49,7 +49,7 @@ def prometheus():
 
 
 async def use(url, over):
-    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=300) as client:
 
         async def user():
             while not over.is_set():
@@ -69,7 +69,7 @@ async def use(url, over):
         await asyncio.gather(*(user() for _ in range(4)), mistaken_user())
 
 
-def wait_for(condition, timeout_s=60.0):
+def wait_for(condition, timeout_s=300.0):
     give_up_s = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < give_up_s

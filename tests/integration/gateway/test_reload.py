@@ -102,7 +102,7 @@ async def gateway(folder, **sections):
     started = await asyncio.to_thread(server.__enter__)
     try:
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}
-        async with httpx.AsyncClient(base_url=started.url, timeout=30, headers=headers) as client:
+        async with httpx.AsyncClient(base_url=started.url, timeout=300, headers=headers) as client:
             yield Reloaded(file, started, client)
     finally:
         await asyncio.to_thread(server.__exit__, None, None, None)

@@ -50,7 +50,7 @@ class Reader(threading.Thread):
     def run(self):
         body = {**BODY, "stream": True, **self.fields}
         try:
-            with httpx.stream("POST", f"{self.url}/v1/chat/completions", json=body, timeout=30) as response:
+            with httpx.stream("POST", f"{self.url}/v1/chat/completions", json=body, timeout=300) as response:
                 for text in response.iter_text():
                     self.text += text
                     self.begun.set()
@@ -108,7 +108,7 @@ def test_a_killed_engine_is_replaced_and_its_streams_are_broken_off_if_they_may_
         engine.kill()
         assert '"code":"replica_lost"' in reader.done().text
         assert reader.broken
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 300
         while httpx.get(f"{server.url}/health/ready").status_code != 200:
             assert time.monotonic() < deadline_s
             time.sleep(0.05)
@@ -119,14 +119,14 @@ def test_a_killed_engine_is_replaced_and_its_streams_are_broken_off_if_they_may_
 
 def test_what_the_operator_sees():
     with scripted() as server:
-        deadline_s = time.monotonic() + 60  # The server answers a moment before it says so.
+        deadline_s = time.monotonic() + 300  # The server answers a moment before it says so.
         while "Ctrl-C" not in (printed := server.log.read_text()):
             assert time.monotonic() < deadline_s, printed
             time.sleep(0.02)
         assert f"Ready at {server.url}" in printed
         assert "65,536 KV tokens" in printed
         command = printed[printed.index("curl") : printed.index("Ctrl-C")]
-        answer = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=20)
+        answer = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300)
         assert answer.stdout.endswith("data: [DONE]\n\n"), answer
 
 
@@ -137,7 +137,7 @@ def test_what_cannot_start_says_so_in_a_sentence(flags):
         taken.listen()
         flags = [flag.format(taken=taken.getsockname()[1]) for flag in flags]
         done = subprocess.run(
-            [sys.executable, "-m", "maitred", "serve", *flags], capture_output=True, text=True, timeout=60
+            [sys.executable, "-m", "maitred", "serve", *flags], capture_output=True, text=True, timeout=300
         )
     assert "Traceback" not in done.stderr
     if flags == ["--help"]:
@@ -152,7 +152,7 @@ def test_an_engine_that_cannot_start_ends_the_server_with_its_last_words(tmp_pat
         [sys.executable, "-m", "tests.support.scripted_gateway", "--script", "{not json"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode != 0
     assert "The engine did not start" in done.stderr
@@ -166,7 +166,7 @@ def test_what_is_found_wrong_while_the_engine_starts_ends_both(tmp_path):
         [sys.executable, "-m", "maitred", "serve", str(model), "--port", "0"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert run.returncode == 2
     assert "tokenizer.json" in run.stderr
@@ -184,10 +184,10 @@ def test_no_engine_outlives_a_server_that_was_stopped_while_it_imported(sent):
         while not (engines := server.children()):
             assert time.monotonic() < until_s, "no engine is started"
         run.send_signal(sent)
-        _, errors = run.communicate(timeout=30)
+        _, errors = run.communicate(timeout=300)
         assert run.returncode == (130 if sent == signal.SIGINT else -sent)
         assert "Traceback" not in errors
-        assert not psutil.wait_procs(engines, timeout=10)[1]
+        assert not psutil.wait_procs(engines, timeout=300)[1]
 
 
 def test_a_server_that_still_loads_says_so_and_can_be_stopped():
@@ -208,4 +208,4 @@ def test_a_server_that_still_loads_says_so_and_can_be_stopped():
         engines = psutil.Process(run.pid).children()
         run.send_signal(signal.SIGTERM)
         assert run.wait(60) == 0
-        assert not psutil.wait_procs(engines, timeout=60)[1]
+        assert not psutil.wait_procs(engines, timeout=300)[1]

@@ -13,7 +13,7 @@ from maitred.identity.keys import make_key
 from maitred.testing.server_process import free_port
 from tests.integration.accounts.test_accounts import admin, complete, eventually, installation
 
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 
 
 @pytest.fixture

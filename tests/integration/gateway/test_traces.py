@@ -64,7 +64,7 @@ def chat(server, model, *, traceparent=None, tracestate=None, **fields):
         f"{server.url}/v1/chat/completions",
         json={"ignore_eos": True, **body},
         headers={name: value for name, value in headers.items() if value is not None},
-        timeout=60,
+        timeout=300,
     )
 
 

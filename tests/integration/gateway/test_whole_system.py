@@ -27,7 +27,7 @@ async def client(server):
         yield sdk
 
 
-async def wait_until(condition, timeout_s=10.0):
+async def wait_until(condition, timeout_s=300.0):
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s

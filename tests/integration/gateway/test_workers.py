@@ -74,7 +74,7 @@ async def caller(server, key=USER):
     headers = {"authorization": f"Bearer {key}"}
     # A connection for each request, so that both workers get some.
     limits = httpx.Limits(max_keepalive_connections=0)
-    async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=30, limits=limits) as http:
+    async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=300, limits=limits) as http:
         yield http
 
 
@@ -85,7 +85,7 @@ def processes(server):
     return controller, [child for child in children if child.name().startswith("mtd-worker")]
 
 
-async def wait_until(condition, timeout_s=60.0):
+async def wait_until(condition, timeout_s=300.0):
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s
@@ -101,7 +101,8 @@ async def administer(server, method, path, **options):
 
 def nothing_held(server):
     figures = server.metrics()
-    return figures["maitred_in_flight"] == 0 and figures["maitred_replica_requests"] == 0
+    held = figures["maitred_in_flight"] + figures["maitred_replica_requests"]
+    return held + figures["maitred_ledger_backlog"] == 0
 
 
 async def chat(http, model="m", **fields):
@@ -143,7 +144,6 @@ async def test_answers_come_whole_and_streamed_and_are_in_the_ledger_once(server
     await asyncio.gather(*(stream.task for stream in streams))
     assert all(stream.whole for stream in streams), streams[0].text
     await wait_until(lambda: nothing_held(server))
-    await asyncio.sleep(1)  # the ledger is written twice a second
     after = await administer(server, "GET", "usage?group_by=model")
 
     def count(usage, field):
@@ -219,7 +219,7 @@ async def test_a_revoked_key_ends_what_it_had_begun(server):
         await stream.begun.wait()
         await administer(server, "DELETE", f"keys/{made['id']}")
         assert (await chat(http, max_tokens=1)).status_code == 401
-        await asyncio.wait_for(stream.task, 60)
+        await asyncio.wait_for(stream.task, 300)
     assert not stream.whole
     assert "invalid_api_key" in stream.text
     await wait_until(lambda: nothing_held(server))
@@ -253,7 +253,7 @@ async def test_a_burst_of_connections_that_stay_is_spread_over_the_workers(serve
 
 async def interruption_cost_usd(server):
     """What all answers cost that did not come to their end."""
-    await asyncio.sleep(1)  # the ledger is written twice a second
+    await wait_until(lambda: nothing_held(server))
     lines = (await administer(server, "GET", "usage/events?limit=500"))["data"]
     return sum(line["cost_usd"] for line in lines if line["outcome"] != "finished")
 
@@ -317,14 +317,13 @@ async def test_the_administration_replaces_workers_and_says_when_it_is_done(serv
 async def settled(server, model):
     """Requests of a model in the ledger, by outcome, with their output tokens."""
     await wait_until(lambda: nothing_held(server))
-    await asyncio.sleep(1)  # the ledger is written twice a second
     usage = await administer(server, "GET", "usage?group_by=model,outcome")
     return {row["outcome"]: (row["requests"], row["output_tokens"]) for row in usage["data"] if row["model"] == model}
 
 
 async def back(server):
     """Waits until there is a controller again."""
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 300
     async with caller(server, ADMIN) as http:
         while (await http.get("/health/ready")).status_code != 200:
             assert time.monotonic() < deadline_s
@@ -421,7 +420,7 @@ def test_sigterm_lets_answers_finish(tmp_path, upstream):
             f"{server.url}/v1/chat/completions",
             json={"model": "m", "messages": MESSAGES, "stream": True, "max_tokens": 60},
             headers={"authorization": f"Bearer {USER}"},
-            timeout=30,
+            timeout=300,
         ) as response:
             pieces = response.iter_text()
             text = next(pieces)
@@ -443,7 +442,7 @@ async def test_a_reload_reaches_every_worker(tmp_path, upstream):
             await stream.begun.wait()
             server.process.send_signal(signal.SIGHUP)
             old = {worker.pid for worker in before}
-            await wait_until(lambda: not old & {worker.pid for worker in processes(server)[1]}, timeout_s=30)
+            await wait_until(lambda: not old & {worker.pid for worker in processes(server)[1]}, timeout_s=300)
             answers = [await chat(http, "other", max_tokens=2) for _ in range(8)]
             await stream.task
         assert {answer.status_code for answer in answers} == {200}

@@ -77,7 +77,7 @@ def block(child, kind, target="gateway", **fields):
 
 
 def state(child):
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 300
     while (status := child.seen.status()) == psutil.STATUS_RUNNING and time.monotonic() < deadline_s:
         time.sleep(0.01)
     return status
@@ -191,7 +191,7 @@ def family(*names):
 
 
 def wait_until_dead(process):
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 300
     while process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline_s:
         time.sleep(0.01)
 

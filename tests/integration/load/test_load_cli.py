@@ -35,7 +35,7 @@ def start(*words: str, folder: Path) -> "subprocess.Popen[str]":
 
 
 def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     return process.returncode, out, err
 
 

@@ -24,7 +24,7 @@ def cached(policy: str) -> tuple[int, int]:
     with serving("--replicas", "2", settings=settings) as server:
         while server.metrics()["maitred_engine_up"] < 2:
             time.sleep(0.05)
-        with httpx.Client(base_url=server.url, timeout=60) as client:
+        with httpx.Client(base_url=server.url, timeout=300) as client:
             prompts = [f"{number} " + words(number, 120) for number in range(CONVERSATIONS)]
             before = [0] * CONVERSATIONS
             for number in list(range(CONVERSATIONS)) * TURNS:
@@ -53,7 +53,7 @@ def test_in_turn_it_often_does_not() -> None:
 def test_a_prompt_that_the_engine_holds_is_foretold_to_take_less_time() -> None:
     foretold_ms: dict[str, list[int]] = {"new": [], "held": []}
     with serving(settings={"engine.kv_memory_bytes": "32MiB"}) as server:
-        with httpx.Client(base_url=server.url, timeout=60) as client:
+        with httpx.Client(base_url=server.url, timeout=300) as client:
             for number in range(12):  # the first of them are what the model of steps is learnt from
                 for kind in ("new", "held"):
                     ask = {"model": "maitred-tiny", "prompt": f"{number} " + words(number, 900), "max_tokens": 1}

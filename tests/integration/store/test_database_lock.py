@@ -62,7 +62,7 @@ async def test_a_lock_that_was_lost_with_its_connection_is_taken_again(config, p
         async with lock_database(config, exclusive=True):
             (before,) = [row["pid"] for row in await server.fetch(locks)]
             await server.execute("SELECT pg_terminate_backend($1)", before)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(300):
                 while True:
                     after = {row["pid"] for row in await server.fetch(locks)}
                     if after and before not in after:

@@ -16,12 +16,15 @@ from maitred.store.counters.config import CountersConfig
 from maitred.store.counters.link import LinkLost
 from maitred.store.counters.redis import RedisCounters
 from maitred.store.counters.session import CounterMode
+from tests.support.clock import FakeClock
 from tests.support.servers.redis_server import redis_server
 
 TIMEOUT_S = 1.0
-LONGEST_CALL_S = 30.0
+"""For an answer, where one that does not come is what a test is about."""
+PATIENCE_S = 10.0
+"""For an answer elsewhere: the most that the setting takes. A crowded machine can need more than a second."""
+LONGEST_CALL_S = 300.0
 """What takes longer hangs."""
-"""The timeout of an answer, and what a busy machine adds."""
 
 
 @pytest.fixture
@@ -47,8 +50,9 @@ def bucket(capacity, fixed=0, refill_per_s=1e-6):
 class Gateways:
     """Several that share one Redis and one ledger, which knows at once what was used."""
 
-    def __init__(self, server, **changes):
-        changes = {"recovery_s": 0.3, "probe_interval_s": 0.05, "answer_timeout_s": TIMEOUT_S, **changes}
+    def __init__(self, server, *, clock=None, **changes):
+        self.clock = clock or SystemClock()
+        changes = {"recovery_s": 0.3, "probe_interval_s": 0.05, "answer_timeout_s": PATIENCE_S, **changes}
         self.config = CountersConfig(url=server.url, namespace=uuid4().hex, **changes)
         self.ledger = {}
 
@@ -56,7 +60,7 @@ class Gateways:
         return {counter: self.ledger[counter] for counter in counters if counter in self.ledger}
 
     def open(self, name):
-        return RedisCounters(self.config, SystemClock(), name, read_spent=self.spent)
+        return RedisCounters(self.config, self.clock, name, read_spent=self.spent)
 
     @asynccontextmanager
     async def two(self):
@@ -68,7 +72,7 @@ def reservation(lease, *claims, output=0, least=None, lease_s=30.0):
     return Reservation(lease, claims, output, output if least is None else least, lease_s)
 
 
-async def until(condition, timeout_s=60.0):
+async def until(condition, timeout_s=300.0):
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - what is waited for is another process
             await asyncio.sleep(0.01)
@@ -117,14 +121,13 @@ async def test_a_race_across_a_kill_and_an_empty_restart_stays_within_the_slices
             for _ in range(2):
                 await asyncio.sleep(1.3)
                 server.kill()
-                await asyncio.sleep(0.5)
-                assert not one.healthy
-                assert not two.healthy
+                lent_before = lent
+                await until(lambda: not one.healthy and not two.healthy)
+                await until(lambda lent_before=lent_before: lent > lent_before + 5)  # the slices are tried
                 server.start()
                 await until(lambda: one.healthy and two.healthy)
             await asyncio.sleep(0.5)
-            assert one.healthy, "normal again"
-            assert two.healthy
+            await until(lambda: one.healthy and two.healthy)
             stop = True
 
         for counters in (one, two) * 2:
@@ -135,7 +138,6 @@ async def test_a_race_across_a_kill_and_an_empty_restart_stays_within_the_slices
         slices = 2 * share * capacity
         assert used <= budget_reading.used, "nothing is forgotten"
         assert used <= capacity + slices
-        assert lent > 10, "or the slices were not tried"
         assert one.state().unsettled == two.state().unsettled == 0
 
 
@@ -191,19 +193,22 @@ async def test_what_a_slice_lent_returns_to_it(server):
 
 
 async def test_rates_go_on_at_their_share(server):
-    gateways = Gateways(server, slice_share=0.1)
+    clock = FakeClock()
+    gateways = Gateways(server, clock=clock, slice_share=0.1)
     async with gateways.open("one") as one:
         await one.reserve(reservation("first", bucket(100, 1, refill_per_s=100.0)))
         await one._session.renew_slices()
         server.kill()
-        granted, until_s = 0, time.monotonic() + 1.0
-        while time.monotonic() < until_s:
-            try:
-                await one.reserve(reservation(uuid4().hex, bucket(100, 1, refill_per_s=100.0)))
-                granted += 1
-            except StoreUnavailable:
-                await asyncio.sleep(0.01)
-        assert 15 <= granted <= 22, "10 that it held, 10 in a second"
+        granted = 0
+        for _ in range(100):
+            clock.now_s += 0.01
+            for _ in range(2):
+                try:
+                    await one.reserve(reservation(uuid4().hex, bucket(100, 1, refill_per_s=100.0)))
+                    granted += 1
+                except StoreUnavailable:
+                    break
+        assert 19 <= granted <= 21, "10 that it held, 10 in a second"
 
 
 async def test_leases_and_charges_survive_a_redis_that_forgets(server):
@@ -252,6 +257,7 @@ async def test_a_redis_that_hangs_holds_nobody_up(server):
     async with gateways.open("one") as one:
         await one.reserve(reservation("held", budget(100_000, 10), pool(10_000, 10)))
         await one._session.renew_slices()
+        one._session._link._timeout_s = TIMEOUT_S
         server.freeze()
         try:
             started_s = time.monotonic()
@@ -316,7 +322,7 @@ async def test_a_gateway_that_is_cut_off_alone_oversteps_by_its_slice(server, ex
 
 
 async def test_a_gateway_that_is_busy_itself_does_not_blame_redis(server):
-    gateways = Gateways(server)
+    gateways = Gateways(server, answer_timeout_s=TIMEOUT_S)
     async with gateways.open("one") as one:
         calls = [asyncio.create_task(one.reserve(reservation(str(n), pool(1000, 1)))) for n in range(50)]
         await asyncio.sleep(0)

@@ -46,7 +46,7 @@ async def started(store, **declared):
 
 
 async def until(condition):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(300):
         while not condition():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.005)
 

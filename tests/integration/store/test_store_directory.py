@@ -15,6 +15,7 @@ from maitred.store.config import StoreConfig
 from maitred.store.database import open_database
 from maitred.store.directory import DirectoryStore
 from tests.support.servers.postgres_server import PostgresServer
+from tests.support.stores import DEADLINE_S
 
 NASTY = [
     "",
@@ -563,7 +564,7 @@ async def test_administrative_replies_are_remembered_for_a_day(store: DirectoryS
 async def test_without_its_server_every_call_says_that_the_store_is_away(
     postgres_server: PostgresServer, postgres_url: str, tmp_path: object, clock: SetClock
 ) -> None:
-    config = StoreConfig(folder=str(tmp_path), url=Secret(postgres_url, ""), deadline_s=1.0)
+    config = StoreConfig(folder=str(tmp_path), url=Secret(postgres_url, ""), deadline_s=DEADLINE_S)
     async with open_database(config) as database:
         store = DirectoryStore(database, clock)
         await store.create_tenant(Tenant(id="acme"))
@@ -593,7 +594,7 @@ async def test_without_its_server_every_call_says_that_the_store_is_away(
 async def test_a_server_that_is_killed_under_writers_loses_nothing_that_it_confirmed(
     postgres_server: PostgresServer, postgres_url: str, tmp_path: object, clock: SetClock
 ) -> None:
-    config = StoreConfig(folder=str(tmp_path), url=Secret(postgres_url, ""), deadline_s=2.0)
+    config = StoreConfig(folder=str(tmp_path), url=Secret(postgres_url, ""), deadline_s=DEADLINE_S)
     confirmed: set[str] = set()
     async with open_database(config) as database:
         store = DirectoryStore(database, clock)

@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from benchmarks.chaos import faults
 from benchmarks.support.chaos import fault_table
 from benchmarks.support.chaos.fault_cases import CASES, Time
@@ -22,7 +20,6 @@ CHOSEN = (
 )
 
 
-@pytest.mark.timeout(120)
 async def test_callers_see_what_the_table_promises():
     cases = [case for case in CASES if case.name in CHOSEN]
     assert len(cases) == len(CHOSEN)

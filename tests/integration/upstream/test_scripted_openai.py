@@ -44,7 +44,7 @@ def sdk(server):
 
 def connect(server):
     address = urlparse(server.url)
-    return socket.create_connection((address.hostname, address.port), timeout=30)
+    return socket.create_connection((address.hostname, address.port), timeout=300)
 
 
 def request(path=CHAT, head="", **fields):
@@ -307,10 +307,10 @@ class TestConnections:
     def test_it_comes_back_at_the_same_port_with_the_metrics_of_its_script(self):
         page = "sglang:num_running_reqs 500\n"
         with scripted_openai(FAST) as first, pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"{first.url}/metrics", timeout=30)
+            urllib.request.urlopen(f"{first.url}/metrics", timeout=300)
         with scripted_openai(fast(metrics=page), port=urlparse(first.url).port) as second:
             assert second.url == first.url
-            with urllib.request.urlopen(f"{second.url}/metrics", timeout=30) as response:
+            with urllib.request.urlopen(f"{second.url}/metrics", timeout=300) as response:
                 assert response.read().decode() == page
 
     def test_what_is_not_http_or_not_a_route(self):
@@ -319,10 +319,10 @@ class TestConnections:
                 client.sendall(b"\x00\x01 hello\r\n\r\n")
                 assert client.recv(100) == b""
             with pytest.raises(urllib.error.HTTPError) as missing:
-                urllib.request.urlopen(f"{server.url}/v2", timeout=10)
+                urllib.request.urlopen(f"{server.url}/v2", timeout=300)
             assert missing.value.code == 404
             missing.value.close()
-            with urllib.request.urlopen(f"{server.url}/health", timeout=10) as response:
+            with urllib.request.urlopen(f"{server.url}/health", timeout=300) as response:
                 assert response.status == 200
 
 
@@ -333,7 +333,7 @@ class TestProcess:
         log = tmp_path / "truth.json"
         with subprocess.Popen([*self.COMMAND, "--log", str(log)], stdout=subprocess.PIPE, text=True) as process:
             url = process.stdout.readline().split()[1]
-            urllib.request.urlopen(f"{url}/health", timeout=10).close()
+            urllib.request.urlopen(f"{url}/health", timeout=300).close()
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0
         assert ServedRecord.load(log).requests == []

@@ -94,7 +94,7 @@ def running(server):
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("maitred_engine_running{"))
 
 
-def until(condition, timeout_s=60.0):
+def until(condition, timeout_s=300.0):
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s

@@ -21,7 +21,7 @@ OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n"
 REQUEST = encode_request(
     encode_head("POST", "/v1", {"host": "there"}), [encode_header("x-request-id", "one")], b"a body"
 )
-WAIT_S = 10.0
+WAIT_S = 300.0
 """Nothing here takes so long; a test that waits longer has failed."""
 
 

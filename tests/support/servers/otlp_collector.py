@@ -51,7 +51,7 @@ class Collector:
         """The spans of a trace."""
         return [span for span in self.spans if span.trace_id == trace_id]
 
-    def wait(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    def wait(self, condition: Callable[[], bool], timeout_s: float = 300.0) -> None:
         """Until it holds."""
         deadline_s = time.monotonic() + timeout_s
         while not condition():

@@ -39,7 +39,7 @@ def installed_with(distribution: str) -> set[str]:
 def imported_by(*modules: str) -> set[str]:
     """Packages that come with these modules."""
     probe = PROBE.format(", ".join(modules))
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=300, check=True)
     return set(done.stdout.split())
 
 

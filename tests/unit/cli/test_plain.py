@@ -60,6 +60,6 @@ def test_a_path_is_one() -> None:
 
 def test_a_fault_is_one_sentence_and_an_exit_code_without_a_traceback() -> None:
     command = [sys.executable, "-m", "maitred", "serve", "--port", "http"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("The configuration has a fault:\n  --port: server.port")

@@ -140,7 +140,7 @@ async def test_after_any_changes_each_request_was_dispatched_once_and_nothing_is
                 reconfigure(setup, config, draw.sample(endpoints, draw.randint(1, 3)))
         await turn()
     reconfigure(setup, endpoints=endpoints)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         await asyncio.gather(*(caller.go() for caller in callers if not caller.task.done()))
     assert [caller.error for caller in callers] == [None] * len(callers)
     setup.assert_empty()

@@ -20,7 +20,7 @@ from maitred.testing.scripted_openai.script import ServerScript
 from maitred.testing.scripted_openai.server import ScriptedServer
 from maitred.testing.scripted_openai.truth import ServedRecord
 
-STOP_S = 60.0
+STOP_S = 300.0
 READY = "ready "
 
 
@@ -43,7 +43,7 @@ class ScriptedOpenAI:
         """Returns the server's record so far. The server pauses meanwhile, so call it without open requests."""
         if self.process.poll() is not None:
             return ServedRecord.load(self._log)
-        with urllib.request.urlopen(f"{self.url}/log", timeout=60) as response:
+        with urllib.request.urlopen(f"{self.url}/log", timeout=300) as response:
             return ServedRecord.load(response.read())
 
     def stop(self) -> ServedRecord:

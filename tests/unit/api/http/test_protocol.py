@@ -67,7 +67,7 @@ async def test_what_does_not_go_out_in_time_is_dropped():
     assert (protocol.writable, protocol.stalled) == (True, False)
     protocol.pause_writing()
     assert (protocol.writable, protocol.stalled) == (False, False)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         await transport.aborted.wait()
     assert protocol.stalled
     protocol.connection_lost(None)
@@ -102,7 +102,7 @@ async def test_a_connection_that_shall_close_does_not_wait_for_ever(drains):
     if drains:
         transport.unsent = 10_000
         protocol.resume_writing()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         await transport.aborted.wait()
     protocol.connection_lost(None)
 

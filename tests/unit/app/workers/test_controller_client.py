@@ -100,7 +100,7 @@ async def test_the_next_controller_learns_who_was_never_answered(tmp_path):
     client = ControllerClient(1, 2, path, lambda _: welcomed.set())
     client.register(Asking())
     client.keep_unanswered_id("gave up")
-    async with running(client.run(), "client"), asyncio.timeout(10):
+    async with running(client.run(), "client"), asyncio.timeout(300):
         for _ in range(2):  # the first dies before it has done anything
             assert (await hellos.get()).unanswered_ids == ["gave up", "asks"]
             ends[-1].close()

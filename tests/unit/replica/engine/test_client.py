@@ -29,7 +29,7 @@ from maitred.wire.frames import (
     encode_frame,
 )
 
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 
 
 def request(max_tokens=4, n=1, name="req-1", prompt=(5, 6, 7), **sampling):

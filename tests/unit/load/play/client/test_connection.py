@@ -100,4 +100,4 @@ async def test_what_is_no_chunk_ends_the_response():
     for segment in (HEAD, CHUNKS[0], b"zz\r\nab\r\n"):
         connection.data_received(segment)
     with pytest.raises(ConnectionFailed, match="not HTTP"):
-        await asyncio.wait_for(ended, 60)
+        await asyncio.wait_for(ended, 300)
