@@ -13,7 +13,7 @@ holds within an organisation: what it may still take is what is free to its team
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import Self
 
@@ -49,7 +49,7 @@ class InFlightLimiter:
         self._release_rate = SlotReleaseRate()
         self._retry_turns = RetryAfterTurns()
         self._slots: dict[CancelScope, Principal | None] = {}
-        self._held: Counter[str | tuple[str, str]] = Counter()
+        self._held: Counter[Hashable] = Counter()
         """Slots by tenant, and by tenant and key, for those that hold any."""
         self._draining = False
         self._empty = asyncio.Event()
@@ -96,7 +96,7 @@ class InFlightLimiter:
                         raise self._make_share_error(principal, owner)
         return InFlightSlot(self, principal)
 
-    def _make_share_error(self, principal: Principal, owner: str | tuple[str, str]) -> Saturated:
+    def _make_share_error(self, principal: Principal, owner: object) -> Saturated:
         """Makes the error for a request whose organisation, team or key has its share."""
         name = "key" if isinstance(owner, tuple) else "organisation" if owner == principal.tenants[-1] else "team"
         return Saturated(_SHARE_TAKEN.format(owner=name), retry_after_s=self._retry_after_s(principal))

@@ -211,7 +211,7 @@ async def test_keys_of_an_organisation_and_organisations_end_with_equal_shares()
             with suppress(Saturated):
                 held.append((caller, gate.acquire(caller).__enter__()))
         held.pop(draw.randrange(len(held)))[1].__exit__(None, None, None)
-    x, y, z, b = (sum(holder is caller for holder, _ in held) for caller in callers)
+    x, y, z, b = (sum(one is caller for one, _ in held) for caller in callers)
     assert x + y + z == pytest.approx(b, rel=0.25)
     assert x + y == pytest.approx(z, rel=0.25)
     assert x == pytest.approx(y, rel=0.25)
