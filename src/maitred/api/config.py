@@ -52,7 +52,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             ge=1,
             le=1_000_000,
             description="Requests held at once, running or waiting; more are refused with 429 and a `Retry-After`. One "
-            "organisation takes eight ninths at most, so that others can come in.",
+            "key takes eight ninths at most, so that others can come in, of its own organisation as well.",
             extra={"unit": "requests"},
         ),
     ] = 8192

@@ -5,28 +5,28 @@ request, running requests get a grace period, and requests that still run at its
 says so. A request is also cancelled as soon as its API key is no longer valid.
 
 Organisations share the slots by a dynamic threshold (Choudhury and Hahne, IEEE/ACM Transactions on Networking, 1998):
-one may take another slot while it holds fewer than `_SHARE_OF_FREE` times the free ones. So one that is alone may hold
-nearly all, some remain for whoever comes, and those that want more than there is end up with equal numbers.
+one may take another slot while it holds fewer than `SHARE_OF_FREE` times the free ones. So one that is alone may hold
+nearly all, some remain for whoever comes, and those that want more than there is end up with equal numbers. The same
+holds within an organisation: what it may still take is what is free to its teams, and so on down to the keys.
 """
 
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import Self
 
 from maitred.admission.policy.retries import SlotReleaseRate
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.errors import Draining, Saturated, Unauthenticated
+from maitred.core.flow import SHARE_OF_FREE
 from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.dispatch.policy.retry_after import RetryAfterTurns
 
 _REVOKED = "This API key was revoked, or has expired, while the request ran. What was generated until then is billed."
-_SHARE_OF_FREE = 8
-"""Slots that an organisation may hold for each free slot: one that is alone holds eight ninths of them at most."""
 _SHARE_TAKEN = (
-    "Your organisation has as many requests in flight here as its share allows while others are to be served too. Try "
+    "Your {owner} has as many requests in flight here as its share allows while others are to be served too. Try "
     "again after the time in Retry-After."
 )
 _DRAIN_RETRY_S = 2.0
@@ -49,8 +49,8 @@ class InFlightLimiter:
         self._release_rate = SlotReleaseRate()
         self._retry_turns = RetryAfterTurns()
         self._slots: dict[CancelScope, Principal | None] = {}
-        self._held: Counter[str] = Counter()
-        """Slots by organisation, for those that hold any."""
+        self._held: Counter[Hashable] = Counter()
+        """Slots by tenant, and by tenant and key, for those that hold any."""
         self._draining = False
         self._empty = asyncio.Event()
         self._empty.set()
@@ -80,7 +80,7 @@ class InFlightLimiter:
         Raises:
             Draining: No new request is accepted; or, raised inside the block, the grace period is over.
             Unauthenticated: Raised inside the block: the principal's key is no longer valid.
-            Saturated: Every slot is taken, or all that the principal's organisation may have.
+            Saturated: Every slot is taken, or all that the principal's organisation, team or key may have.
         """
         if self._draining:
             raise Draining(retry_after_s=_DRAIN_RETRY_S)
@@ -89,10 +89,17 @@ class InFlightLimiter:
             if free <= 0:
                 raise Saturated(retry_after_s=self._retry_after_s(principal))
             if principal is not None and principal is not ANONYMOUS:
-                organisation = principal.tenants[-1]
-                if self._held.get(organisation, 0) >= _SHARE_OF_FREE * free:
-                    raise Saturated(_SHARE_TAKEN, retry_after_s=self._retry_after_s(principal))
+                tenants, held = principal.tenants, self._held
+                for owner in (*tenants[::-1], (tenants[0], principal.key)):
+                    free = SHARE_OF_FREE * free - held.get(owner, 0)
+                    if free <= 0:
+                        raise self._make_share_error(principal, owner)
         return InFlightSlot(self, principal)
+
+    def _make_share_error(self, principal: Principal, owner: object) -> Saturated:
+        """Makes the error for a request whose organisation, team or key has its share."""
+        name = "key" if isinstance(owner, tuple) else "organisation" if owner == principal.tenants[-1] else "team"
+        return Saturated(_SHARE_TAKEN.format(owner=name), retry_after_s=self._retry_after_s(principal))
 
     def cancel_revoked(self, holds: Callable[[Principal], bool]) -> int:
         """Cancels all requests whose key is no longer valid; returns their number.
@@ -210,8 +217,10 @@ class InFlightSlot(CancelScope):
             limiter._release_rate.restart(limiter._clock.monotonic_s())
             limiter._empty.clear()
         limiter._slots[self] = self._principal
-        if self._principal is not None:
-            limiter._held[self._principal.tenants[-1]] += 1
+        if (principal := self._principal) is not None:
+            for tenant in principal.tenants:
+                limiter._held[tenant] += 1
+            limiter._held[principal.tenants[0], principal.key] += 1
         return super().__enter__()
 
     def __exit__(
@@ -219,11 +228,11 @@ class InFlightSlot(CancelScope):
     ) -> None:
         limiter = self._limiter
         del limiter._slots[self]
-        if self._principal is not None:
-            organisation = self._principal.tenants[-1]
-            limiter._held[organisation] -= 1
-            if not limiter._held[organisation]:
-                del limiter._held[organisation]
+        if (principal := self._principal) is not None:
+            for owner in (*principal.tenants, (principal.tenants[0], principal.key)):
+                limiter._held[owner] -= 1
+                if not limiter._held[owner]:
+                    del limiter._held[owner]
         limiter._release_rate.on_release(limiter._clock.monotonic_s())
         if not limiter._slots:
             limiter._empty.set()

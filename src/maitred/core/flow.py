@@ -13,6 +13,9 @@ import msgspec
 
 HIGHEST_PRIORITY = 10
 LOWEST_PRIORITY = 1
+SHARE_OF_FREE = 8
+"""Dynamic threshold of shared places: how many an organisation may hold for each free place, and each level below it
+for each that the level above may still hold. Whoever is alone holds eight ninths of them at most."""
 
 
 class PriorityClass(StrEnum):

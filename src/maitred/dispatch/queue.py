@@ -10,13 +10,14 @@ counts the same for the metrics.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any, cast
 
 from maitred.core.balance import ReplicaCandidate
 from maitred.core.errors import MaitredError
-from maitred.core.flow import PriorityClass, QueuePosition
+from maitred.core.flow import FlowLevel, PriorityClass, QueuePosition
 from maitred.core.timeline import SpanName
 from maitred.dispatch.endpoint import EndpointState
 from maitred.dispatch.policy.credits import Cost, CreditHold, total_cost
@@ -168,6 +169,8 @@ class QuotaQueue:
         """Waiting requests that were requeued after a replica failure, in requeue order."""
         self.waiting = 0
         """Number of waiting requests."""
+        self.waiting_by_flow: Counter[tuple[PriorityClass, tuple[FlowLevel, ...]]] = Counter()
+        """Number of waiting requests by class, for each organisation, team and key, by its path."""
         self.local = config.policy == "fair" and config.quantum > 0
         """Whether the fair queue uses prompt prefixes to group requests."""
 
@@ -221,6 +224,9 @@ class QuotaQueue:
         tenant = queued.tenant
         self.tenants.setdefault(tenant.id, {})[queued] = None
         self.waiting += 1
+        path, priority = queued.flow.path, queued.flow.priority
+        for depth in range(1, len(path) + 1):
+            self.waiting_by_flow[priority, path[:depth]] += 1
         queued.wait_mark = self.wait_account.join(tenant, now_s)
 
     def _on_leave(self, queued: QueuedRequest, now_s: float) -> None:
@@ -229,6 +235,11 @@ class QuotaQueue:
         tenant_requests = self.tenants[tenant]
         del tenant_requests[queued]
         self.waiting -= 1
+        path, priority = queued.flow.path, queued.flow.priority
+        for depth in range(1, len(path) + 1):
+            self.waiting_by_flow[priority, path[:depth]] -= 1
+            if not self.waiting_by_flow[priority, path[:depth]]:
+                del self.waiting_by_flow[priority, path[:depth]]
         if not tenant_requests:
             del self.tenants[tenant]
         assert queued.wait_mark is not None

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from maitred.core.errors import DeadlineUnmeetable, QueueFull
-from maitred.core.flow import Flow, QueuePosition
+from maitred.core.flow import SHARE_OF_FREE, Flow, QueuePosition
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.core import DispatchCore
 from maitred.dispatch.endpoint import EndpointState
@@ -93,11 +93,7 @@ class LoadShedder:
         priority = queued.flow.priority
         if not at_once:
             max_waiting, longest_s = self._config.max_waiting.get(priority), self._config.max_wait_s.get(priority)
-            if (
-                max_waiting is not None
-                and sum(queue.waiting_in(priority) for queue in self._core.queues) >= max_waiting
-            ):
-                reason = f"{max_waiting} requests of class {priority} wait already, which is the most"
+            if max_waiting is not None and (reason := self._full_reason(queued.flow, max_waiting)):
                 return self._make_rejection(QueueFull, reason, queued, position, now_s)
             if longest_s is not None and position.wait_s > longest_s:
                 reason = f"A request of class {priority} would wait longer than {longest_s:g} s now"
@@ -110,6 +106,25 @@ class LoadShedder:
                 DeadlineUnmeetable, f"{reason}{max(0.0, ttft_deadline_s - now_s):.2f} s", queued, position, now_s
             )
         return None
+
+    def _full_reason(self, flow: Flow, max_waiting: int) -> str:
+        """Returns why a request may not wait beside those that do; empty if it may.
+
+        Organisations, teams and keys share the places by `SHARE_OF_FREE`.
+        """
+        queues, priority = self._core.queues, flow.priority
+        free = max_waiting - sum(queue.waiting_in(priority) for queue in queues)
+        if free <= 0:
+            return f"{max_waiting} requests of class {priority} wait already, which is the most"
+        for depth in range(1, len(flow.path) + 1):
+            path = flow.path[:depth]
+            waiting = sum(queue.waiting_by_flow.get((priority, path), 0) for queue in queues)
+            free = SHARE_OF_FREE * free - waiting
+            if free <= 0:
+                return (
+                    f"{waiting} requests of class {priority} of {path[-1].id} wait already, as many as its share allows"
+                )
+        return ""
 
     def _make_rejection(
         self,

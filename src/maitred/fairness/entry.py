@@ -21,6 +21,7 @@ class QueueEntry(Generic[T]):
         arrived_s: Time at which the entry began to wait. A requeued entry keeps this time.
         service: Predicted service of the whole request (`ServiceWeights.service`).
         deadline_s: Time by which the request must be served; None: no deadline.
+        turn: Place of the entry among those of its request, from 0.
         locality: Equal for requests that share work, such as a prefix of their prompts; None: shares nothing.
         number: Set by the queue: grows with each join and breaks ties.
         rank: Rank of the class in which the entry competes, set by the queue; ageing changes it.
@@ -33,6 +34,7 @@ class QueueEntry(Generic[T]):
     service: float = field(kw_only=True)
     deadline_s: float | None = field(default=None, kw_only=True)
     locality: Hashable | None = field(default=None, kw_only=True)
+    turn: int = field(default=0, kw_only=True)
     number: int = field(default=0, init=False)
     rank: int = field(default=0, init=False)
     position: Any = field(default=None, init=False)

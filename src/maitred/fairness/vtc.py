@@ -44,6 +44,9 @@ from maitred.fairness.tree import LazyCharges, Node, Ranking, Siblings
 
 T = TypeVar("T")
 
+TURN_S = 1.0
+"""How much later each further entry of a request without a deadline counts as having arrived. So what a key asks later
+does not wait behind all entries of an earlier request with very many."""
 PATIENCE_S = 30.0
 """Assumed deadline of a request without a deadline, in seconds after its arrival."""
 
@@ -367,7 +370,7 @@ def _lead(node: Node, siblings: Ranking) -> float:
 
 def _due_s(entry: QueueEntry[T]) -> float:
     if entry.deadline_s is None:
-        return entry.arrived_s + PATIENCE_S
+        return entry.arrived_s + PATIENCE_S + TURN_S * entry.turn
     return entry.deadline_s - SECONDS_PER_SERVICE * entry.service
 
 

@@ -54,7 +54,7 @@ class Machine:
         first = 0 if same else self.made * 10_000
         sampling = SamplingParams(max_tokens=output, seed=0, n=n, ignore_eos=True)
         request = EngineRequest(
-            str(self.made), list(range(first, first + prompt)), sampling, whose.path[0].id, whose, **fields
+            f"{self.made}-0", list(range(first, first + prompt)), sampling, whose.path[0].id, whose, **fields
         )
         sequences = self.scheduler.add(request, self.now_s)
         self.live.update(sequences)
@@ -511,3 +511,26 @@ def test_a_fast_machine_fills_its_batch_whatever_the_objective():
         machine.step()
         most = max(most, machine.scheduler.running)
     assert most == 128
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    requests=st.lists(st.tuples(st.floats(0.0, 20.0), st.integers(1, 60), st.integers(1, 30)), min_size=2, max_size=8),
+    seed=st.integers(0, 1000),
+)
+def test_requests_of_one_key_share_its_turns(requests, seed):
+    """A sequence is overtaken only by those whose requests came earlier than it has others of its own before it."""
+    machine = Machine(blocks=4096, seed=seed)
+    whose, arrivals, waiting = flow("a"), sorted(requests), {}
+    while arrivals or machine.live:
+        while arrivals and (arrivals[0][0] <= machine.now_s or not machine.live):
+            arrived_s, n, output = arrivals.pop(0)
+            machine.now_s = max(machine.now_s, arrived_s)
+            for turn, sequence in enumerate(machine.add(whose, n=n, output=output)):
+                waiting[sequence] = machine.now_s + turn
+        machine.step()
+        queued = {entry.value for entry in machine.scheduler._state.line}
+        began = [sequence for sequence in waiting if sequence not in queued]
+        for sequence in began:
+            due_s = waiting.pop(sequence)
+            assert all(due_s <= other_s for other, other_s in waiting.items() if other not in began)

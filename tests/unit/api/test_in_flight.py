@@ -2,7 +2,8 @@
 # ruff: noqa: PT012 - the block is what is tested
 
 import asyncio
-from contextlib import ExitStack
+import random
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -171,3 +172,49 @@ async def test_anonymous_requests_may_take_all_slots():
             slots.enter_context(gate.acquire(ANONYMOUS))
         with pytest.raises(Saturated):
             gate.acquire(ANONYMOUS)
+
+
+def member(organisation, team, key):
+    return Principal(key=key, tenants=(team, organisation), scopes=frozenset({Scope.INFERENCE}))
+
+
+@pytest.mark.parametrize(
+    ("greedy", "sibling", "owner"),
+    [
+        (member("acme", "team", "one"), member("acme", "team", "two"), "key"),
+        (member("acme", "team", "one"), member("acme", "other", "one"), "key"),
+        (principal("acme", "one"), principal("acme", "two"), "key"),
+    ],
+)
+async def test_one_key_leaves_slots_for_others_of_its_organisation(greedy, sibling, owner):
+    gate = InFlightLimiter(1000)
+    with ExitStack() as slots:
+        with pytest.raises(Saturated, match=f"Your {owner} has"):
+            while True:
+                slots.enter_context(gate.acquire(greedy))
+        assert 870 < gate.count < 889
+        slots.enter_context(gate.acquire(sibling))
+        for _ in range(50):
+            slots.enter_context(gate.acquire(principal("stranger")))
+        # What it had becomes free to others first.
+        with pytest.raises(Saturated):
+            gate.acquire(greedy)
+    assert gate.count == 0
+    assert not gate._held
+
+
+async def test_keys_of_an_organisation_and_organisations_end_with_equal_shares():
+    gate, held, draw = InFlightLimiter(1000), [], random.Random(1)
+    callers = [member("a", "a1", "x"), member("a", "a1", "y"), member("a", "a2", "z"), member("b", "b1", "x")]
+    for _ in range(6_000):
+        for caller in callers:
+            with suppress(Saturated):
+                held.append((caller, gate.acquire(caller).__enter__()))
+        held.pop(draw.randrange(len(held)))[1].__exit__(None, None, None)
+    x, y, z, b = (sum(one is caller for one, _ in held) for caller in callers)
+    assert x + y + z == pytest.approx(b, rel=0.25)
+    assert x + y == pytest.approx(z, rel=0.25)
+    assert x == pytest.approx(y, rel=0.25)
+    for _, slot in held:
+        slot.__exit__(None, None, None)
+    assert not gate._held

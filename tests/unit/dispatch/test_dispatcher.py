@@ -475,6 +475,25 @@ async def test_a_full_queue_rejects_requests():
     setup.assert_empty()
 
 
+async def test_one_organisation_leaves_places_to_wait_for_others():
+    most = 64
+    setup = DispatchSetup(max_waiting={PriorityClass.STANDARD: most})
+    callers = []
+    while setup.dispatcher.core.waiting < 57:
+        setup.check(len(callers))
+        callers.append(QueuedCaller(setup, len(callers)))
+        await turn()
+    with pytest.raises(QueueFull, match="57 requests of class standard of acme wait already, as many as its share"):
+        setup.check(100)
+    setup.check(101, "stranger")
+    setup.check(102, priority=PriorityClass.BATCH)
+    for caller in callers:
+        await caller.go()
+        await turn()
+    assert not any(queue.waiting_by_flow for queue in setup.dispatcher.core.queues)
+    setup.assert_empty()
+
+
 async def test_a_deadline_that_cannot_be_met_is_rejected_at_once():
     setup = DispatchSetup()
     setup.replica.say(times=StepTimes(fixed_s=0.1, token_s=0.001))

@@ -54,6 +54,7 @@ class Sequence:
         "stop_tokens",
         "table",
         "tokens",
+        "turn",
         "waited_s",
     )
 
@@ -94,6 +95,8 @@ class Sequence:
         """Step in which it was last excluded for an overcommitted sequence; see `OvercommitSlots`."""
         self.displaced = False
         """Whether the sequence waits because it was preempted."""
+        self.turn: int | None = None
+        """Place among the waiting sequences of its client's request when it first waited; None: it has not waited."""
         self.waited_s: dict[str, float] = {}
         """Waiting seconds by cause, until the first token."""
         own = frozenset(sampling.stop_token_ids)

@@ -58,12 +58,15 @@ class WaitQueue:
     def enter(self, sequence: Sequence, now_s: float) -> None:
         """Enqueues a new sequence, or one that returns, in the order of arrival."""
         prompt, scope = sequence.request.prompt, sequence.request.cache_scope
+        if sequence.turn is None:
+            sequence.turn = self._submissions[_submission(sequence)]
         sequence.entry = QueueEntry(
             sequence,
             sequence.account.flow,
             arrived_s=sequence.arrived_s,
             service=self._weights.service(sequence.prompt_tokens, 0, sequence.expected_output),
             deadline_s=sequence.deadline_s,
+            turn=sequence.turn,
             locality=hash((scope, *prompt[: self._block_tokens])) if self._by_prefix else None,
         )
         self._line.add(sequence.entry, now_s)
@@ -112,7 +115,7 @@ class WaitQueue:
         self.blocks += sign * -(-expected // self._block_tokens)
         self.prompt_tokens += sign * sequence.prompt_tokens
         self._waiting += sign
-        submission = sequence.request.id.rpartition("-")[0]
+        submission = _submission(sequence)
         self._submissions[submission] += sign
         if not self._submissions[submission]:
             del self._submissions[submission]
@@ -120,3 +123,8 @@ class WaitQueue:
             self._residency.on_join(sequence.account.flow)
         else:
             self._residency.on_dequeue(sequence.account.flow)
+
+
+def _submission(sequence: Sequence) -> str:
+    """Returns the id of the client's request to which a sequence belongs."""
+    return sequence.request.id.rpartition("-")[0]

@@ -39,10 +39,12 @@ class Charges:
 _prompts = iter(range(1000, 1_000_000, 1000))
 
 
-def add(scheduler, tenant="a", *, prompt=4, output=4, priority=PriorityClass.STANDARD, now_s=0.0, n=1, **fields):
+def add(
+    scheduler, tenant="a", *, prompt=4, output=4, priority=PriorityClass.STANDARD, now_s=0.0, n=1, flow_id="", **fields
+):
     """One request; no two share a prefix."""
     first = next(_prompts)
-    flow = Flow((FlowLevel(tenant),), priority)
+    flow = Flow((FlowLevel(flow_id or tenant),), priority)
     sampling = SamplingParams(max_tokens=output, seed=0, n=n)
     request = EngineRequest(tenant, list(range(first, first + prompt)), sampling, flow=flow, **fields)
     return scheduler.add(request, now_s)[0]
@@ -94,6 +96,28 @@ def test_within_one_step_admissions_alternate_between_tenants():
         add(scheduler, "b")
     plan, _ = step(scheduler)
     assert sorted(chunk.sequence.request.id for chunk in plan.prefills) == ["a", "a", "b", "b"]
+
+
+def test_what_a_key_asks_later_does_not_wait_behind_all_sequences_of_its_large_request():
+    scheduler = make_scheduler(blocks=4096, max_sequences=8, step_tokens=64)
+    add(scheduler, "large-0", n=500, output=8, flow_id="a")
+    now_s, later = 0.0, None
+    for number in range(400):
+        now_s += 0.05
+        if number == 100:
+            later = add(scheduler, "small-0", flow_id="a", now_s=now_s)
+            others = scheduler.counters.finished
+        step(scheduler, now_s)
+        if later is not None and later.output_tokens:
+            break
+    assert later is not None
+    assert scheduler.counters.finished - others <= 8, "it gets the next slot that becomes free"
+
+
+def test_sequences_of_one_request_keep_their_order():
+    scheduler = make_scheduler(blocks=4096, max_sequences=2)
+    add(scheduler, "large-0", n=10, flow_id="a")
+    assert [sequence.index for sequence in run_until_idle(scheduler)] == list(range(10))
 
 
 def test_a_more_urgent_class_goes_first_under_the_priority_policy():
