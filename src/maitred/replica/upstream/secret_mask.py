@@ -1,13 +1,23 @@
-"""Mask of the gateway's credentials in what a server sends.
+"""Masks of the gateway's credentials in what a server sends.
 
 A server may repeat the credential that it was sent: in an error, or in an answer of a model that sees its own request.
-Whatever it says is masked before it is parsed, so the credential is in no answer and in no log line.
+Whatever it says is masked before it is parsed, so the credential is in no answer and in no log line. A model writes it
+in pieces, so the texts of an answer are masked once more, across their deltas.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence, Set
+from typing import Any
+
+from msgspec.structs import replace
+
+from maitred.core.inference import ChunkMetadata, TextDelta, TokenScore
+from maitred.core.text_replica import TextBatch
 
 _MIN_SECRET_CHARACTERS = 8
 """Shorter values, such as ``EMPTY``, are no secrets but words."""
+_TEXT_MEMBERS = ("reasoning_content", "reasoning", "refusal")
+_CALL_MEMBERS = (("function", "arguments"), ("custom", "input"))
+_CONTENT = "content"
 
 
 class SecretMask:
@@ -15,10 +25,14 @@ class SecretMask:
 
     Args:
         secrets: The secrets; those that are too short to be any are ignored.
+
+    Attributes:
+        secrets: The secrets that are masked.
     """
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        values = {secret.encode() for secret in secrets if len(secret) >= _MIN_SECRET_CHARACTERS}
+        self.secrets = tuple({secret for secret in secrets if len(secret) >= _MIN_SECRET_CHARACTERS})
+        values = {secret.encode() for secret in self.secrets}
         values |= {value.replace(b"/", b"\\/") for value in values}  # the same in JSON
         self._masks = [(value, b"*" * len(value)) for value in values]
 
@@ -49,3 +63,153 @@ class SecretMask:
             longest = min(len(value) - 1, len(data))
             held = max(held, next((size for size in range(longest, 0, -1) if data.endswith(value[:size])), 0))
         return data[: len(data) - held], data[len(data) - held :]
+
+
+class DeltaMask:
+    """Mask of secrets in the texts of one answer, which come in pieces.
+
+    The end of a text that may begin a secret is held back until the next piece of the same text, until something else
+    of the choice comes, or until its end.
+
+    Args:
+        secrets: The secrets.
+
+    Attributes:
+        first_characters: First character of each secret: without one of them, a text begins no secret.
+        held: Ends of texts that may begin a secret, by choice and text, with the scores of their tokens.
+    """
+
+    def __init__(self, secrets: Sequence[str]) -> None:
+        self.first_characters = tuple({secret[0] for secret in secrets})
+        self.held: dict[tuple[int, object], tuple[str, list[TokenScore]]] = {}
+        self._secrets = secrets
+
+    def is_concerned(self, batch: TextBatch) -> bool:
+        """Returns whether a batch may have a part of a secret."""
+        if self.held:
+            return True
+        for part in batch.parts:
+            if part.extra is not None or part.metadata is not None or part.block is not None:
+                return True
+            for character in self.first_characters:
+                if character in part.text:
+                    return True
+        return False
+
+    def apply(self, batch: TextBatch) -> TextBatch | None:
+        """Returns a batch with all secrets masked; None if all of it is held back."""
+        parts = [delta for part in batch.parts for delta in self._read(part)]
+        if not parts and batch.usage is None and not batch.whole:
+            return None
+        return TextBatch(parts, batch.usage, batch.chunks, batch.whole)
+
+    def _read(self, part: TextDelta) -> list[TextDelta]:
+        """Returns what a delta becomes: what was held back of other texts, and itself without what is held back now."""
+        is_last = part.finish is not None
+        own = {*_texts_of(part)}
+        deltas = self._release(part.index, own) if own or is_last else []
+        text, scores = part.text, part.scores
+        if text or scores is not None:
+            text, scores = self._mask((part.index, _CONTENT), text, scores, is_last=is_last)
+        extra: dict[str, Any] = {}
+        for name, value in (part.extra or {}).items():
+            if name in _TEXT_MEMBERS and isinstance(value, str):
+                masked, _ = self._mask((part.index, name), value, None, is_last=is_last)
+                extra |= {name: masked} if masked or not value else {}
+            elif name == "tool_calls" and isinstance(value, list):
+                extra[name] = [self._mask_call(part.index, call, is_last=is_last) for call in value]
+            else:
+                extra[name] = self._mask_value(value)
+        metadata = part.metadata
+        if metadata is not None:
+            metadata = ChunkMetadata(self._mask_value(metadata.chunk), self._mask_value(metadata.choice))
+        block = self._mask_value(part.block)
+        if text or scores or extra or is_last or metadata is not None or block is not None or not own:
+            deltas.append(replace(part, text=text, scores=scores, extra=extra or None, metadata=metadata, block=block))
+        return deltas
+
+    def _release(self, index: int, kept: Set[tuple[int, object]]) -> list[TextDelta]:
+        """Returns what was held back of the other texts of a choice."""
+        deltas = []
+        for place in [place for place in self.held if place[0] == index and place not in kept]:
+            text, scores = self.held.pop(place)
+            match place[1]:
+                case "content":
+                    deltas.append(TextDelta(index, text, scores=scores or None))
+                case str() as name:
+                    deltas.append(TextDelta(index, "", extra={name: text}))
+                case (field, written, number):
+                    deltas.append(
+                        TextDelta(index, "", extra={"tool_calls": [{"index": number, field: {written: text}}]})
+                    )
+        return deltas
+
+    def _mask(
+        self, place: tuple[int, object], text: str, scores: list[TokenScore] | None, *, is_last: bool
+    ) -> tuple[str, list[TokenScore] | None]:
+        """Masks a text with what was held back of it, and holds its end back if that may begin a secret.
+
+        The scores of its tokens spell a secret, too: they wait with their text, and are left out where it is masked.
+        """
+        held_text, held_scores = self.held.pop(place, ("", []))
+        scores = [*held_scores, *(scores or ())]
+        whole = held_text + text
+        masked = self._mask_text(whole)
+        if masked != whole:
+            scores = []
+        held = 0 if is_last else self._held_length(masked)
+        if held:
+            held = len(masked) if scores else held
+            masked, rest = masked[: len(masked) - held], masked[len(masked) - held :]
+            self.held[place] = rest, scores
+            scores = []
+        return masked, scores or None
+
+    def _held_length(self, text: str) -> int:
+        """Returns the length of the end of a text that may begin a secret."""
+        for secret in self._secrets:
+            for at in range(max(0, len(text) - len(secret) + 1), len(text)):
+                if secret.startswith(text[at:]):
+                    return len(text) - at
+        return 0
+
+    def _mask_call(self, index: int, call: Any, *, is_last: bool) -> Any:  # noqa: ANN401 - whatever JSON can be
+        """Masks a piece of a tool call."""
+        masked = self._mask_value(call)
+        for field, written in _CALL_MEMBERS:
+            if isinstance(body := masked.get(field), dict) and isinstance(text := body.get(written), str):
+                place = (index, (field, written, call.get("index")))
+                body[written], _ = self._mask(place, text, None, is_last=is_last)
+        return masked
+
+    def _mask_text(self, text: str) -> str:
+        for secret in self._secrets:
+            if secret in text:
+                text = text.replace(secret, "*" * len(secret))
+        return text
+
+    def _mask_value(self, value: Any) -> Any:  # noqa: ANN401 - whatever JSON can be
+        """Masks each text of a value."""
+        match value:
+            case str():
+                return self._mask_text(value)
+            case list():
+                return [self._mask_value(entry) for entry in value]
+            case dict():
+                return {name: self._mask_value(entry) for name, entry in value.items()}
+        return value
+
+
+def _texts_of(part: TextDelta) -> Iterator[tuple[int, object]]:
+    """Yields the places of the texts that a delta goes on with."""
+    if part.text or part.scores:
+        yield part.index, _CONTENT
+    extra = part.extra or {}
+    for name in _TEXT_MEMBERS:
+        if isinstance(extra.get(name), str):
+            yield part.index, name
+    calls = extra.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        for field, written in _CALL_MEMBERS:
+            if field in call:
+                yield part.index, (field, written, call.get("index"))

@@ -8,7 +8,7 @@ from maitred.core.errors import AnswerTooLarge, ReplicaLost, ReplicaNotInTime, R
 from maitred.core.text_replica import TextBatch
 from maitred.replica.http.connection import Response
 from maitred.replica.upstream.errors import make_replica_lost, make_timeout_error
-from maitred.replica.upstream.secret_mask import SecretMask
+from maitred.replica.upstream.secret_mask import DeltaMask, SecretMask
 
 _DRAIN_TIMEOUT_S = 0.05
 """Time to wait for the end of the HTTP body after ``[DONE]``, so that the connection can be reused."""
@@ -87,6 +87,7 @@ class UpstreamStream:
         self._deadline_s = deadline_s
         self._remaining_bytes = max_bytes
         self._mask = mask
+        self._delta_mask = DeltaMask(mask.secrets) if mask.secrets else None
         self._held_data = b""
         """End of the data that may begin a credential."""
         self._on_first_token: Callable[[], None] | None = on_first_token
@@ -184,6 +185,8 @@ class UpstreamStream:
                 batch = parser.on_end(is_framed=response.is_framed)
             elif response.failure is not None:
                 raise make_replica_lost(f"the connection broke ({response.failure})")
+        if batch is not None and self._delta_mask is not None and self._delta_mask.is_concerned(batch):
+            batch = self._delta_mask.apply(batch)
         if self._on_first_token is not None and (batch is not None or parser.is_complete):
             self._on_first_token()
             self._on_first_token = None
