@@ -6,6 +6,7 @@ The limits object also keeps the text of the grammar out of error messages. Comp
 tokens, before it admits a request: its start, and a few answers by chance.
 """
 
+import json
 import random
 import re
 import time
@@ -80,6 +81,14 @@ def error_in_trial(grammar: Grammar) -> str | None:
             if not allowed or not matcher.try_consume_tokens([*forced] or [chance.choice(allowed)]):
                 break
     return None
+
+
+def matches_pattern(pattern: str, text: str) -> bool:
+    """Returns whether a text matches the `pattern` of a schema, as a grammar takes it; a faulty one matches none."""
+    grammar = LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern})
+    matcher = LLMatcher(_trial_vocabulary(1024), grammar, log_level=0, limits=LIMITS)
+    tokens = [*json.dumps(text, ensure_ascii=False).encode()]
+    return not matcher.is_error() and matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
 class _TrialVocabulary:

@@ -18,7 +18,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from maitred.core.grammar import Constraint, Grammar
 from maitred.text.grammar.bounds import holds_exactly
 from maitred.text.grammar.language import LIMITS, GrammarFault, error_in, error_in_trial, grammar_source
-from maitred.text.grammar.schema import describe_location, enforceable, without_keywords
+from maitred.text.grammar.schema import describe_location, enforceable, loose_keywords, without_keywords
 from maitred.text.grammar.schema_converter import convert_schema
 
 _UNENFORCED = re.compile(r'Unimplemented keys: \["(?P<keyword>[^"]+)"')
@@ -26,6 +26,8 @@ _UNKNOWN_FORMAT = re.compile(r"Unknown format: (?P<format>.*)")
 _UNHEARD = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
 _KEYWORD = re.compile(r'"([^"]+)"')
 _TEXT_KEYWORDS = ("pattern", "format", "minLength", "maxLength")
+_MEMBER_COUNTS = ("minProperties", "maxProperties")
+_COUNTED = "min/maxProperties only supported"
 _WEIGHTED_ONE_OF = "oneOf constraints are not supported"
 _MOST_CHARACTERS = 300
 
@@ -65,11 +67,23 @@ def _whole_grammar(schema: object, whitespace: str | None) -> Grammar:
     """Returns a grammar that enforces all of a schema, some of it in other words where that is necessary."""
     try:
         return _strict_grammar(schema, whitespace)
-    except GrammarFault:
-        if isinstance(schema, dict):
-            with suppress(GrammarFault):
-                return _strict_grammar(convert_schema(schema), whitespace)
-        raise
+    except GrammarFault as fault:
+        try:
+            return _strict_grammar(_convert(schema), whitespace, original=schema)
+        except UnenforceableKeywordError as rest:
+            raise rest from fault
+        except GrammarFault:
+            # What is told in other words is narrower, and may leave nothing.
+            raise fault from None
+
+
+def _convert(schema: object) -> object:
+    """Returns a schema with keywords that grammars know; the same one where it is none."""
+    if isinstance(schema, dict):
+        # A keyword whose value is of a wrong type fails anywhere in here; llguidance says so better.
+        with suppress(AttributeError, KeyError, TypeError, ValueError):
+            return convert_schema(schema)
+    return schema
 
 
 def _lenient_grammar(constraint: Constraint, relaxed: list[str]) -> Grammar:
@@ -80,24 +94,43 @@ def _lenient_grammar(constraint: Constraint, relaxed: list[str]) -> Grammar:
     schema = without_keywords(schema, _is_unusable, relaxed)
     with suppress(GrammarFault):
         return _whole_grammar(schema, whitespace)
-    failed, messages = _validate_lenient(schema, whitespace)
+    converted, failed, messages = _lenient_schema(schema, whitespace)
+    if failed and _COUNTED in messages[0]:
+        schema = without_keywords(schema, lambda keyword, _: keyword in _MEMBER_COUNTS, relaxed)
+        converted, failed, messages = _lenient_schema(schema, whitespace)
     if failed:
         # Patterns and formats that are fine by themselves may be too much together.
         schema = without_keywords(schema, lambda keyword, _: keyword in _TEXT_KEYWORDS, relaxed)
-        failed, messages = _validate_lenient(schema, whitespace)
+        converted, failed, messages = _lenient_schema(schema, whitespace)
     if failed:
         raise GrammarFault(_schema_fault(schema, messages[0]))
     keywords = _KEYWORD.findall(" ".join(_UNHEARD.findall(" ".join(messages))))
-    if describe_location(schema, "oneOf") is not None:
+    if describe_location(converted, "oneOf") is not None:
         keywords.append("oneOf")  # it is taken for `anyOf`, without a warning
     relaxed += [f"{keyword}{_at(describe_location(schema, keyword))}" for keyword in dict.fromkeys(keywords)]
-    return Grammar("json_schema", enforceable(schema, strict=False, whitespace=whitespace))
+    if isinstance(converted, dict):
+        relaxed += [f"{keyword}{_at(describe_location(schema, keyword))}" for keyword, _ in loose_keywords(converted)]
+    return Grammar("json_schema", enforceable(converted, strict=False, whitespace=whitespace))
+
+
+def _lenient_schema(schema: object, whitespace: str | None) -> tuple[object, bool, list[str]]:
+    """Returns a schema in other words, or as it is where they leave nothing, and whether it is faulty, and why."""
+    converted = _convert(schema)
+    failed, messages = _validate_lenient(converted, whitespace)
+    if failed:
+        converted = schema
+        failed, messages = _validate_lenient(schema, whitespace)
+    return converted, failed, messages
 
 
 def _validate_lenient(schema: object, whitespace: str | None) -> tuple[bool, list[str]]:
     """Validates a schema without the keywords that llguidance does not know; returns whether it failed, and why."""
     source = grammar_source(Grammar("json_schema", enforceable(schema, strict=False, whitespace=whitespace)))
     return LLMatcher.validate_grammar_with_warnings(source, limits=LIMITS)
+
+
+class UnenforceableKeywordError(GrammarFault):
+    """Error for a keyword that no grammar can enforce."""
 
 
 def _is_unusable(keyword: str, value: object) -> bool:
@@ -110,11 +143,13 @@ def _is_unusable(keyword: str, value: object) -> bool:
     return error_in(grammar) is not None
 
 
-def _strict_grammar(schema: object, whitespace: str | None) -> Grammar:
-    """Returns a grammar that enforces all of a schema."""
+def _strict_grammar(schema: object, whitespace: str | None, original: object = None) -> Grammar:
+    """Returns a grammar that enforces all of a schema; faults are told with their places in the original one."""
     grammar = Grammar("json_schema", enforceable(schema, strict=True, whitespace=whitespace))
     if (error := error_in(grammar)) is not None:
-        raise GrammarFault(_schema_fault(schema, error))
+        unenforced = _UNENFORCED.search(error) or _WEIGHTED_ONE_OF in error
+        kind = UnenforceableKeywordError if unenforced else GrammarFault
+        raise kind(_schema_fault(schema if original is None else original, error))
     return grammar
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from maitred.text.grammar.bounds import holds_exactly, narrow_bounds
 from maitred.text.grammar.formats import DEFINED, NARROWED
 from maitred.text.grammar.language import GrammarFault
+from maitred.text.grammar.object_members import members_are_counted
 
 _ONE = ("items", "additionalItems", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else")
 _SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
@@ -41,9 +42,8 @@ def enforceable(schema: object, *, strict: bool, whitespace: str | None = None) 
     if not isinstance(schema, dict):
         raise GrammarFault("It must be a JSON object that holds a schema.")
     if strict:
-        draft = schema.get("$schema")
-        asserts_content = isinstance(draft, str) and any(name in draft for name in _EARLIER_DRAFTS)
-        _refuse_loose_in(schema, asserts_content=asserts_content)
+        for _, fault in loose_keywords(schema):
+            raise GrammarFault(fault)
     schema = _narrow(schema)
     guidance: dict[str, Any] = {"whitespace_flexible": False}
     if whitespace is not None:
@@ -146,35 +146,28 @@ def _narrow_pattern(pattern: str) -> str:
     return _BEYOND_CLASSES.sub(lambda found: r"[^\s\uFEFF]" if found[0] == r"\S" else found[0], pattern)
 
 
-def _refuse_loose_in(schema: dict[str, Any], *, asserts_content: bool) -> None:
-    """Raises GrammarFault for keywords that would be interpreted too widely, in a schema and all within."""
-    _refuse_loose(schema, "#", asserts_content=asserts_content)
-    for place, inner in _schemas_in(schema, "#"):
-        _refuse_loose(inner, place, asserts_content=asserts_content)
-
-
-def _refuse_loose(schema: Mapping[str, Any], place: str, *, asserts_content: bool) -> None:
-    """Raises GrammarFault for keywords that would be interpreted too widely."""
-    if place != "#" and isinstance(schema.get("$id"), str):
-        raise GrammarFault(f"A schema with an `$id` of its own, at {place}, cannot be enforced. Remove the `$id`.")
-    for name, value in schema.items():
-        if not holds_exactly(name, value):
-            raise GrammarFault(
-                f"The number of `{name}`, at {place}, is too large to be enforced: it has more than 53 bits. Remove "
-                "it, or use a string."
+def loose_keywords(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields keywords that would be interpreted too widely, in a schema and all within, each with its fault."""
+    draft = schema.get("$schema")
+    asserts_content = isinstance(draft, str) and any(name in draft for name in _EARLIER_DRAFTS)
+    for place, inner in (("#", schema), *_schemas_in(schema, "#")):
+        if place != "#" and isinstance(inner.get("$id"), str):
+            yield "$id", f"A schema with an `$id` of its own, at {place}, cannot be enforced. Remove the `$id`."
+        for keyword, value in inner.items():
+            if not holds_exactly(keyword, value):
+                yield (
+                    keyword,
+                    f"The number of `{keyword}`, at {place}, is too large to be enforced: it has more than 53 bits. "
+                    "Remove it, or use a string.",
+                )
+            elif asserts_content and keyword in _CONTENT:
+                yield keyword, f"`{keyword}`, at {place}, cannot be enforced. Remove it."
+        if not members_are_counted(inner):
+            yield (
+                "minProperties",
+                f"`minProperties` above 1, at {place}, cannot be enforced where names may repeat: list the members in "
+                "`properties` or `required`.",
             )
-    least = schema.get("minProperties")
-    if isinstance(least, int | float) and least > 1 and not _has_fixed_members(schema):
-        raise GrammarFault(
-            f"`minProperties` above 1, at {place}, cannot be enforced where names may repeat: list the members in "
-            "`properties` and `required`, and set `additionalProperties` to false."
-        )
-    if asserts_content and (keyword := next((name for name in _CONTENT if name in schema), None)):
-        raise GrammarFault(f"`{keyword}`, at {place}, cannot be enforced. Remove it.")
-
-
-def _has_fixed_members(schema: Mapping[str, Any]) -> bool:
-    return schema.get("additionalProperties") is False and not schema.get("patternProperties")
 
 
 def _schemas_in(schema: object, place: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -10,6 +10,11 @@ keyword                                    what says the same
 ``dependentSchemas``                       depends on it
 ``propertyNames``                          names of members without properties of their own
 ``uniqueItems``                            an array of at most one item; all arrays of different items of a short list
+``contains``, ``minContains``,             ``anyOf`` of arrays with such items at some of the first places
+``maxContains``
+``minProperties``, ``maxProperties``       ``anyOf`` of objects in which members are required or missing
+``unevaluatedProperties``,                 ``additionalProperties`` and ``items`` beside all members and items that the
+``unevaluatedItems``                       parts of the schema know
 ``$id`` within                             nothing, where the document has no references
 =========================================  =============================================================================
 
@@ -20,10 +25,14 @@ the same, the keyword stays, and is refused later.
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise, permutations
+from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
+from maitred.text.grammar.array_items import arrays_of_unique_items, arrays_that_contain
 from maitred.text.grammar.bounds import is_number
+from maitred.text.grammar.object_members import MemberNames, count_members
+from maitred.text.grammar.unevaluated import close_unevaluated
 
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
 _ANNOTATIONS = frozenset(
@@ -34,7 +43,6 @@ _ANNOTATIONS = frozenset(
 )
 _MAX_WORDS = 64
 _MAX_WORD_CHARACTERS = 2_000
-_MAX_UNIQUE_ITEMS = 5
 _MAX_DEPTH = 32
 _NOTHING: dict[str, Any] = {"enum": []}
 Schema = Mapping[str, Any]
@@ -55,11 +63,15 @@ class _SchemaConverter:
 
     def __init__(self, root: Schema) -> None:
         self._root = root
+        self._foreign = _foreign_keywords(root.get("$schema"))
         self._refers = re.search(r'"\$(ref|dynamicRef|recursiveRef)"', json.dumps(root)) is not None
 
     def schema(self, schema: Any, depth: int) -> Any:  # noqa: ANN401 - a schema is an object or a boolean
         if not isinstance(schema, dict) or depth > _MAX_DEPTH:
             return schema
+        if not self._foreign & {"prefixItems"} and schema.keys() & {"unevaluatedProperties", "unevaluatedItems"}:
+            with suppress(UnsupportedSchemaError):
+                schema = close_unevaluated(schema, self._resolve)
         result: dict[str, Any] = {}
         for keyword, value in schema.items():
             if keyword in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, dict):
@@ -73,7 +85,10 @@ class _SchemaConverter:
         if depth and not self._refers and isinstance(result.get("$id"), str):
             del result["$id"]  # nothing refers to it, or by it
         further: list[Any] = []
-        for rewritten in (self._not, self._one_of, self._conditional, self._dependent, self._names, self._unique):
+        for rewritten in (
+            *(self._not, self._one_of, self._conditional, self._dependent, self._names, self._unique),
+            *(self._contains, self._counts),
+        ):
             try:
                 further += rewritten(result, depth)
             except UnsupportedSchemaError:
@@ -134,25 +149,23 @@ class _SchemaConverter:
             if names:
                 del schema["propertyNames"]
             return []
-        if not isinstance(names, dict) or {"properties", "patternProperties"} & schema.keys():
+        if not isinstance(names, dict) or schema.get("patternProperties"):
             return []
-        names = self._resolve(names)
-        keywords = names.keys() - _ANNOTATIONS - {"type"}
-        if names.get("type", "string") != "string" or schema.get("required"):
+        names = {name: value for name, value in self._resolve(names).items() if name not in _ANNOTATIONS}
+        allowed = MemberNames(names)
+        if names.get("type", "string") != "string" or not allowed.known:
             return []
+        del schema["propertyNames"]
         members = schema.get("additionalProperties", True)
-        if not keywords:
-            del schema["propertyNames"]
-        elif keywords == {"pattern"}:
-            del schema["propertyNames"]
-            schema |= {"patternProperties": {names["pattern"]: members}, "additionalProperties": False}
-        elif keywords <= {"enum", "const"} and len(keywords) == 1:
-            words = names.get("enum", [names.get("const")])
-            del schema["propertyNames"]
-            schema |= {
-                "properties": {word: members for word in words if isinstance(word, str)},
-                "additionalProperties": False,
-            }
+        declared = {**dict.fromkeys(schema.get("required") or (), members), **(schema.get("properties") or {})}
+        properties = {name: inner if allowed.allow(name) else False for name, inner in declared.items()}
+        if allowed.words is not None:
+            properties = {**dict.fromkeys(allowed.words, members), **properties}
+            schema["additionalProperties"] = False
+        elif allowed.pattern is not None and members is not False:
+            schema |= {"patternProperties": {allowed.pattern: members}, "additionalProperties": False}
+        if properties:
+            schema["properties"] = properties
         return []
 
     def _unique(self, schema: dict[str, Any], depth: int) -> list[Any]:
@@ -160,28 +173,52 @@ class _SchemaConverter:
             schema.pop("uniqueItems", None)
             return []
         most = schema.get("maxItems")
-        if isinstance(most, int) and most <= 1:
+        if is_number(most) and most <= 1:
             del schema["uniqueItems"]
             return []
-        items = self._resolve(schema.get("items", {}))
-        values = items.get("enum") if items.keys() - _ANNOTATIONS <= {"enum", "type"} else None
-        if (
-            not isinstance(values, list)
-            or len(values) > _MAX_UNIQUE_ITEMS
-            or schema.keys() & {"prefixItems", "contains"}
-        ):
+        if schema.keys() & {"prefixItems", "contains"} or "array" not in _kinds_of(schema):
             return []
-        if not {type(value) for value in values} <= {str, int, type(None)} or schema.get("type", "array") != "array":
+        items = {
+            name: value for name, value in self._resolve(schema.get("items", {})).items() if name not in _ANNOTATIONS
+        }
+        arrays = arrays_of_unique_items(schema, items, _kinds_of(items))
+        return [] if arrays is None else [self._of_kind(schema, "array", arrays)]
+
+    def _contains(self, schema: dict[str, Any], depth: int) -> list[Any]:
+        if "contains" not in schema:
+            for keyword in ("minContains", "maxContains"):
+                schema.pop(keyword, None)
             return []
-        kinds = items.get("type")
-        values = [value for value in dict.fromkeys(values) if kinds is None or _kind(value) in (kinds, *kinds)]
-        least = schema.get("minItems", 0)
-        lengths = range(int(least), 1 + min(len(values), int(most) if isinstance(most, int | float) else len(values)))
-        arrays = [list(array) for length in lengths for array in permutations(values, length)]
-        for keyword in ("uniqueItems", "items", "minItems", "maxItems"):
+        counts = [schema.get(keyword) for keyword in ("minContains", "maxContains", "maxItems")]
+        if "minContains" in self._foreign:
+            counts[:2] = None, None
+        least, most, longest = (int(count) if is_number(count) else None for count in counts)
+        item = self.schema(schema["contains"], depth + 1)
+        arrays = arrays_that_contain(
+            item,
+            1 if least is None else least,
+            most,
+            longest,
+            complement=lambda: self.complement(schema["contains"], depth),
+            prefix_keywords=("items", "additionalItems")
+            if "prefixItems" in self._foreign
+            else ("prefixItems", "items"),
+        )
+        if arrays is None:
+            return []
+        for keyword in ("contains", "minContains", "maxContains"):
             schema.pop(keyword, None)
-        only = {"enum": arrays}
-        return [only if schema.get("type") == "array" else {"anyOf": [_without("array"), only]}]
+        return [self._of_kind(schema, "array", arrays)]
+
+    def _counts(self, schema: dict[str, Any], depth: int) -> list[Any]:
+        objects = count_members(schema) if "object" in _kinds_of(schema) else None
+        return [] if objects is None else [self._of_kind(schema, "object", objects)]
+
+    def _of_kind(self, schema: Schema, kind: str, options: list[Any]) -> Any:  # noqa: ANN401 - a schema
+        """Returns a schema whose values of one kind follow one of the options, and whose other values are free."""
+        others = [] if _kinds_of(schema) == [kind] else [_without(kind)]
+        told = [{"type": kind, **option} if isinstance(option, dict) else option for option in options]
+        return {"anyOf": [*told, *others]} if len(told) + len(others) > 1 else told[0]
 
     def exclude(self, left: Any, right: Any, depth: int) -> bool:  # noqa: ANN401 - a schema is an object or a boolean
         """Returns whether certainly no value follows both schemas."""
@@ -209,7 +246,7 @@ class _SchemaConverter:
                 return self._parts(self._resolve({"$ref": schema["$ref"]}), depth + 1)
             except UnsupportedSchemaError:
                 return []
-        parts: list[Schema] = [schema]
+        parts: list[Schema] = [{name: value for name, value in schema.items() if name not in self._foreign}]
         for part in schema.get("allOf") or ():
             parts += self._parts(part, depth + 1)
         return parts
@@ -252,6 +289,8 @@ class _SchemaConverter:
         if isinstance(schema, bool):
             return _NOTHING if schema else True
         schema = self._resolve(schema)
+        if schema.keys() & self._foreign:
+            raise UnsupportedSchemaError  # the draft of the document does not know them
         branches: list[Any] = []
         kinds = _kinds_of(schema)
         for keyword in schema.keys() - _ANNOTATIONS:
@@ -288,7 +327,18 @@ class _SchemaConverter:
                 return [self.complement(option, depth) for option in value]
             case "not":
                 return [self.schema(value, depth)]
-            case "additionalProperties" if value is True or value == {}:
+            case "contains" if not schema.keys() & {"minContains", "maxContains"}:
+                return [{"type": "array", "items": self.complement(value, depth)}]
+            case "items" if not isinstance(value, list) and not schema.keys() & {"prefixItems", "additionalItems"}:
+                other = {"type": "array", "contains": self.complement(value, depth)}
+                return [self.schema(other, depth)]
+            case "dependentRequired":
+                return [
+                    {"type": "object", "required": [name], "properties": {needed: False}}
+                    for name, several in value.items()
+                    for needed in several
+                ]
+            case "additionalProperties" | "additionalItems" | "then" | "else" if value is True or value == {}:
                 return []
             case _:
                 raise UnsupportedSchemaError
@@ -313,6 +363,24 @@ class _SchemaConverter:
         if not isinstance(schema, dict):
             raise UnsupportedSchemaError
         return dict(schema)
+
+
+_SINCE = {
+    "draft-06": {"const", "contains", "propertyNames"},
+    "draft-07": {"if", "then", "else"},
+    "2019-09": {
+        *("dependentRequired", "dependentSchemas", "minContains", "maxContains", "unevaluatedProperties"),
+        "unevaluatedItems",
+    },
+    "2020-12": {"prefixItems"},
+}
+"""Keywords by the draft that introduced them; what a document's own draft does not know means nothing in it."""
+
+
+def _foreign_keywords(dialect: object) -> frozenset[str]:
+    drafts = ["draft-03", "draft-04", *_SINCE]
+    known = next((place for place, draft in enumerate(drafts) if draft in str(dialect)), len(drafts))
+    return frozenset(keyword for draft in drafts[known + 1 :] for keyword in _SINCE.get(draft, ()))
 
 
 _OPPOSITE_BOUNDS = {

@@ -93,7 +93,24 @@ def test_what_is_refused(constraint, says):
             ["patternProperties at #"],
         ),
         ({"type": "string", "format": "regex", "minLength": 1}, '"x"', '""', ["format at #"]),
-        ({"type": "array", "contains": {"const": 1}, "maxItems": 1}, "[2]", "[1,1]", ["contains at #"]),
+        (
+            {"type": "array", "contains": {"pattern": "a"}, "maxContains": 1, "maxItems": 1},
+            "[2]",
+            "[1,1]",
+            ["contains at #", "maxContains at #"],
+        ),
+        (
+            {"items": {"minProperties": 3, "type": "object"}},
+            '[{"a":1,"b":1,"c":1}]',
+            "[1]",
+            ["minProperties at #/items"],
+        ),
+        (
+            {"type": "array", "contains": {"const": 1}, "items": {"not": {"multipleOf": 2}}},
+            "[1,2]",
+            "[]",
+            ["not at #/items"],
+        ),
         ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "1", '"1"', ["oneOf at #"]),
         (
             {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.5, "not": {"multipleOf": 2}},
