@@ -38,6 +38,8 @@ class AnswerPrefix(msgspec.Struct, frozen=True):
     """Output tokens of the text."""
     estimated: bool
     """Whether the tokens are estimated."""
+    thought: str = ""
+    """Reasoning before the text; without a text, the answer broke off within it."""
 
 
 class InferenceRequest(msgspec.Struct, frozen=True):

@@ -6,9 +6,11 @@ are therefore the markers that the model was trained to write.
 
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
+from maitred.core.errors import InvalidRequest
 from maitred.text.reasoning import CLOSE as THOUGHT_ENDS
 from maitred.text.reasoning import OPEN as THOUGHT_BEGINS
 from maitred.text.reasoning import ReasoningParser
@@ -77,12 +79,12 @@ class AnswerFormat:
         """Returns a parser for an answer that may call these tools, or None if it cannot have calls."""
         return _PARSERS[self.calls](names, self.marks) if self.calls and names else None
 
-    def reasoning_parser(self, *, inside: bool) -> ReasoningParser | None:
+    def reasoning_parser(self, *, inside: bool, begun: bool = False) -> ReasoningParser | None:
         """Returns a parser for the reasoning of an answer.
 
-        `inside` is True if the prompt ends within an open reasoning block.
+        `inside` is True if the prompt ends within an open reasoning block, `begun` if some of it has been written.
         """
-        return ReasoningParser(self.marks, inside=inside) if self.reasoning else None
+        return ReasoningParser(self.marks, inside=inside, begun=begun) if self.reasoning else None
 
     def opens_thought(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
         """Returns whether the prompt ends within an open reasoning block."""
@@ -90,6 +92,64 @@ class AnswerFormat:
             return False
         tail = tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False)
         return tail.rstrip().endswith(THOUGHT_BEGINS)
+
+    def prefix_tokens(
+        self, tokenizer: Tokenizer, prompt: Sequence[int], thought: str, text: str
+    ) -> tuple[list[int], int] | None:
+        """Writes the beginning of an answer as this model would have written it.
+
+        Reasoning stands as the template writes it in earlier answers. Where the prompt has opened a reasoning block and
+        there is no reasoning, the block is closed at once.
+
+        Args:
+            tokenizer: Tokenizer of the model.
+            prompt: The prompt.
+            thought: Reasoning; without a text, the answer is still within it.
+            text: Text of the answer.
+
+        Returns:
+            The tokens, and how many of them are reasoning; None: the model cannot write this.
+        """
+        opened = self.opens_thought(tokenizer, prompt)
+        if thought and self.reasoning is None:
+            return None
+        opening, closing = _thought_tags(tokenizer) if thought or opened else ("", "")
+        opening = "" if opened else opening
+        if text:
+            thought = thought.strip()
+            closing = closing.rstrip() if text[0].isspace() else closing
+        else:
+            thought, closing = thought.lstrip(), ""
+        begun = f"{opening}{thought}{closing}"
+        marked = f"{opening}{tokenizer.mark(thought)}{closing}"
+        tokens = tokenizer.encode_marked(f"{marked}{tokenizer.mark(text)}")
+        shown = tokenizer.decode(tokens, skip_special_tokens=False)
+        spoken = {token for token in self.marks.tokens.values() if token is not None}
+        if shown != f"{begun}{text}" or (tokenizer.control_tokens.keys() & {*tokens}) - spoken:
+            return None
+        return tokens, len(tokenizer.encode_marked(marked)) if thought else 0
+
+
+PLAIN_ANSWERS = AnswerFormat(None, None, SpecialTokenText({}))
+"""Format of completions: neither calls nor reasoning."""
+_ASKED, _THOUGHT, _SAID = "quaestio", "cogitatio", "responsum"
+"""Words that no template writes by itself."""
+
+
+def _thought_tags(tokenizer: Tokenizer) -> tuple[str, str]:
+    """Returns what the template writes before and behind the reasoning of an earlier answer.
+
+    Templates that show no earlier reasoning are of models that write it as DeepSeek-R1 and Qwen 3 do.
+    """
+    answer = {"role": "assistant", "content": _SAID, "reasoning_content": _THOUGHT, "reasoning": _THOUGHT}
+    shown = ""
+    if tokenizer.chat_template is not None:
+        with suppress(InvalidRequest):
+            shown = tokenizer.chat_template.render(
+                [{"role": "user", "content": _ASKED}, answer], add_generation_prompt=False
+            )
+    found = re.search(rf"({THOUGHT_BEGINS}\s*){_THOUGHT}(\s*{THOUGHT_ENDS}\s*){_SAID}", shown)
+    return (found[1], found[2]) if found else (f"{THOUGHT_BEGINS}\n", f"\n{THOUGHT_ENDS}\n\n")
 
 
 def _calls_in(template: str) -> CallStyle | None:

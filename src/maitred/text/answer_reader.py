@@ -34,6 +34,8 @@ class AnswerParser:
         reasoning: Parser that separates the reasoning, or None if the model writes none.
         calls: Parser that finds the calls, or None if the answer cannot have calls.
         marks: Markers of the model. A marker that turns out to be plain text is replaced by its literal text.
+        thought: Reasoning that another model has written before, and that the answer continues.
+        opened: Whether the prompt has opened the reasoning.
         new_id: Function that makes the id of a new call.
 
     Attributes:
@@ -46,13 +48,15 @@ class AnswerParser:
         calls: CallParser | None,
         marks: SpecialTokenText,
         *,
+        thought: str = "",
+        opened: bool = False,
         new_id: Callable[[], str] = _new_call_id,
     ) -> None:
         self._reasoning = reasoning
         self._parser = calls
         self._marks = marks
         self._new_id = new_id
-        self._unclosed: list[str] | None = [] if reasoning is not None and reasoning.thinking else None
+        self._unclosed: list[str] | None = [thought] if opened and reasoning is not None else None
         """Reasoning so far, if the prompt has opened it and it is not closed."""
         self._passages: list[AnswerSegment] = []
         self.calls = 0

@@ -19,17 +19,18 @@ class ReasoningParser:
     Args:
         marks: Markers of the model.
         inside: Whether the prompt ends within an open reasoning block.
+        begun: Whether some of the reasoning has been written before.
 
     Attributes:
         thinking: Whether the latest text belongs, or may belong, to the reasoning.
     """
 
-    def __init__(self, marks: SpecialTokenText, *, inside: bool) -> None:
+    def __init__(self, marks: SpecialTokenText, *, inside: bool, begun: bool = False) -> None:
         self._open = marks[OPEN]
         self._thought = MarkerScanner(marks[CLOSE])
         self._before: str | None = None if inside else ""
         """Text before the first non-space character, or None after the start of the answer was read."""
-        self._trims = inside
+        self._trims = inside and not begun
         """Whether the reasoning, or the answer after it, has had only white space so far."""
         self.thinking = inside
 

@@ -168,6 +168,16 @@ class Tokenizer:
         (encoding,) = self._backend.encode_batch_fast([prompt], add_special_tokens=add_special_tokens)
         return encoding.ids
 
+    def mark(self, text: str) -> str:
+        """Returns a text for `encode_marked` in which control tokens are text."""
+        return text if self._control is None else self._control.mark(text)
+
+    def encode_marked(self, text: str) -> list[int]:
+        """Converts text to token ids, and recognises the control tokens that are not marked."""
+        if self._control is None:
+            return self.encode(text, add_special_tokens=False)
+        return self._control.encode(text, add_special_tokens=False)
+
     def text_tokenizer(self, control: Set[int]) -> TextTokenizer:
         """Makes an encoder of text that gives none of these tokens."""
         return TextTokenizer(self._backend, self._bytes, control)

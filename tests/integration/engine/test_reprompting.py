@@ -8,6 +8,7 @@ import asyncio
 import json
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import takewhile
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -21,8 +22,10 @@ from maitred.routing.config import RoutingConfig
 from maitred.routing.pools.config import FallbackConfig
 from maitred.testing.scripted_anthropic import Reply, ScriptedAnthropic
 from maitred.testing.scripted_anthropic import text as anthropic_text
+from maitred.testing.server_process import serving
 from tests.integration.upstream.test_upstream_faults import QUICK
 from tests.integration.upstream.test_upstream_passing import running
+from tests.support.tool_models import make_tool_model
 from tests.support.upstream_gateway import upstream_gateway
 
 TEXT = "0 1 2 3 4 5 6 7"
@@ -35,9 +38,12 @@ class Teller:
     Args:
         breaks: For its first requests, after how many words each breaks off; None: it does not.
         counts: Whether it says with every chunk what it has counted.
+        refuses: Whether it refuses to go on.
+        thoughts: How many of its words are thoughts.
     """
 
-    def __init__(self, *breaks, counts=False, refuses=False):
+    def __init__(self, *breaks, counts=False, refuses=False, thoughts=0):
+        self.thoughts = thoughts
         self.breaks = list(breaks)
         self.counts = counts
         self.refuses = refuses
@@ -59,7 +65,8 @@ class Teller:
         most = body.get("max_tokens") or body["max_completion_tokens"]
         for made, number in enumerate(range(first, first + most), 1):
             text = f" {number}" if number else "0"
-            delta = {"delta": {"content": text}} if chat else {"text": text}
+            told = "reasoning_content" if number < self.thoughts else "content"
+            delta = {"delta": {told: text}} if chat else {"text": text}
             event = {"id": "x", "choices": [{"index": 0, **delta, "finish_reason": None}]}
             if self.counts:
                 event["usage"] = {"prompt_tokens": PROMPT_TOKENS + first, "completion_tokens": made}
@@ -268,6 +275,42 @@ async def test_a_stream_goes_on_at_the_fallback_model_and_is_billed_as_one_answe
         assert events[-1]["usage"]["completion_tokens"] == 8
         assert events[-1]["usage"]["prompt_tokens"] == ended.prompt_tokens
         assert events[-1]["usage"].get("estimated", False) is not counts
+
+
+async def test_an_engine_whose_model_thinks_ends_an_answer_within_the_thought_or_behind_it(tmp_path):
+    teller = Teller()
+    engine = {"kv_memory_bytes": 32 << 20, "threads": 1, "device": "cpu"}
+    thinking = str(make_tool_model(tmp_path / "thinking", "thinking"))
+    async with running(teller.answer) as url:
+        models = {
+            "far": {"upstreams": [{"url": f"{url}/v1", "kind": "openai"}], "continuation": "fallback"},
+            "near": {"path": thinking, "engine": engine},
+        }
+        config = {"models": models, "residency": {"memory_bytes": 16 << 30}}
+        path = tmp_path / "maitred.yaml"
+        path.write_text(json.dumps(config | {"routing": {"fallbacks": {"far": {"general": ["near"]}}}}))
+        with serving("--config", str(path)) as server:
+            async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+                near = {"model": "near", "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]}
+                assert (await client.post("/v1/chat/completions", json=near)).status_code == 200
+                for thoughts, breaks, begun in [(0, 3, "0 1 2"), (2, 4, " 2 3"), (4, 3, ""), (3, 3, "")]:
+                    teller.thoughts, teller.breaks = thoughts, [breaks]
+                    # Neither the end of the thought nor that of the turn: what follows stays what it is.
+                    fields = {"logit_bias": {"4099": -100, "4": -100}, "temperature": 0, "max_tokens": 24}
+                    events, done, clean = await streamed(SimpleNamespace(client=client), **fields)
+                    assert (done, clean) == (True, True)
+                    (first,) = [at for at, event in enumerate(events) if event.get("maitred") == {"continued": True}]
+                    thought = [delta.get("reasoning_content") or "" for delta in deltas_of(events[first:])]
+                    assert text_of(events[:first]) == begun
+                    assert (bool("".join(thought)), bool(text_of(events[first:]))) == (not begun, bool(begun))
+                    usage = events[-1]["usage"]
+                    assert usage["completion_tokens"] == 24
+                    details = usage.get("completion_tokens_details") or {}
+                    assert bool(details.get("reasoning_tokens")) == bool(thoughts)
+
+
+def deltas_of(events):
+    return [choice["delta"] for event in events for choice in event.get("choices", ())]
 
 
 async def test_a_fallback_model_that_breaks_is_followed_by_its_own_servers_only_if_it_may_be():

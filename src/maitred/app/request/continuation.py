@@ -5,7 +5,8 @@ server may tokenise the text differently and samples with a new random state. So
 (`reprompts`), and the first delta of the new server has `continued`. It must be enabled once more for another model to
 continue (`continues_at_fallback`), which then gets the text as the `AnswerPrefix` of a request of its own.
 
-The new server must reach the same state as the old one from the text alone. `_CONTINUABLE_FIELDS` lists the request
+The new server must reach the same state as the old one from the text alone. Reasoning can be handed on only to engines
+of this gateway, whose prompts are tokens (`AnswerFormat.prefix_tokens`). `_CONTINUABLE_FIELDS` lists the request
 fields for which this is certain. A request with any other field (tools, a grammar, log-probabilities, penalties that
 count only the answer) is not continued: its answer ends with an error.
 """
@@ -15,9 +16,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from maitred.core.inference import TextDelta
+from maitred.core.inference import AnswerPrefix, TextDelta
 from maitred.core.request import EngineRequest, FinishReason, TokenDelta
 from maitred.core.text_replica import TextRequest
+from maitred.wire.openai.responses import REASONING_FIELDS
 
 
 def _is_any(value: object) -> bool:
@@ -39,7 +41,8 @@ _CONTINUABLE_FIELDS: Mapping[str, Callable[[Any], bool]] = {
     # A repetition penalty also counts the prompt. The other two penalties count only the answer, so the new server
     # would miss its first part.
     **dict.fromkeys(("min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias"), _is_any),
-    **dict.fromkeys(("repetition_penalty", "verbosity", "thinking"), _is_any),
+    **dict.fromkeys(("repetition_penalty", "verbosity", "thinking", "reasoning_effort"), _is_any),
+    **dict.fromkeys(("chat_template_kwargs", "enable_thinking", "include_reasoning"), _is_any),
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "logprobs", "echo", "tools"), _is_unset),
     **dict.fromkeys(("n", "best_of"), _is_one),
 }
@@ -70,15 +73,37 @@ class TextContinuation:
         self.at_fallback = at_fallback
         self._request = request
         self._text = [text]
+        self._thought: list[str] = []
         self._can_continue = prompt_count == 1 == request.choices and _fields_are_continuable(request.fields)
 
     def on_delta(self, parts: Iterable[TextDelta]) -> None:
         """Adds deltas that are sent to the client."""
         for part in parts:
+            if part.extra is not None and not self._is_thought(part):
+                self._can_continue = False  # a started tool call cannot be passed on
             self._text.append(part.text)
-            # A started tool call or reasoning block cannot be passed on as text.
-            is_text = part.extra is None and part.scores is None and part.block is None
-            self._can_continue = self._can_continue and is_text
+            # Blocks that only the Messages API has cannot be passed on as text.
+            self._can_continue = self._can_continue and part.scores is None and part.block is None
+
+    def _is_thought(self, part: TextDelta) -> bool:
+        """Adds the reasoning of a delta; returns False if it has anything else, or follows a text."""
+        thoughts = {*(part.extra or {}).values()} if (part.extra or {}).keys() <= {*REASONING_FIELDS} else set()
+        if len(thoughts) != 1 or any(self._text):
+            return False
+        self._thought += thoughts
+        return True
+
+    def prefix(self, tokens: int, *, estimated: bool) -> AnswerPrefix | None:
+        """Returns what another model continues; None: the answer cannot be continued.
+
+        Args:
+            tokens: The number of output tokens so far.
+            estimated: Whether they are estimated.
+        """
+        text, thought = "".join(self._text), "".join(self._thought)
+        if (text or thought) and self._may_continue(text, tokens):
+            return AnswerPrefix(text, tokens, estimated, thought)
+        return None
 
     def remaining_request(self, tokens: int) -> TextRequest | None:
         """Returns the request that continues the answer at another server; None: it cannot be continued.
@@ -87,21 +112,22 @@ class TextContinuation:
             tokens: The number of output tokens so far.
         """
         request, text = self._request, "".join(self._text)
+        if not text or self._thought or not self._may_continue(text, tokens):
+            return None
         fields = dict(request.fields)
         remaining_tokens = None if request.max_tokens is None else request.max_tokens - tokens
-        if (
-            not self._can_continue
-            or not text
-            or (remaining_tokens is not None and remaining_tokens < 1)
-            or _may_end_inside_stop_string(text, fields.get("stop"))
-        ):
-            return None
-        # Chat templates strip trailing white space of a message, so the next word would be joined to the last one.
-        if request.chat and text[-1].isspace():
-            return None
         if fields.get("min_tokens"):
             fields["min_tokens"] = max(0, fields["min_tokens"] - tokens)
         return replace(request, fields=fields, max_tokens=remaining_tokens, given=text)
+
+    def _may_continue(self, text: str, tokens: int) -> bool:
+        request = self._request
+        if not self._can_continue or (request.max_tokens is not None and request.max_tokens <= tokens):
+            return False
+        # Chat templates strip trailing white space of a message, so the next word would be joined to the last one.
+        if request.chat and text[-1:].isspace():
+            return False
+        return not _may_end_inside_stop_string(text, request.fields.get("stop"))
 
 
 def _fields_are_continuable(fields: Mapping[str, Any]) -> bool:

@@ -232,9 +232,11 @@ class Pipeline:
         if isinstance(plan.tokenized, UpstreamRequest):
             return self._upstream_response(plan.tokenized, plan.target, principal, context, grant, entry, stack)
         prefix = plan.tokenized.request.prefix
-        given = () if prefix is None else plan.tokenized.prefix_tokens(prefix)
+        given, thought_tokens = ((), 0) if prefix is None else plan.tokenized.prefix_tokens(prefix)
         if len(given) >= grant.max_tokens:
             raise ReplicaLost
+        if prefix is not None:
+            context.reasoning_tokens = thought_tokens
         return EngineResponse(
             entry,
             stack,
@@ -286,7 +288,7 @@ class Pipeline:
                 at_fallback=model.continues_at_fallback or prefix is not None,
             )
         if continuation is not None and prefix is not None:
-            rest = continuation.remaining_request(prefix.tokens)
+            rest = None if prefix.thought else continuation.remaining_request(prefix.tokens)
             if rest is None:
                 raise ReplicaLost
             request = rest

@@ -13,7 +13,7 @@ from maitred.core.inference import AnswerPrefix, Conversation, InferenceRequest,
 from maitred.core.replica import ModelCard
 from maitred.core.tools import ToolRules
 from maitred.routing.catalog import ServedModel
-from maitred.text.answer_format import AnswerFormat
+from maitred.text.answer_format import PLAIN_ANSWERS, AnswerFormat
 from maitred.text.answer_reader import AnswerParser
 from maitred.text.tokenizer import NO_MARKS, Tokenizer
 
@@ -41,17 +41,20 @@ class TokenizedRequest(Struct, frozen=True):
     available_tokens: Sequence[int]
     rules: ToolRules | None = None
 
-    def prefix_tokens(self, prefix: AnswerPrefix) -> list[int]:
-        """Returns the token ids of the beginning of the answer, which another model has written.
+    def prefix_tokens(self, prefix: AnswerPrefix) -> tuple[list[int], int]:
+        """Returns the beginning of the answer, which another model has written, as this model would have written it.
+
+        Returns:
+            Its token ids, and the number of those that are reasoning.
 
         Raises:
-            ReplicaLost: The model cannot continue it: it would think first, or the text has control tokens.
+            ReplicaLost: The model cannot continue it: its answers have no place for reasoning, or its vocabulary has no
+                tokens for the text.
         """
-        model = self.model
-        tokens = model.tokenizer.encode(prefix.text, add_special_tokens=False)
-        answers, is_chat = model.answer_format, isinstance(self.request.prompts[0], Conversation)
-        thinks = is_chat and answers.reasoning is not None and answers.opens_thought(model.tokenizer, self.prompts[0])
-        if thinks or model.tokenizer.decode(tokens) != prefix.text:
+        model, is_chat = self.model, isinstance(self.request.prompts[0], Conversation)
+        answers = model.answer_format if is_chat else PLAIN_ANSWERS
+        tokens = answers.prefix_tokens(model.tokenizer, self.prompts[0], prefix.thought, prefix.text)
+        if tokens is None:
             raise ReplicaLost
         return tokens
 
@@ -71,7 +74,9 @@ class TokenizedRequest(Struct, frozen=True):
             for _ in range(request.sampling.n):
                 parser = None
                 if isinstance(source_prompt, Conversation):
-                    parser = make_answer_parser(model.answer_format, model.tokenizer, prompt, self.rules)
+                    parser = make_answer_parser(
+                        model.answer_format, model.tokenizer, prompt, self.rules, request.prefix if given else None
+                    )
                 special_token_text = NO_MARKS if parser is None else model.answer_format.marks.bytes_of
                 eos_token_ids = self.card.eos_token_ids
                 processors.append(
@@ -90,16 +95,22 @@ class TokenizedRequest(Struct, frozen=True):
 
 
 def make_answer_parser(
-    answers: AnswerFormat, tokenizer: Tokenizer, prompt: Sequence[int], rules: ToolRules | None
+    answers: AnswerFormat,
+    tokenizer: Tokenizer,
+    prompt: Sequence[int],
+    rules: ToolRules | None,
+    prefix: AnswerPrefix | None = None,
 ) -> AnswerParser | None:
-    """Makes the parser of answers to a prompt; None: the answers are plain text."""
+    """Makes the parser of answers to a prompt, or of what follows the prefix; None: the answers are plain text."""
     if rules is None and answers.reasoning is None:
         return None
     calls = None if rules is None else answers.call_parser({tool.name for tool in rules.callable})
-    reasoning = answers.reasoning_parser(inside=answers.opens_thought(tokenizer, prompt))
+    reasoning, opened = None, answers.opens_thought(tokenizer, prompt)
+    if prefix is None or not prefix.text:
+        reasoning = answers.reasoning_parser(inside=opened or prefix is not None, begun=prefix is not None)
     if calls is None and reasoning is None:
         return None
-    return AnswerParser(reasoning, calls, answers.marks)
+    return AnswerParser(reasoning, calls, answers.marks, thought=prefix.thought if prefix else "", opened=opened)
 
 
 _MAX_INLINE_CHARACTERS = 2_048

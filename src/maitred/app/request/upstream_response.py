@@ -283,12 +283,10 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
 
     @property
     def prefix(self) -> AnswerPrefix | None:
-        """The text that the caller has, for another model to continue; None: it cannot be continued."""
+        """The part that the caller has, for another model to continue; None: it cannot be continued."""
         if self._continuation is None or self._buffered is not None or self._finish_reasons:
             return None
-        tokens = self._context.completion_tokens
-        rest = self._continuation.remaining_request(tokens)
-        return None if rest is None else AnswerPrefix(rest.given, tokens, self._usage_counter.has_estimates)
+        return self._continuation.prefix(self._context.completion_tokens, estimated=self._usage_counter.has_estimates)
 
     def _process_batch(self, batch: TextBatch) -> list[TextDelta]:
         """Processes a batch; returns its deltas without finish reasons, which `_end` returns."""
