@@ -227,7 +227,7 @@ class ChatFormatter:
             _without(extra, {*_DELTA_FIELDS, *self._hidden}) if extra and not _DELTA_FIELDS.issuperset(extra) else {}
         )
         scores = None if part is None or choice.logprobs is None else part.scores
-        if metadata is _NO_METADATA and not others and not have_members(scores):
+        if metadata is _NO_METADATA and not others and (scores is None or not have_members(scores)):
             return encode_event(encode(chunk))
         fields = to_builtins(chunk)
         fields["choices"][0]["delta"] |= others

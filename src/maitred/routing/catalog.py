@@ -8,7 +8,7 @@ from maitred.core.errors import ReplicaUnavailable
 from maitred.core.replica import HasModelCard, ModelCard
 from maitred.core.text_replica import TextReplica
 from maitred.text.answer_format import AnswerFormat
-from maitred.text.estimate import LearntRatio
+from maitred.text.estimate import LearntMinimum, LearntRatio
 from maitred.text.generation_defaults import GenerationDefaults
 from maitred.text.tokenizer import Tokenizer
 
@@ -100,6 +100,8 @@ class TextModel(_CatalogModel):
     Attributes:
         prompt_ratio: Tokens that its servers count for each one estimated in a prompt...
         output_ratio: ...and in an answer.
+        least_ratio: Fewest tokens that its servers count for each one estimated in an answer...
+        least_per_chunk: ...and for each chunk of a stream.
     """
 
     def __init__(
@@ -118,6 +120,8 @@ class TextModel(_CatalogModel):
         self.continues_at_fallback = continues_at_fallback
         self.prompt_ratio = LearntRatio()
         self.output_ratio = LearntRatio()
+        self.least_ratio = LearntMinimum()
+        self.least_per_chunk = LearntMinimum()
         self._card: ModelCard | None = None
         """Last known card."""
 
@@ -157,6 +161,7 @@ class TextModel(_CatalogModel):
             self.name, replicas, tokenizer, reprompts=reprompts, continues_at_fallback=continues_at_fallback
         )
         model.prompt_ratio, model.output_ratio, model._card = self.prompt_ratio, self.output_ratio, self._card
+        model.least_ratio, model.least_per_chunk = self.least_ratio, self.least_per_chunk
         return model
 
 

@@ -25,6 +25,7 @@ The remaining error is specific to the vocabulary, and similar for all texts. `L
 counts.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -138,3 +139,32 @@ class LearntRatio:
         self._counted = self._counted * kept + believed
         ratio = self._counted / self._estimated
         self.value = self.LEAST if ratio < self.LEAST else min(ratio, self.MOST)
+
+
+class LearntMinimum:
+    """Learnt least number of tokens for each unit of an answer, of one model.
+
+    The units are estimated tokens, or chunks of a stream. It says nothing before `ANSWERS` answers were seen.
+
+    Attributes:
+        value: Fewest counted tokens for a unit; 0: not known yet.
+    """
+
+    ANSWERS = 8
+    """Number of answers after which the value is believed..."""
+    UNITS = 32
+    """...each with at least this many units, because short ones say little."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self._least = math.inf
+        self._answers = 0
+
+    def learn(self, units: float, counted: int) -> None:
+        """Records that an answer of so many units has `counted` tokens."""
+        if units < self.UNITS:
+            return
+        self._least = min(self._least, counted / units)
+        self._answers += 1
+        if self._answers >= self.ANSWERS:
+            self.value = self._least

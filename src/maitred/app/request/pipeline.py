@@ -276,7 +276,11 @@ class Pipeline:
         with_logprobs = inference_request.scored and self._router.supports_logprobs(target)
         request = _text_request(upstream_request, target, grant, scored=with_logprobs)
         usage_counter = UpstreamUsageCounter(
-            upstream_request.model, context, upstream_request.estimated, _output_grant(upstream_request, grant)
+            upstream_request.model,
+            context,
+            upstream_request.estimated,
+            _output_grant(upstream_request, grant, is_sent=request.max_tokens is not None),
+            upstream_request.fields,
         )
         model, prefix, continuation = upstream_request.model, inference_request.prefix, None
         if prefix is not None or model.reprompts or model.continues_at_fallback:
@@ -418,12 +422,13 @@ def _plan_attributes(plan: RequestPlan, context: RequestContext) -> dict[str, An
     return facts
 
 
-def _output_grant(upstream_request: UpstreamRequest, grant: GrantHandle) -> OutputGrant:
+def _output_grant(upstream_request: UpstreamRequest, grant: GrantHandle, *, is_sent: bool) -> OutputGrant:
     """Returns the output tokens that the servers may produce for the request."""
     return OutputGrant(
         choice_tokens=min(max(upstream_request.available_tokens), grant.max_tokens),
         choices=upstream_request.choice_count,
         max_prompt_tokens=upstream_request.card.context_tokens * len(upstream_request.prompts),
+        is_sent=is_sent,
     )
 
 

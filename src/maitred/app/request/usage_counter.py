@@ -9,14 +9,19 @@ answer itself is checked, too: a choice with certainly more tokens than were gra
 server ignores `max_tokens`, and ends there.
 """
 
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
 import msgspec
 
 from maitred.core.context import RequestContext
-from maitred.core.inference import AnswerPrefix
+from maitred.core.inference import AnswerPrefix, TextDelta
 from maitred.core.request import Usage
 from maitred.core.text_replica import TextBatch
 from maitred.routing.catalog import TextModel
 from maitred.text.estimate import estimate, estimate_members
+from maitred.text.tokenizer import Tokenizer
 
 _ADDED_PROMPT_TOKENS = 16_384
 """Most tokens that a server may add to a prompt: its template, instructions, or documents that it retrieves."""
@@ -26,11 +31,23 @@ _ASCII_BYTES_PER_ESTIMATED_TOKEN = 4
 _MIN_COUNTED_SHARE = _ASCII_BYTES_PER_ESTIMATED_TOKEN / _MAX_BYTES_PER_TOKEN
 """Smallest credible quotient of a count and the raw estimate."""
 _CERTAIN_FACTOR = 2.0
-"""An answer certainly has more tokens than were granted if its estimate is this many times as high, and...
-
-The estimate of a text is rarely wrong by this factor once the ratio is learnt."""
-_CERTAIN_TOKENS = 32
-"""...this much higher: a short text says little."""
+"""An answer certainly has more tokens than were granted if its estimate is this many times as high. The estimate of a
+text is rarely wrong by this factor once the ratio is learnt."""
+_CERTAIN_FACTOR_OF_LEAST = 1.5
+"""The same of the lowest quotient of a count and its estimate that was seen."""
+_MAX_CERTAIN_RATIO = 0.6
+"""Highest number of tokens that a text certainly has for each estimated one: thoughts that are not shown are counted as
+well, so what was learnt may be too high for an answer that has none."""
+_ODD_TOKENS = 16
+"""What an answer may have beyond its grant by any measure: a short text says little."""
+_ODD_SHARE_OF_TOKENIZER = 0.02
+"""Share of the grant that a text may have beyond it by the model's own tokenizer, which cuts it in one way of many."""
+_MOST_TOKENIZED = 16_384
+"""Longest answer whose tokens are counted by the tokenizer, which holds up everything else."""
+_MEDIA_FIELDS = frozenset(
+    {"web_search_options", "plugins", "search_parameters", "documents", "data_sources", "extra_body"}
+)
+"""Fields of a request that make its server read more than was sent."""
 _MAX_CALLS = 1_024
 """Most tool calls of an answer, of all choices together."""
 _SEVERAL_TOKENS_PER_CHUNK = 2.0
@@ -48,11 +65,16 @@ class OutputGrant(msgspec.Struct, frozen=True):
     """Choices of all prompts together."""
     max_prompt_tokens: int
     """Most tokens of all prompts together that fit the model's context window."""
+    is_sent: bool = True
+    """Whether the server was given the limit; without one it may fill its window, which it knows better."""
 
     @property
     def tokens(self) -> int:
         """Returns the output tokens of all choices together."""
         return self.choice_tokens * self.choices
+
+
+NO_FIELDS: Mapping[str, Any] = {}
 
 
 class UpstreamUsageCounter:
@@ -63,6 +85,7 @@ class UpstreamUsageCounter:
         context: Request context with the reserved prompt tokens; gets the usage.
         estimated_prompt: Raw estimate of the prompt tokens; None: they were counted.
         grant: The granted output tokens.
+        fields: Fields of the request that the servers get.
 
     Attributes:
         choices_over_grant: Choices that certainly have more tokens than were granted, each with the share of its last
@@ -71,7 +94,12 @@ class UpstreamUsageCounter:
     """
 
     def __init__(
-        self, model: TextModel, context: RequestContext, estimated_prompt: float | None, grant: OutputGrant
+        self,
+        model: TextModel,
+        context: RequestContext,
+        estimated_prompt: float | None,
+        grant: OutputGrant,
+        fields: Mapping[str, Any] = NO_FIELDS,
     ) -> None:
         self._model = model
         self._context = context
@@ -84,9 +112,21 @@ class UpstreamUsageCounter:
             grant.max_prompt_tokens, int(_ASCII_BYTES_PER_ESTIMATED_TOKEN * raw_prompt) + _ADDED_PROMPT_TOKENS
         )
         self._min_prompt_tokens = max(1.0, _MIN_COUNTED_SHARE * raw_prompt)
-        self._certain_tokens = _CERTAIN_FACTOR * grant.choice_tokens + _CERTAIN_TOKENS
-        """Estimated tokens from which on a choice is over its grant."""
-        self._certain_chunks = _MAX_CHUNKS_PER_TOKEN * (grant.tokens + _CERTAIN_TOKENS)
+        self._fields = fields
+        least_ratio = model.least_ratio.value / _CERTAIN_FACTOR_OF_LEAST if grant.is_sent else 0.0
+        self._certain_ratio = min(max(model.output_ratio.value / _CERTAIN_FACTOR, least_ratio), _MAX_CERTAIN_RATIO)
+        """Tokens that a choice certainly has for each estimated one."""
+        self._certain_per_chunk = 1 / _MAX_CHUNKS_PER_TOKEN
+        """Tokens that the answer certainly has for each chunk."""
+        if grant.is_sent and model.least_per_chunk.value >= 1.0:
+            self._certain_per_chunk = 1.0
+        self._tokenizer = model.tokenizer if grant.is_sent and grant.choice_tokens <= _MOST_TOKENIZED else None
+        self._certain_tokens = 0.0
+        """Fewest tokens that a choice, or all of them together, can have."""
+        self._written: dict[int, list[str]] = {}
+        """Text of each choice, if it can be tokenized."""
+        self._tokenized_at: dict[int, float] = {}
+        """Estimate of each choice from which on it is tokenized again."""
         self._estimated_output_tokens = 0.0
         self._choice_tokens: dict[int, float] = {}
         """Raw estimate of each choice, if there are several."""
@@ -95,6 +135,8 @@ class UpstreamUsageCounter:
         """Output tokens of earlier servers, whose streams broke."""
         self.has_estimates = False
         self._prompt_reported = False
+        self._has_server_tools = False
+        """Whether tools have run at the server, whose results it read."""
         self._chunks = 0
         self._calls: set[tuple[int, object]] = set()
         """Tool calls so far: choice and number of each."""
@@ -108,6 +150,8 @@ class UpstreamUsageCounter:
             if part.index in over:
                 continue
             tokens = estimate(part.text) if part.text else 0.0
+            if part.block is not None:
+                self._has_server_tools = True
             if part.extra:
                 tokens += estimate_members(part.extra)
                 if calls := part.extra.get("tool_calls"):
@@ -116,9 +160,16 @@ class UpstreamUsageCounter:
             choice_tokens = self._estimated_output_tokens
             if self._grant.choices > 1:
                 choice_tokens = self._choice_tokens[part.index] = self._choice_tokens.get(part.index, 0.0) + tokens
-            if (excess := choice_tokens * self._model.output_ratio.value - self._certain_tokens) > 0:
-                over[part.index] = max(0.0, 1.0 - excess / (tokens * self._model.output_ratio.value))
-        if self._chunks > self._certain_chunks or len(self._calls) > _MAX_CALLS:
+            ratio = self._certain_ratio
+            if self._tokenizer is not None:
+                ratio = max(ratio, self._tokenize(self._tokenizer, part, choice_tokens))
+            self._certain_tokens = max(self._certain_tokens, choice_tokens * ratio)
+            if tokens and (excess := choice_tokens * ratio - self._grant.choice_tokens - _ODD_TOKENS) > 0:
+                over[part.index] = max(0.0, 1.0 - excess / (tokens * ratio))
+        # A parser of tool calls makes several chunks of one token.
+        per_chunk = 1 / _MAX_CHUNKS_PER_TOKEN if self._calls else self._certain_per_chunk
+        self._certain_tokens = max(self._certain_tokens, self._chunks * per_chunk)
+        if self._chunks * per_chunk > self._grant.tokens + _ODD_TOKENS or len(self._calls) > _MAX_CALLS:
             self._end_all_choices()
         if batch.usage is not None:
             self._reported_usage = batch.usage
@@ -169,7 +220,8 @@ class UpstreamUsageCounter:
         if usage is None or self.has_estimates:
             context.estimated = True
         if self.choices_over_grant:
-            context.completion_tokens = self._previous_output_tokens + self._estimate_output()
+            certain = min(int(self._certain_tokens), self._remaining_tokens)
+            context.completion_tokens = self._previous_output_tokens + max(certain, self._estimate_output())
             context.estimated = True
             return f"the answer went on after the {self._grant.choice_tokens:,} tokens of each choice that it may have"
         if usage is None:
@@ -180,10 +232,33 @@ class UpstreamUsageCounter:
             context.estimated = True
             return f"it counted {usage.prompt_tokens:,} tokens of prompt and {usage.completion_tokens:,} of answer"
         if not self._previous_output_tokens:
-            if self._estimated_prompt is not None:
+            if self._estimated_prompt is not None and not self._reads_more:
                 self._model.prompt_ratio.learn(self._estimated_prompt, usage.prompt_tokens)
             self._model.output_ratio.learn(self._estimated_output_tokens, usage.completion_tokens)
+            if not usage.reasoning_tokens:  # thoughts that are not shown have no text
+                self._model.least_ratio.learn(self._estimated_output_tokens, usage.completion_tokens)
+            if not self._calls:
+                self._model.least_per_chunk.learn(self._chunks, usage.completion_tokens)
         return ""
+
+    def _tokenize(self, tokenizer: Tokenizer, part: TextDelta, choice_tokens: float) -> float:
+        """Returns the tokens of a choice for each estimated one, by the model's tokenizer; 0: it was not asked.
+
+        It is asked when half of what was left at the last time may have been written.
+        """
+        written = self._written.setdefault(part.index, [])
+        written.append(part.text)
+        extra = part.extra or {}
+        written += [extra[name] for name in ("reasoning_content", "refusal") if isinstance(extra.get(name), str)]
+        granted = self._grant.choice_tokens
+        if choice_tokens * self._model.output_ratio.value < self._tokenized_at.get(part.index, granted / 2):
+            return 0.0
+        text = "".join(written)
+        tokens = len(tokenizer.encode(text, add_special_tokens=False))
+        self._written[part.index] = [text]
+        left = max(_ODD_TOKENS, (granted - tokens) / 2)
+        self._tokenized_at[part.index] = choice_tokens * self._model.output_ratio.value + left
+        return (tokens - _ODD_SHARE_OF_TOKENIZER * granted) / choice_tokens
 
     @property
     def _remaining_tokens(self) -> int:
@@ -211,7 +286,32 @@ class UpstreamUsageCounter:
 
     def _prompt_is_credible(self, usage: Usage) -> bool:
         tokens = usage.prompt_tokens - self._previous_output_tokens
-        return usage.prompt_tokens >= self._min_prompt_tokens and tokens <= self._max_prompt_tokens
+        if usage.prompt_tokens < self._min_prompt_tokens:
+            return False
+        return tokens <= self._max_prompt_tokens or tokens <= self._most_prompt_tokens
+
+    @cached_property
+    def _most_prompt_tokens(self) -> int:
+        """Most tokens that the servers can have read: one for each byte of the request, and what they add.
+
+        Of pictures, sound and what a server looks up, only the window says how much it is.
+        """
+        if self._reads_more:
+            return self._grant.max_prompt_tokens
+        sent_bytes = len(msgspec.json.encode(self._fields))
+        return min(self._grant.max_prompt_tokens, sent_bytes + _ADDED_PROMPT_TOKENS)
+
+    @cached_property
+    def _reads_more(self) -> bool:
+        """Whether the servers read more than the text of the request."""
+        if self._has_server_tools or not _MEDIA_FIELDS.isdisjoint(self._fields):
+            return True
+        for message in self._fields.get("messages", ()):
+            content = message.get("content")
+            if content.__class__ is list and any(part.get("type") != "text" for part in content):
+                return True
+        tools = self._fields.get("tools")
+        return isinstance(tools, list) and any(tool.get("type") not in ("function", "custom") for tool in tools)
 
     def _output_is_credible(self, usage: Usage) -> bool:
         tokens = usage.completion_tokens
@@ -230,6 +330,9 @@ class UpstreamUsageCounter:
 
     def _forget_attempt(self) -> None:
         self._estimated_output_tokens, self._reported_usage, self._chunks = 0.0, None, 0
+        self._certain_tokens = 0.0
         self._choice_tokens.clear()
+        self._written.clear()
+        self._tokenized_at.clear()
         self._calls.clear()
         self.choices_over_grant.clear()

@@ -8,6 +8,7 @@ from maitred.core.inference import TextDelta
 from maitred.core.request import Usage
 from maitred.core.text_replica import TextBatch
 from maitred.routing.catalog import TextModel
+from tests.support.tokenizers import byte_level
 
 PROMPT = 100
 WINDOW = 50_000
@@ -16,11 +17,11 @@ WINDOW = 50_000
 class Counted:
     """A counter whose request has a prompt of 100 estimated tokens and may have 40 tokens of answer."""
 
-    def __init__(self, choices=1, choice_tokens=40):
+    def __init__(self, choices=1, choice_tokens=40, *, model=None, fields=None, sent=True):
         self.context = RequestContext("req", 0.0, prompt_tokens=PROMPT)
-        self.model = TextModel("m", [])
-        grant = OutputGrant(choice_tokens, choices, WINDOW)
-        self.counter = UpstreamUsageCounter(self.model, self.context, float(PROMPT), grant)
+        self.model = model or TextModel("m", [])
+        grant = OutputGrant(choice_tokens, choices, WINDOW, is_sent=sent)
+        self.counter = UpstreamUsageCounter(self.model, self.context, float(PROMPT), grant, fields or {})
 
     def text(self, text, index=0, *, usage=None, extra=None, chunks=1):
         self.counter.count(TextBatch([TextDelta(index, text, extra=extra)], usage, chunks))
@@ -91,7 +92,7 @@ def test_a_running_count_beyond_the_grant_ends_the_choice():
 
 def test_chunks_without_end_end_the_choice():
     counted = Counted()
-    for _ in range(8 * (40 + 32)):
+    for _ in range(8 * (40 + 16)):
         counted.text("")
         assert not counted.counter.choices_over_grant
     counted.text("")
@@ -150,3 +151,95 @@ def test_a_continuation_shares_the_grant():
     counted.counter.resume()
     counted.text("word " * 8)
     assert counted.close(Usage(120, 11)) == Usage(90, 40, estimated=True)
+
+
+def taught(text="word ", tokens=1, answers=8):
+    """A model whose servers have sent chunks of one token."""
+    model = TextModel("m", [])
+    for _ in range(answers):
+        counted = Counted(choice_tokens=10_000, model=model)
+        for _ in range(64):
+            counted.text(text)
+        counted.close(Usage(90, 64 * tokens))
+    return model
+
+
+def cut_after(text="word ", most=400, **settings):
+    """The number of chunks until the choice is over its grant."""
+    counted = Counted(**settings)
+    for number in range(1, most):
+        counted.text(text)
+        if counted.counter.choices_over_grant:
+            assert counted.close() == Usage(PROMPT, 40, estimated=True)
+            return number
+    return None
+
+
+def test_chunks_are_tokens_where_they_always_were():
+    assert cut_after(model=taught(answers=7)) > 60
+    assert cut_after(model=taught()) == 40 + 16 + 1
+    assert cut_after("I", model=taught("I")) == 40 + 16 + 1
+    # A server that sends several chunks for a token, or was given no limit, is not held to that.
+    model = taught()
+    counted = Counted(choice_tokens=10_000, model=model)
+    for _ in range(64):
+        counted.text("wo")
+    counted.close(Usage(90, 32))
+    assert cut_after("w", model=model, most=112) is None
+    assert cut_after("I", model=taught(), sent=False, most=112) is None
+
+
+def test_chunks_of_calls_are_not_their_tokens():
+    counted = Counted(model=taught())
+    for _ in range(100):
+        counted.text("", extra={"tool_calls": [{"index": 0, "function": {"arguments": "1"}}]})
+    assert not counted.counter.choices_over_grant
+
+
+def test_the_tokenizer_of_the_model_knows_the_tokens():
+    tokenizer = byte_level()
+    text = "The fox went to the wood. "
+    tokens = len(tokenizer.encode(text * 100, add_special_tokens=False)) / 100
+    cut = cut_after(text, model=TextModel("m", [], tokenizer))
+    assert 40 / tokens < cut <= (40 + 2 * 16 + 2) / tokens + 1
+    for thoughts in ("reasoning_content", "refusal"):
+        counted = Counted(model=TextModel("m", [], tokenizer))
+        for _ in range(int(60 / tokens) + 1):
+            counted.text("", extra={thoughts: text})
+        assert counted.counter.choices_over_grant
+
+
+@pytest.mark.parametrize("text", ["    ", "\n\t\t\t", "-----", "01234567", "€", "word ", "aB9$"])
+def test_an_honest_answer_is_never_cut(text):
+    """Each chunk is a token, and the answer ends with its grant, whatever was learnt of other texts."""
+    for model in (TextModel("m", []), taught(), taught("w"), taught("wordlike ")):
+        assert cut_after(text, most=41, model=model) is None
+
+
+MEDIA = [
+    {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://e.x/i"}}]}]},
+    {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "A"}}]}]},
+    {"messages": [], "web_search_options": {}},
+    {"messages": [], "tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+]
+
+
+@pytest.mark.parametrize("fields", MEDIA)
+def test_a_server_that_reads_more_than_text_may_count_what_fits_its_window(fields):
+    counted = Counted(fields=fields).text("word ")
+    assert counted.close(Usage(40_000, 2)) == Usage(40_000, 2)
+    assert counted.model.prompt_ratio.value == 1.0  # it says nothing of texts
+    assert Counted(fields=fields).text("word ").close(Usage(WINDOW + 1, 2)).estimated
+
+
+def test_a_prompt_has_at_most_a_token_for_each_byte_of_the_request():
+    schema = {"type": "object", "properties": {f"p{number}": {"enum": ["x"]} for number in range(800)}}
+    fields = {"messages": [], "response_format": {"json_schema": {"schema": schema}}}
+    assert not Counted(fields=fields).text("word ").close(Usage(30_000, 2)).estimated
+    assert Counted(fields=fields).text("word ").close(Usage(49_000, 2)).estimated
+
+
+def test_results_of_tools_at_the_server_are_read_too():
+    counted = Counted()
+    counted.counter.count(TextBatch([TextDelta(0, "", block={"type": "content_block_start"})], None, 1))
+    assert not counted.text("word ").close(Usage(45_000, 2)).estimated
