@@ -3,17 +3,19 @@
 OpenAPI 3.1 uses JSON Schema, and msgspec writes JSON Schema.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import UnionType
 from typing import Any
 
 import msgspec
 
 from maitred import __version__
-from maitred.api.dialect import OPENAI
 from maitred.api.routes import Route
 from maitred.core.flow import HIGHEST_PRIORITY, LOWEST_PRIORITY, PriorityClass
-from maitred.wire.openai.decode import field_schemas
+from maitred.wire.admin import rules as admin
+from maitred.wire.anthropic import decode as anthropic
+from maitred.wire.openai import decode as openai
+from maitred.wire.openai.decode import FieldSchema
 
 _IDEMPOTENCY_KEY = {
     "name": "Idempotency-Key",
@@ -111,8 +113,9 @@ def describe(routes: Iterable[Route]) -> bytes:
     types = list(dict.fromkeys([*structs, *(route.dialect.error_struct for route in routes)]))
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     schema_of = dict(zip(types, schemas, strict=True))
-    for body in [route.reads for route in routes if route.reads is not None and _has_openai_rules(route)]:
-        _add_rules(components[_name_in(schema_of[body])]["properties"])
+    for struct, rules in {**openai.body_schemas(), **anthropic.body_schemas(), **admin.body_schemas()}.items():
+        if struct.__name__ in components:
+            _add_rules(components[struct.__name__]["properties"], rules)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of, components)
@@ -133,18 +136,14 @@ def describe(routes: Iterable[Route]) -> bytes:
     return msgspec.json.encode(_publish_names(document))
 
 
-def _has_openai_rules(route: Route) -> bool:
-    """Whether the body of a route is an inference request of OpenAI's API."""
-    return route.idempotent and route.dialect is OPENAI
-
-
 _KEYWORD_TYPES = {
     "minimum": ("integer", "number"),
     "maximum": ("integer", "number"),
     "exclusiveMinimum": ("integer", "number"),
     "minLength": ("string",),
     "maxLength": ("string",),
-    "enum": ("string",),
+    "enum": ("string", "boolean"),
+    "pattern": ("string",),
     "minItems": ("array",),
     "maxItems": ("array",),
     "items": ("array",),
@@ -155,14 +154,22 @@ _KEYWORD_TYPES = {
 """Keyword of JSON Schema -> the types that it applies to."""
 
 
-def _add_rules(properties: dict[str, Any]) -> None:
-    """Adds the rules of single fields to the schemas of a request: the types alone allow more."""
-    for field, rules in field_schemas().items():
+def _add_rules(properties: dict[str, Any], rules: Mapping[str, FieldSchema]) -> None:
+    """Adds the rules of single fields to the schemas of a struct: the types alone allow more."""
+    for field, keywords in rules.items():
         if field in properties:
-            for schema in properties[field].get("anyOf", [properties[field]]):
-                for keyword, value in rules.items():
-                    if schema.get("type") in _KEYWORD_TYPES[keyword]:
-                        schema[keyword] = {**schema.get(keyword, {}), **value} if isinstance(value, dict) else value
+            _add_keywords(properties[field], keywords)
+
+
+def _add_keywords(schema: dict[str, Any], keywords: FieldSchema) -> None:
+    """Adds each keyword to the alternatives of the type that it is for."""
+    for choice in schema.get("anyOf", [schema]):
+        for keyword, value in keywords.items():
+            if choice.get("type") in _KEYWORD_TYPES[keyword]:
+                if keyword == "items":
+                    _add_keywords(choice.setdefault(keyword, {}), value)
+                else:
+                    choice[keyword] = {**choice.get(keyword, {}), **value} if isinstance(value, dict) else value
 
 
 def _publish_names(schema: Any) -> Any:  # noqa: ANN401 - JSON

@@ -16,7 +16,8 @@ from maitred.core.errors import Forbidden, Unauthenticated
 from maitred.core.flow import FlowLevel
 from maitred.core.limits import Limit
 
-_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+ID_PATTERN = "[a-z0-9][a-z0-9_-]{0,62}"
+_ID = re.compile(ID_PATTERN)
 
 
 def is_id(text: object) -> bool:

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from maitred.core.errors import InvalidRequest
 from maitred.core.feedback import Feedback, FeedbackLabel, FeedbackReceipt
-from maitred.wire.admin.rules import check_count, check_word
+from maitred.wire.admin.rules import WORD_PATTERN, check_count, check_word
 from maitred.wire.openai.faults import format_value
 
 MAX_TEXT_CHARACTERS = 4_000
@@ -21,7 +21,13 @@ _MAX_ID_CHARACTERS = 128
 class GiveFeedback(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Feedback of a client on one answer."""
 
-    request_id: Annotated[str, Meta(description="The `x-request-id` of the answer.")]
+    request_id: Annotated[
+        str,
+        Meta(
+            description="The `x-request-id` of the answer.",
+            extra_json_schema={"minLength": 1, "maxLength": _MAX_ID_CHARACTERS},
+        ),
+    ]
     score: Annotated[
         float | bool,
         Meta(
@@ -29,10 +35,19 @@ class GiveFeedback(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             extra_json_schema={"minimum": 0, "maximum": 1},
         ),
     ]
-    text: Annotated[str, Meta(description=f"In words; at most {MAX_TEXT_CHARACTERS:,} characters.")] = ""
+    text: Annotated[
+        str,
+        Meta(
+            description=f"In words; at most {MAX_TEXT_CHARACTERS:,} characters.",
+            extra_json_schema={"maxLength": MAX_TEXT_CHARACTERS},
+        ),
+    ] = ""
     tags: Annotated[
-        tuple[str, ...],
-        Meta(description=f"At most {MAX_TAGS}, each 1 to 63 letters, digits, `.`, `_`, `:` and `-`."),
+        tuple[Annotated[str, Meta(extra_json_schema={"pattern": f"^{WORD_PATTERN}$"})], ...],
+        Meta(
+            description=f"At most {MAX_TAGS}, each 1 to 63 letters, digits, `.`, `_`, `:` and `-`.",
+            extra_json_schema={"maxItems": MAX_TAGS},
+        ),
     ] = ()
 
 

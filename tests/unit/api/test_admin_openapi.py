@@ -73,7 +73,7 @@ def test_query_parameters_are_described_one_by_one():
             "limit",
         )
     }
-    assert parameters["limit"]["schema"] == {"type": "integer", "default": 100}
+    assert parameters["limit"]["schema"] == {"type": "integer", "default": 100, "minimum": 1, "maximum": 500}
     assert "commas" in parameters["group_by"]["description"]
     assert not any(parameter["required"] for parameter in parameters.values())
     assert not any("Query" in name for name in API["components"]["schemas"])

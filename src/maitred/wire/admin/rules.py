@@ -13,14 +13,31 @@ from msgspec import UNSET
 
 from maitred.core.errors import InvalidRequest
 from maitred.core.limits import Limit
-from maitred.core.tenancy import Scope, Tenant, is_id
+from maitred.core.tenancy import ID_PATTERN, Scope, Tenant, is_id
 from maitred.core.usage import to_nano_usd
-from maitred.wire.admin.requests import CreateLimit, CreateTenant, RotateKey, Time, UpdateTenant
+from maitred.wire.admin.requests import (
+    BudgetsQuery,
+    CreateKey,
+    CreateLimit,
+    CreateTenant,
+    KeysQuery,
+    LimitsQuery,
+    RotateKey,
+    TenantsQuery,
+    Time,
+    UpdateKey,
+    UpdateTenant,
+    UsageEventsQuery,
+    UsageQuery,
+)
 from maitred.wire.admin.times import parse_time
-from maitred.wire.openai.decode import NumberRange
+from maitred.wire.openai.decode import FieldSchema, NumberRange
 from maitred.wire.openai.faults import format_value
 
 MAX_NAME_CHARACTERS = 200
+MAX_FILTER_CHARACTERS = 256
+"""Largest length of the name of a model, or of a filter."""
+MAX_CURSOR_CHARACTERS = 512
 MAX_MODELS = 1000
 MAX_WORDS = 64
 """Largest number of regions, and of tags, of one tenant."""
@@ -33,7 +50,8 @@ In nano-dollars this value is just below 2^53, the bound up to which the doubles
 MAX_OVERLAP_S = 90 * 86_400
 
 _KEY_ID = re.compile(r"[a-z0-9]{16}", re.ASCII)
-_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,62}", re.ASCII)
+WORD_PATTERN = "[A-Za-z0-9][A-Za-z0-9._:-]{0,62}"
+_WORD = re.compile(WORD_PATTERN, re.ASCII)
 _WEIGHT = NumberRange(0.001, 1000)
 _PRIORITY = NumberRange(1, 10)
 _COUNT = NumberRange(1, MAX_COUNT)
@@ -73,12 +91,12 @@ def check_name(name: str) -> None:
 def check_page(limit: int, after: str) -> None:
     """Raises InvalidRequest for a page size or a cursor out of range."""
     _PAGE.check("limit", limit)
-    _check_text("after", after, 512)
+    _check_text("after", after, MAX_CURSOR_CHARACTERS)
 
 
 def check_filter(field: str, name: str) -> None:
     """Raises InvalidRequest for a filter that matches no ledger entry."""
-    _check_text(field, name, 256, empty=False)
+    _check_text(field, name, MAX_FILTER_CHARACTERS, empty=False)
 
 
 def check_subject(subject: str) -> None:
@@ -122,7 +140,7 @@ def tenant_changes(request: UpdateTenant) -> dict[str, Any]:
     if changes.get("models") is not None:
         check_count("models", changes["models"], MAX_MODELS)
         for position, model in enumerate(changes["models"]):
-            _check_text(f"models[{position}]", model, 256, empty=False)
+            _check_text(f"models[{position}]", model, MAX_FILTER_CHARACTERS, empty=False)
     for field in ("regions", "tags"):
         check_count(field, changes.get(field, ()), MAX_WORDS)
         for position, word in enumerate(changes.get(field, ())):
@@ -178,7 +196,7 @@ def to_limit(request: CreateLimit, limit_id: str) -> Limit:
     check_id("id", limit_id)
     check_subject(request.subject)
     if request.model is not None:
-        _check_text("model", request.model, 256, empty=False)
+        _check_text("model", request.model, MAX_FILTER_CHARACTERS, empty=False)
     if kind.spend:
         _check_number(_USD, "value", request.value)
         value = to_nano_usd(request.value)
@@ -240,3 +258,46 @@ def _check_text(field: str, text: str, most: int, *, empty: bool = True) -> None
         raise InvalidRequest(f"{field} must have at most {most} characters; got {len(text)}.", param=field)
     if not text.isprintable():
         raise InvalidRequest(f"{field} must be one line of printable text.", param=field)
+
+
+def body_schemas() -> dict[type, dict[str, FieldSchema]]:
+    """Returns the rules of single fields as JSON Schema, as `maitred.wire.openai.decode.body_schemas` does.
+
+    The structs are bodies, and the queries of lists.
+    """
+    tenant_id, key_id, word = ({"pattern": f"^{pattern}$"} for pattern in (ID_PATTERN, _KEY_ID.pattern, WORD_PATTERN))
+    name = {"maxLength": MAX_NAME_CHARACTERS}
+    model = {"minLength": 1, "maxLength": MAX_FILTER_CHARACTERS}
+    words = {"maxItems": MAX_WORDS, "items": word}
+    subject = {"pattern": rf"^(\*|(tenant|key):(\*|{ID_PATTERN}))$"}
+    tenant: dict[str, FieldSchema] = {
+        "name": name,
+        "weight": _WEIGHT.schema(),
+        "priority_ceiling": _PRIORITY.schema(),
+        "models": {"maxItems": MAX_MODELS, "items": model},
+        "regions": words,
+        "tags": words,
+    }
+    scopes = {"minItems": 1}
+    page: dict[str, FieldSchema] = {"limit": _PAGE.schema(), "after": {"maxLength": MAX_CURSOR_CHARACTERS}}
+    filters = dict.fromkeys(("organisation", "tenant", "key", "model", "rollout", "outcome", "request_id"), model)
+    return {
+        CreateTenant: {**tenant, "id": tenant_id, "parent": tenant_id},
+        UpdateTenant: tenant,
+        CreateKey: {"tenant": tenant_id, "id": key_id, "name": name, "scopes": scopes},
+        UpdateKey: {"name": name, "scopes": scopes},
+        RotateKey: {"overlap_s": _OVERLAP.schema()},
+        CreateLimit: {
+            "subject": subject,
+            "value": {"exclusiveMinimum": 0, "maximum": MAX_COUNT},
+            "id": tenant_id,
+            "model": model,
+            "burst": _COUNT.schema(),
+        },
+        TenantsQuery: {**page, "parent": tenant_id},
+        KeysQuery: {**page, "tenant": tenant_id},
+        LimitsQuery: {**page, "subject": subject},
+        BudgetsQuery: {**page, "subject": subject},
+        UsageQuery: {**page, **filters},
+        UsageEventsQuery: {**page, **filters},
+    }

@@ -10,8 +10,22 @@ import msgspec
 
 from maitred.core.errors import InvalidRequest
 from maitred.wire.anthropic.fields import MESSAGES_FIELDS, refuse_field, unsupported_fields
-from maitred.wire.anthropic.requests import CountTokensRequest, MessagesRequest, wrap_server_blocks
-from maitred.wire.openai.decode import MAX_STOP_CHARACTERS, MAX_STOPS, NumberRange, check_known
+from maitred.wire.anthropic.requests import (
+    CountTokensRequest,
+    InputMessage,
+    MessagesRequest,
+    ToolChoice,
+    ToolDefinition,
+    wrap_server_blocks,
+)
+from maitred.wire.openai.decode import (
+    MAX_STOP_CHARACTERS,
+    MAX_STOPS,
+    MAX_TOKEN_ID,
+    FieldSchema,
+    NumberRange,
+    check_known,
+)
 from maitred.wire.openai.faults import DECODE_ERRORS, describe_fault, format_value
 
 R = TypeVar("R", MessagesRequest, CountTokensRequest)
@@ -27,7 +41,8 @@ _ROLES = ("user", "assistant", "system")
 _TOOL_CHOICES = ("auto", "any", "tool", "none")
 _CUSTOM_TOOL_TYPES = (None, "custom")
 _TEMPERATURE = NumberRange(0, 1)
-_TOP_K = NumberRange(0, 2**31 - 1)
+_TOP_K = NumberRange(0, MAX_TOKEN_ID)
+_MAX_TOKENS = NumberRange(1, MAX_TOKEN_ID)
 
 
 def check_version(version: str | None) -> None:
@@ -59,10 +74,7 @@ def decode_messages(body: bytes, *, strict: bool) -> MessagesRequest:
             where.
     """
     request = _decode(MessagesRequest, body, strict)
-    if request.max_tokens < 1:
-        raise InvalidRequest(
-            f"max_tokens must be at least 1; got {format_value(request.max_tokens)}.", param="max_tokens"
-        )
+    _MAX_TOKENS.check("max_tokens", request.max_tokens)
     _TEMPERATURE.check("temperature", request.temperature)
     _TOP_K.check("top_k", request.top_k)
     _check_stops(request.stop_sequences or ())
@@ -189,3 +201,27 @@ def _check_stops(stops: list[str] | tuple[str, ...]) -> None:
             f"A stop sequence must have at most {MAX_STOP_CHARACTERS} characters; got {longest}.",
             param="stop_sequences",
         )
+
+
+def body_schemas() -> dict[type, dict[str, FieldSchema]]:
+    """Returns the rules of single fields as JSON Schema, as `maitred.wire.openai.decode.body_schemas` does."""
+    stop = {"minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+    prompt: dict[str, FieldSchema] = {
+        "model": {"minLength": 1},
+        "messages": {"minItems": 1},
+    }
+    return {
+        CountTokensRequest: prompt,
+        MessagesRequest: {
+            **prompt,
+            "max_tokens": _MAX_TOKENS.schema(),
+            "temperature": _TEMPERATURE.schema(),
+            "top_k": _TOP_K.schema(),
+            "top_p": NumberRange(0, 1, excludes_low=True).schema(),
+            "stop_sequences": {"maxItems": MAX_STOPS, "items": stop},
+            "inference_geo": {"enum": [*MESSAGES_FIELDS["inference_geo"].neutral_values]},
+        },
+        InputMessage: {"role": {"enum": [*_ROLES]}, "content": {"minLength": 1, "minItems": 1}},
+        ToolChoice: {"type": {"enum": [*_TOOL_CHOICES]}},
+        ToolDefinition: {"type": {"enum": [kind for kind in _CUSTOM_TOOL_TYPES if kind]}},
+    }

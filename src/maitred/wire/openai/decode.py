@@ -61,6 +61,9 @@ MAX_INPUTS = 2048
 """Largest number of inputs of one embeddings request, as in OpenAI's API."""
 ENCODING_FORMATS = ("float", "base64")
 
+FieldSchema = dict[str, Any]
+"""Keywords of JSON Schema that say which values a field may have."""
+
 
 class NumberRange(msgspec.Struct, frozen=True):
     """Range of the values that a number may take."""
@@ -83,6 +86,10 @@ class NumberRange(msgspec.Struct, frozen=True):
                 f"{field} must be at most {format_value(self.high)}; got {format_value(value)}.", param=field
             )
 
+    def schema(self) -> FieldSchema:
+        """Returns the range as JSON Schema."""
+        return {"exclusiveMinimum" if self.excludes_low else "minimum": self.low, "maximum": self.high}
+
 
 _RANGES: Mapping[str, NumberRange] = {
     "max_tokens": NumberRange(1, MAX_TOKEN_ID),
@@ -103,6 +110,7 @@ _RANGES: Mapping[str, NumberRange] = {
 _COMPLETION_LOGPROBS = NumberRange(0, 5)
 _DIMENSIONS = NumberRange(1, MAX_TOKEN_ID)
 _LOGIT_BIAS = NumberRange(-100, 100)
+_TOKEN_ID = NumberRange(0, MAX_TOKEN_ID)
 
 _PLAIN_FIELDS = frozenset(
     {
@@ -501,26 +509,45 @@ def check_template_arguments(arguments: Mapping[str, Any] | None, enable_thinkin
         )
 
 
-def field_schemas() -> dict[str, dict[str, Any]]:
-    """Returns the rules of single fields as JSON Schema, for the description of the API."""
-    schemas: dict[str, dict[str, Any]] = {}
-    for field, numbers in _RANGES.items():
-        lower = "exclusiveMinimum" if numbers.excludes_low else "minimum"
-        schemas[field] = {lower: numbers.low, "maximum": numbers.high}
-    stop = {"minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
-    token_ids = {"minimum": 0, "maximum": MAX_TOKEN_ID}
-    return schemas | {
-        "model": {"minLength": 1},
-        "messages": {"minItems": 1},
+def body_schemas() -> dict[type, dict[str, FieldSchema]]:
+    """Returns the rules of single fields, for the description of the API: struct -> field -> JSON Schema."""
+    text, token_ids = {"minLength": 1}, _TOKEN_ID.schema()
+    stop = {**text, "maxLength": MAX_STOP_CHARACTERS}
+    tokens = {"minItems": 1, "maxItems": MAX_TOKENS, "items": token_ids}
+    prompt = {**tokens, "items": {**tokens, **token_ids}}
+    arguments = {"maxProperties": MAX_ARGUMENTS, "propertyNames": {"maxLength": MAX_NAME_CHARACTERS}}
+    common: dict[str, FieldSchema] = {
+        **{field: numbers.schema() for field, numbers in _RANGES.items()},
+        "model": text,
         "stop": {**stop, "maxItems": MAX_STOPS, "items": stop},
         "stop_token_ids": {"maxItems": MAX_STOP_TOKENS, "items": token_ids},
         "logit_bias": {
             "maxProperties": MAX_BIASED_TOKENS,
             "propertyNames": {"pattern": "^[0-9]{1,10}$"},
-            "additionalProperties": {"minimum": _LOGIT_BIAS.low, "maximum": _LOGIT_BIAS.high},
+            "additionalProperties": _LOGIT_BIAS.schema(),
         },
         "service_tier": {"enum": [*SERVICE_TIERS]},
-        "chat_template_kwargs": {"maxProperties": MAX_ARGUMENTS},
-        "encoding_format": {"enum": [*ENCODING_FORMATS]},
-        "dimensions": {"minimum": _DIMENSIONS.low, "maximum": _DIMENSIONS.high},
+    }
+    return {
+        ChatRequest: {**common, "messages": {"minItems": 1}, "chat_template_kwargs": arguments},
+        CompletionRequest: {
+            **common,
+            "prompt": prompt,
+            "logprobs": _COMPLETION_LOGPROBS.schema(),
+            "best_of": _RANGES["n"].schema(),
+        },
+        EmbeddingRequest: {
+            "model": text,
+            "input": {**text, **prompt, "items": {**text, **tokens, **token_ids}},
+            "encoding_format": {"enum": [*ENCODING_FORMATS]},
+            "dimensions": _DIMENSIONS.schema(),
+            "priority": _RANGES["priority"].schema(),
+        },
+        TokenizeRequest: {
+            "messages": {"minItems": 1},
+            "chat_template_kwargs": arguments,
+            "add_generation_prompt": {"enum": [True]},
+        },
+        DetokenizeRequest: {"tokens": {"maxItems": MAX_TOKENS, "items": token_ids}},
+        Message: {"role": {"enum": [*ROLES]}, "content": {"minItems": 1}},
     }
