@@ -13,7 +13,7 @@ CHOSEN := -m "not gpu and not external"
 # The Python that makes .venv; by default the first of these that is 3.11 or newer.
 PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
 
-.PHONY: help serve test check bench docs fmt clean
+.PHONY: help serve test check lowest bench docs fmt clean
 
 help: ## List the commands.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s  %s\n", $$1, $$2 }' Makefile
@@ -35,6 +35,25 @@ check: .venv/dev.stamp ## Everything that CI runs: format, lint, types, import r
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(MAKE) test
+
+# What reads its dependencies most closely. In an environment of its own, of which nothing stays.
+LOWEST := tests/unit tests/integration/accounts/test_accounts.py tests/integration/accounts/test_oidc.py \
+	tests/integration/engine/test_bundled_engine.py tests/integration/engine/test_structured_output.py \
+	tests/integration/gateway/test_gateway.py tests/integration/gateway/test_http_protocol.py \
+	tests/integration/gateway/test_traces.py tests/integration/load/test_load_run.py tests/integration/store \
+	tests/integration/upstream/test_upstream.py
+# The tools of these tests, at the versions of constraints.txt.
+TOOLS := pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis httpx openai anthropic
+
+lowest: ## Run tests with the lowest versions that pyproject.toml allows (constraints-lowest.txt).
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+		python=$(firstword $(wildcard $(BIN)/python) python3) && \
+		"$$python" -m venv "$$folder" && \
+		"$$folder/bin/pip" install --quiet --disable-pip-version-check -c constraints-lowest.txt \
+			-e '.[engine,load,oidc,otel,postgres,redis]' transformers \
+			$$(grep -xE '($(subst $() ,|,$(TOOLS)))==.*' constraints.txt) && \
+		PYTHONPATH=src "$$folder/bin/python" -m pytest $(CHOSEN) --numprocesses logical --maxprocesses 4 --dist loadfile \
+			-p no:cacheprovider $(or $(ARGS),$(LOWEST))
 
 # A benchmark that needs what is not installed says so in a sentence, exits with 77, and the next one is run.
 bench: .venv/dev.stamp ## Run every benchmark in its quick form; BENCH=name runs one.
