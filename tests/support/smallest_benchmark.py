@@ -10,6 +10,8 @@ from dataclasses import is_dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
+import torch
+
 from benchmarks.__main__ import main, module_name, runnable
 from benchmarks.support import report
 from tests.support.source import ROOT
@@ -23,6 +25,9 @@ def run_as_process(name, arguments, constants, results):
     os.setsid()
     for descriptor, file in ((1, OUTPUT), (2, ERRORS)):
         os.dup2(os.open(Path(results) / file, os.O_WRONLY | os.O_CREAT, 0o600), descriptor)
+    # Several run at once on few cores, where threads that wait for each other take the time of others.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "src")])
     os.chdir(ROOT)
     sys.exit(run(name, arguments, constants, results))

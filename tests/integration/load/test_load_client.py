@@ -204,7 +204,7 @@ async def test_a_server_that_is_silent_times_out():
 
 
 async def test_a_user_who_leaves_hangs_up():
-    server = Server([chunked(EVENTS[0]), 600.0, b"x" * 1_000_000])
+    server = Server([chunked(EVENTS[0]), 2.0, b"x" * 1_000_000])
     async with calling(server) as ask:
         record = await ask(UserBehaviour(leave_after_s=0.1))
         assert record.outcome is UserOutcome.CANCELLED
