@@ -22,7 +22,9 @@ for each in ("connect", "read", "write", "pool"):
 # No test may reach for a model hub; its client reads this when it is imported, in children too.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-# Threads that wait for each other in a product sleep, as those of an engine do, and leave the cores to other tests.
+# One thread computes, in tests that set no other number: workers take the cores already. Threads that wait for each
+# other sleep, as those of an engine do, and leave the cores to other tests.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
