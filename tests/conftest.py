@@ -22,6 +22,12 @@ for each in ("connect", "read", "write", "pool"):
 # No test may reach for a model hub; its client reads this when it is imported, in children too.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+# One thread computes, in tests that set no other number: workers take the cores already. Threads that wait for each
+# other sleep, as those of an engine do, and leave the cores to other tests.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+
 # Without a GPU, Triton's kernels are interpreted. It decides that when it is imported, which torch may do first.
 if not os.path.exists("/dev/nvidiactl"):  # noqa: PTH110 - nothing else here needs a path
     os.environ.setdefault("TRITON_INTERPRET", "1")

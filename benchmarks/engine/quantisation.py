@@ -45,6 +45,8 @@ CONTEXT = 160
 """Tokens of each sequence in a timed step."""
 ROWS = (1, 8, 32, 128)
 LAYERS = 8
+SHAPE = "Qwen2.5-0.5B"
+"""Of the timed model, of `benchmarks.engine.kernels`."""
 
 
 def main() -> int:
@@ -213,7 +215,7 @@ class Steps:
     """
 
     def __init__(self, *, quick: bool) -> None:
-        shape = SHAPES["Qwen2.5-0.5B"]
+        shape = SHAPES[SHAPE]
         layers, vocabulary = (2, 8192) if quick else (shape.layers, shape.vocab_size)
         fields = {name: getattr(shape, name) for name in shape.__struct_fields__}
         self._config = ModelConfig(**fields | {"layers": layers, "vocab_size": vocabulary})

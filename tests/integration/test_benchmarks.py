@@ -1,10 +1,10 @@
 """Every benchmark runs: each is started in its smallest form, which comes to its end or says what is missing here."""
 
 import json
+import multiprocessing
 import os
 import re
 import signal
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,13 +15,17 @@ from benchmarks import summary
 from benchmarks.__main__ import main, runnable
 from benchmarks.support.report import RESULTS
 from benchmarks.support.requirements import NOT_RUN
-from tests.support.source import ROOT
+from tests.support.smallest_benchmark import ERRORS, OUTPUT, run_as_process
 
 AT_ONCE = 3
 """Most of what they take is waiting: for a server to start, for a second to pass."""
 LIMIT_S = 1800.0
 """One that takes so long hangs, however busy the machine is."""
 QUICK = ("--quick",)
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload(
+    ["maitred.engine.assembly", "maitred.app.assembly.services", "tests.support.smallest_benchmark", "transformers"]
+)
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ SMALLEST = {
     "prefix": SmallestForm({"REQUESTS": 2}),
     "quantisation": SmallestForm(
         {"WINDOW": 32, "QUICK_WINDOWS": 1, "ANSWERS": 2, "ANSWER_TOKENS": 2, "PROMPT_TOKENS": 8}
-        | {"CONTEXT": 32, "QUICK_SECONDS": 0.1}
+        | {"CONTEXT": 32, "QUICK_SECONDS": 0.1, "SHAPE": "bundled", "KV_TYPES": ("fp32", "int8")}
     ),
     "sampling": SmallestForm({"QUICK_BUDGET_S": 0.01, "ROWS": (1,)}),
     "sleep": SmallestForm({"QUICK_ROUNDS": 1}),
@@ -92,7 +96,7 @@ SMALLEST = {
     "startup": SmallestForm({"QUICK_WARM_STARTS": 1}),
     "step_cost": SmallestForm({"RUNNING": 8, "WAITING": 20}),
     "structured": SmallestForm({"QUICK_REQUESTS": 1}, (*QUICK, "--data=/nowhere")),
-    "throughput": SmallestForm({"QUICK_SIZE": (2, 1)}),
+    "throughput": SmallestForm({"QUICK_SIZE": (2, 1)}, (*QUICK, "--threads=1")),
     "cardinality": SmallestForm({"QUICK_TENANTS": 200, "EVERY_S": 0.01}),
     "disconnects": SmallestForm({"QUICK_DISCONNECTS": 4, "PATIENT_USERS": 2, "SETTLE_S": 0.5}),
     "engine_link": SmallestForm({"QUICK_ROUNDS": 4, "VICTIMS": 20}),
@@ -154,17 +158,14 @@ def runs(request, tmp_path_factory):
 
 def finished_run(name, results):
     form = SMALLEST[name]
-    work = {"name": name, "arguments": form.arguments, "constants": form.constants, "results": str(results)}
-    command = [sys.executable, "-m", "tests.support.smallest_benchmark", json.dumps(work)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **pipes) as process:
-        try:
-            output, errors = process.communicate(timeout=LIMIT_S)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    return FinishedRun(process.returncode, output, errors)
+    # Each is a process of its own, a copy of one that has imported what many need: to import torch takes seconds.
+    process = FORKED.Process(target=run_as_process, args=(name, form.arguments, form.constants, str(results)))
+    process.start()
+    process.join(LIMIT_S)
+    if process.exitcode is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+    return FinishedRun(process.exitcode, (results / OUTPUT).read_text(), (results / ERRORS).read_text())
 
 
 @pytest.mark.timeout(LIMIT_S + 60)

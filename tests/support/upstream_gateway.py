@@ -33,6 +33,7 @@ from maitred.core.limits import Limit
 from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.dispatch.config import DispatchConfig, ReportsConfig
 from maitred.dispatch.dispatcher import Dispatcher
+from maitred.dispatch.endpoint import EndpointState
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.replica.upstream.replica import UpstreamReplica
 from maitred.routing.balance.balancer import Balancer
@@ -74,12 +75,17 @@ class UpstreamGateway:
     @property
     def nothing_left(self) -> bool:
         """Whether nobody holds anything any more."""
-        endpoint_states = [
-            endpoint_state for dispatcher in self.dispatchers for endpoint_state in dispatcher.core.endpoint_states
-        ]
-        held = sum(endpoint_state.credits.request_count for endpoint_state in endpoint_states)
-        open_streams = sum(endpoint_state.endpoint.replica.open_streams for endpoint_state in endpoint_states)
-        return (open_streams, self.gate.count, held) == (0, 0, 0)
+        held = sum(endpoint_state.credits.request_count for endpoint_state in self._endpoint_states)
+        return (self.open_streams, self.gate.count, held) == (0, 0, 0)
+
+    @property
+    def open_streams(self) -> int:
+        """To the servers of all models."""
+        return sum(endpoint_state.endpoint.replica.open_streams for endpoint_state in self._endpoint_states)
+
+    @property
+    def _endpoint_states(self) -> list[EndpointState]:
+        return [endpoint_state for dispatcher in self.dispatchers for endpoint_state in dispatcher.core.endpoint_states]
 
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float = 300.0) -> None:
         async with asyncio.timeout(timeout_s):

@@ -60,12 +60,21 @@ async def server():
     await server.stop()
 
 
+class LaterClock(SystemClock):
+    """The machine's clock, of which a test may say that time has passed."""
+
+    passed_s = 0.0
+
+    def monotonic_s(self):
+        return super().monotonic_s() + self.passed_s
+
+
 @asynccontextmanager
-async def identity(server, *, anonymous=None, **settings):
+async def identity(server, *, anonymous=None, clock=None, **settings):
     directory = Directory()
     directory.apply(DirectoryChanges(1, [Tenant(id="acme")]))
     config = OidcConfig(issuer=server.provider.issuer, audience="maitred", **settings)
-    async with token_issuers({"idp": config}, directory, SystemClock()) as issuers:
+    async with token_issuers({"idp": config}, directory, clock or SystemClock()) as issuers:
         identity = Identity(directory, SystemClock(), issuers=issuers, anonymous=anonymous)
         yield lambda token: identity.identify({b"authorization": f"Bearer {token}"}.get)
 
@@ -98,12 +107,13 @@ async def test_forgeries_are_refused_also_where_the_anonymous_may_come(server):
 
 
 async def test_keys_rotate_while_requests_go_on(server):
-    async with identity(server, keys_refetch_s=0.05) as who:
+    clock = LaterClock()
+    async with identity(server, clock=clock, keys_refetch_s=60.0) as who:
         old = server.provider.token()
         await who(old)
         server.provider.published = [jwk("r2")]
         await who(old)
-        await asyncio.sleep(0.06)
+        clock.passed_s += 61.0
         assert (await who(server.provider.token("r2"))).key == "idp:ann"
         with pytest.raises(Unauthenticated):
             await who(old)
@@ -119,19 +129,20 @@ async def test_a_flood_of_unknown_keys_asks_the_provider_no_more_often(server):
 
 
 async def test_a_provider_that_is_away_is_missed_only_when_its_keys_are_too_old(server):
-    settings = {"keys_ttl_s": 0.05, "keys_refetch_s": 0.02, "keys_max_stale_s": 0.5}
-    async with identity(server, **settings) as who:
+    settings = {"keys_ttl_s": 500.0, "keys_refetch_s": 200.0, "keys_max_stale_s": 5000.0}
+    clock = LaterClock()
+    async with identity(server, clock=clock, **settings) as who:
         token = server.provider.token()
         await who(token)
         await server.stop()
         for _ in range(3):
-            await asyncio.sleep(0.06)
+            clock.passed_s += 600.0
             await who(token)
-        await asyncio.sleep(0.5)
+        clock.passed_s += 5000.0
         with pytest.raises(Unavailable):
             await who(token)
         await server.start()
-        await asyncio.sleep(0.03)
+        clock.passed_s += 300.0
         await who(token)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from maitred.load.chaos.link import TcpLink
 from maitred.testing.server_process import free_port, serving
-from tests.integration.gateway.test_replicas import all_kinds, settled
+from tests.integration.gateway.test_replicas import Midst, all_kinds, settled
 from tests.support.certificates import Authority
 
 SECRET = "a secret of sixteen characters and more"
@@ -64,24 +64,24 @@ async def test_streams_survive_a_cut_connection_and_a_hung_engine_token_by_token
                 engine_link__ca_file=authority.file,
                 engine_link__certificate_file=own.certificate,
                 engine_link__key_file=own.key,
-                engine_link__silence_timeout_s=1.5,
+                engine_link__silence_timeout_s=4.0,
             )
         )
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=server.url, timeout=300))
         await settled(server)
-        began_s = asyncio.get_running_loop().time()
         undisturbed = await all_kinds(client)
-        took_s = asyncio.get_running_loop().time() - began_s
 
-        round_ = asyncio.create_task(all_kinds(client))
-        await asyncio.sleep(0.4 * took_s)
+        midst = Midst(200)
+        round_ = asyncio.create_task(all_kinds(client, midst))
+        await midst.reached.wait()
         with cable.resetting():
             for kind, answer in (await round_).items():
                 assert answer.same_as(undisturbed[kind]), kind
         await settled(server)
 
-        round_ = asyncio.create_task(all_kinds(client))
-        await asyncio.sleep(0.4 * took_s)
+        midst = Midst(200)
+        round_ = asyncio.create_task(all_kinds(client, midst))
+        await midst.reached.wait()
         hanging.send_signal(signal.SIGSTOP)
         for kind, answer in (await round_).items():
             assert answer.same_as(undisturbed[kind]), kind

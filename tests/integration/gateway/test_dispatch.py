@@ -207,14 +207,12 @@ async def test_the_urgent_go_first_and_a_ceiling_caps_what_may_be_asked(callers)
 async def test_a_request_that_would_be_late_is_rejected_at_once_with_retry_after(callers):
     heavy, light, _ = callers
     async with full(heavy):
-        began_s = time.monotonic()
         refused = await light.ask("late", headers={"x-maitred-ttft-ms": "5"})
-        took_s = time.monotonic() - began_s
+        assert (await light.place("late")).status_code == 404, "nothing of it waits"
     assert refused.status_code == 429
     assert refused.json()["error"]["code"] == "deadline_unmeetable"
     assert int(refused.headers["retry-after-ms"]) > 0
     assert int(refused.headers["x-maitred-predicted-ttft-ms"]) > 5
-    assert took_s < 2
 
 
 async def test_an_answer_ends_at_its_deadline_with_what_there_is_if_that_is_welcome(callers):

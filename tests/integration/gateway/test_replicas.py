@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-import time
 from dataclasses import dataclass, field
 
 import httpx
@@ -48,7 +47,24 @@ class Answer:
         return self.usage["prompt_tokens"], self.usage["completion_tokens"]
 
 
-async def stream(client: httpx.AsyncClient, number: int, kind: str) -> Answer:
+class Midst:
+    """Moment in the midst of answers: comes with an event, at the latest when all are there.
+
+    Args:
+        events: How many clients have received by then.
+    """
+
+    def __init__(self, events: int) -> None:
+        self._left = events
+        self.reached = asyncio.Event()
+
+    def count(self) -> None:
+        self._left -= 1
+        if not self._left:
+            self.reached.set()
+
+
+async def stream(client: httpx.AsyncClient, number: int, kind: str, midst: Midst) -> Answer:
     body = {
         **{"model": MODEL, "stream": True, "stream_options": {"include_usage": True}},
         **{"prompt": f"{number} animals met in the deep wood. The rabbit said:", **PLAIN, **KINDS[kind]},
@@ -61,6 +77,7 @@ async def stream(client: httpx.AsyncClient, number: int, kind: str) -> Answer:
                 answer.done = True
             elif line.startswith("data: "):
                 take(answer, json.loads(line.removeprefix("data: ")))
+                midst.count()
     return answer
 
 
@@ -77,8 +94,12 @@ def take(answer: Answer, event: dict[str, object]) -> None:
             answer.finishes[index] = choice["finish_reason"]
 
 
-async def all_kinds(client: httpx.AsyncClient) -> dict[str, Answer]:
-    answers = await asyncio.gather(*(stream(client, number, kind) for number, kind in enumerate(KINDS)))
+async def all_kinds(client: httpx.AsyncClient, midst: Midst | None = None) -> dict[str, Answer]:
+    midst = midst or Midst(1)
+    try:
+        answers = await asyncio.gather(*(stream(client, number, kind, midst) for number, kind in enumerate(KINDS)))
+    finally:
+        midst.reached.set()
     return dict(zip(KINDS, answers, strict=True))
 
 
@@ -109,14 +130,13 @@ async def test_streams_survive_kills_with_exactly_the_tokens_of_an_undisturbed_r
     with serving("--replicas", "2", settings={"engine.kv_memory_bytes": "32MiB"}) as server:
         async with asyncio.timeout(300), httpx.AsyncClient(base_url=server.url, timeout=300) as client:
             before = await settled(server)
-            began_s = time.monotonic()
             undisturbed = await all_kinds(client)
-            took_s = time.monotonic() - began_s
             received = [*undisturbed.values()]
             assert all(answer.done for answer in received)
             for _ in range(4):
-                round_ = asyncio.create_task(all_kinds(client))
-                await asyncio.sleep(draw.uniform(0.05, 0.7) * took_s)
+                midst = Midst(draw.randrange(10, 400))  # of some 1,000
+                round_ = asyncio.create_task(all_kinds(client, midst))
+                await midst.reached.wait()
                 draw.choice(engines_of(server)).kill()
                 answers = await round_
                 for kind, answer in answers.items():

@@ -58,52 +58,60 @@ class Reader(threading.Thread):
             self.broken = True
 
     def done(self):
-        self.join(30)
+        self.join(300)
         assert not self.is_alive()
         return self
+
+
+def until_draining(server):
+    """Returns once the server has heard the signal."""
+    deadline_s = time.monotonic() + 300
+    while httpx.get(f"{server.url}/health/ready").status_code != 503:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
 
 
 def test_sigterm_lets_answers_finish_and_exits_with_0():
     with scripted(SLOW) as server:
         reader = Reader(server.url, max_tokens=40)
-        assert reader.begun.wait(60)
+        assert reader.begun.wait(300)
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
+        until_draining(server)
         refused = httpx.post(f"{server.url}/v1/chat/completions", json=BODY)
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "draining"
         assert "retry-after" in refused.headers
         assert httpx.get(f"{server.url}/health/ready").status_code == 503
         assert reader.done().text.endswith("data: [DONE]\n\n")
-        assert server.process.wait(60) == 0
+        assert server.process.wait(300) == 0
 
 
 def test_answers_that_outlive_the_grace_period_end_with_an_error_event():
     with scripted(SLOW, server__drain_grace_s=0.5) as server:
         reader = Reader(server.url, max_tokens=3000)
-        assert reader.begun.wait(60)
+        assert reader.begun.wait(300)
         server.process.send_signal(signal.SIGTERM)
         last = json.loads(reader.done().text.strip().split("\n\n")[-1].removeprefix("data: "))
         assert last["error"]["code"] == "draining"
         assert reader.broken
-        assert server.process.wait(60) == 0
+        assert server.process.wait(300) == 0
 
 
 def test_a_second_signal_ends_at_once():
     with scripted(SLOW) as server:
         reader = Reader(server.url, max_tokens=3000)
-        assert reader.begun.wait(60)
+        assert reader.begun.wait(300)
         server.process.send_signal(signal.SIGINT)
-        time.sleep(0.1)
+        until_draining(server)
         server.process.send_signal(signal.SIGINT)
-        assert server.process.wait(60) == 0
+        assert server.process.wait(300) == 0
         assert "[DONE]" not in reader.done().text
 
 
 def test_a_killed_engine_is_replaced_and_its_streams_are_broken_off_if_they_may_not_go_on():
     with scripted(SLOW, dispatch__recoveries=0) as server:
         reader = Reader(server.url, max_tokens=3000)
-        assert reader.begun.wait(60)
+        assert reader.begun.wait(300)
         (engine,) = psutil.Process(server.process.pid).children()
         engine.kill()
         assert '"code":"replica_lost"' in reader.done().text
@@ -207,5 +215,5 @@ def test_a_server_that_still_loads_says_so_and_can_be_stopped():
         assert int(refused.headers["retry-after"]) >= 1
         engines = psutil.Process(run.pid).children()
         run.send_signal(signal.SIGTERM)
-        assert run.wait(60) == 0
+        assert run.wait(300) == 0
         assert not psutil.wait_procs(engines, timeout=300)[1]

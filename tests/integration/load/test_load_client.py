@@ -78,7 +78,7 @@ async def calling(server: Server, *, retries: int = 0, timeout_s: float = 300.0)
     port = listener.sockets[0].getsockname()[1]
     clock = RunClock()
     pool = ConnectionPool(
-        Origin.parse(f"http://127.0.0.1:{port}"), ("127.0.0.1", port), connect_timeout_s=2, clock=clock
+        Origin.parse(f"http://127.0.0.1:{port}"), ("127.0.0.1", port), connect_timeout_s=300, clock=clock
     )
     caller = LoadClient(
         pool, now_s=clock.now_s, retries=retries, timeout_s=timeout_s, rng=random.Random(0), traffic=StreamTotals()
@@ -197,14 +197,14 @@ async def test_what_began_is_not_asked_again():
 
 
 async def test_a_server_that_is_silent_times_out():
-    async with calling(Server([30.0]), timeout_s=0.1) as ask:
+    async with calling(Server([600.0]), timeout_s=0.1) as ask:
         record = await ask()
     assert record.outcome is UserOutcome.TIMED_OUT
-    assert record.ended_s - record.sent_s == pytest.approx(0.1, abs=0.09)
+    assert 0.099 < record.ended_s - record.sent_s < 30.0
 
 
 async def test_a_user_who_leaves_hangs_up():
-    server = Server([chunked(EVENTS[0]), 0.3, b"x" * 1_000_000])
+    server = Server([chunked(EVENTS[0]), 2.0, b"x" * 1_000_000])
     async with calling(server) as ask:
         record = await ask(UserBehaviour(leave_after_s=0.1))
         assert record.outcome is UserOutcome.CANCELLED
@@ -215,12 +215,12 @@ async def test_a_user_who_leaves_hangs_up():
 
 async def test_a_user_who_stalls_reads_on_later_and_loses_nothing():
     pieces = [b"%x\r\n%b\r\n" % (len(e), e) for e in EVENTS[1:]]
-    server = Server([chunked(EVENTS[0]), 0.1, *pieces, b"0\r\n\r\n"])
+    server = Server([chunked(EVENTS[0]), 0.5, *pieces, b"0\r\n\r\n"])
     async with calling(server) as ask:
-        record = await ask(UserBehaviour(stall_after_s=0.02, stall_s=0.5))
+        record = await ask(UserBehaviour(stall_after_s=0.02, stall_s=1.0))
     assert record.outcome is UserOutcome.COMPLETE
     assert record.text == ["a", "b", "c"]
-    assert record.arrivals_s[1] - record.arrivals_s[0] > 0.4
+    assert record.arrivals_s[1] - record.arrivals_s[0] > 0.9
 
 
 async def test_a_task_that_is_cancelled_hangs_up():
@@ -234,6 +234,6 @@ async def test_a_task_that_is_cancelled_hangs_up():
 
 
 async def test_connections_that_cannot_be_made_say_so():
-    pool = ConnectionPool(Origin.parse("http://127.0.0.1:1"), ("127.0.0.1", 1), connect_timeout_s=2, clock=RunClock())
+    pool = ConnectionPool(Origin.parse("http://127.0.0.1:1"), ("127.0.0.1", 1), connect_timeout_s=300, clock=RunClock())
     with pytest.raises(ConnectionFailed, match="No connection"):
         await pool.take()

