@@ -5,7 +5,7 @@ request, running requests get a grace period, and requests that still run at its
 says so. A request is also cancelled as soon as its API key is no longer valid.
 
 Organisations share the slots by a dynamic threshold (Choudhury and Hahne, IEEE/ACM Transactions on Networking, 1998):
-one may take another slot while it holds fewer than `_SHARE_OF_FREE` times the free ones. So one that is alone may hold
+one may take another slot while it holds fewer than `SHARE_OF_FREE` times the free ones. So one that is alone may hold
 nearly all, some remain for whoever comes, and those that want more than there is end up with equal numbers.
 """
 
@@ -20,11 +20,10 @@ from maitred.admission.policy.retries import SlotReleaseRate
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.errors import Draining, Saturated, Unauthenticated
 from maitred.core.tenancy import ANONYMOUS, Principal
+from maitred.dispatch.policy.quotas import SHARE_OF_FREE
 from maitred.dispatch.policy.retry_after import RetryAfterTurns
 
 _REVOKED = "This API key was revoked, or has expired, while the request ran. What was generated until then is billed."
-_SHARE_OF_FREE = 8
-"""Slots that an organisation may hold for each free slot: one that is alone holds eight ninths of them at most."""
 _SHARE_TAKEN = (
     "Your organisation has as many requests in flight here as its share allows while others are to be served too. Try "
     "again after the time in Retry-After."
@@ -90,7 +89,7 @@ class InFlightLimiter:
                 raise Saturated(retry_after_s=self._retry_after_s(principal))
             if principal is not None and principal is not ANONYMOUS:
                 organisation = principal.tenants[-1]
-                if self._held.get(organisation, 0) >= _SHARE_OF_FREE * free:
+                if self._held.get(organisation, 0) >= SHARE_OF_FREE * free:
                     raise Saturated(_SHARE_TAKEN, retry_after_s=self._retry_after_s(principal))
         return InFlightSlot(self, principal)
 

@@ -120,8 +120,8 @@ class DispatchConfig(Struct, frozen=True, kw_only=True):
     max_waiting: Annotated[
         dict[PriorityClass, Annotated[int, Meta(ge=0)]],
         Meta(
-            description="Requests of each class that may wait; more are refused with 429. A class that is not named "
-            "has no limit.",
+            description="Requests of each class that may wait; more are refused with 429. One organisation takes eight "
+            "ninths at most, so that others can come in. A class that is not named has no limit.",
             extra={"unit": "requests"},
         ),
     ] = field(

@@ -10,6 +10,7 @@ counts the same for the metrics.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any, cast
@@ -170,6 +171,8 @@ class QuotaQueue:
         """Waiting requests that are out of the order, so that they hold up nobody."""
         self.waiting = 0
         """Number of waiting requests."""
+        self._waiting_of: Counter[tuple[str, PriorityClass]] = Counter()
+        """Waiting requests by tenant id and class, for those that have any."""
         self.local = config.policy == "fair" and config.quantum > 0
         """Whether the fair queue uses prompt prefixes to group requests."""
 
@@ -236,6 +239,7 @@ class QuotaQueue:
         tenant = queued.tenant
         self.tenants.setdefault(tenant.id, {})[queued] = None
         self.waiting += 1
+        self._waiting_of[tenant.id, queued.flow.priority] += 1
         queued.wait_mark = self.wait_account.join(tenant, now_s)
 
     def _on_leave(self, queued: QueuedRequest, now_s: float) -> None:
@@ -244,6 +248,11 @@ class QuotaQueue:
         tenant_requests = self.tenants[tenant]
         del tenant_requests[queued]
         self.waiting -= 1
+        key = tenant, queued.flow.priority
+        if self._waiting_of[key] == 1:
+            del self._waiting_of[key]
+        else:
+            self._waiting_of[key] -= 1
         if not tenant_requests:
             del self.tenants[tenant]
         assert queued.wait_mark is not None
@@ -260,6 +269,10 @@ class QuotaQueue:
         """Returns the number of waiting requests of one class."""
         aside = sum([queued.flow.priority is priority for queued in self.aside]) if self.aside else 0
         return self.fair_queue.waiting_in(priority) + aside
+
+    def waiting_of(self, tenant: str, priority: PriorityClass) -> int:
+        """Returns the number of waiting requests that a tenant has in one class."""
+        return self._waiting_of.get((tenant, priority), 0)
 
     def locality(self, dispatch_request: DispatchRequest) -> Hashable | None:
         """Returns a key that requests with a common prompt prefix share; None: locality is not used."""

@@ -15,6 +15,7 @@ from maitred.dispatch.core import DispatchCore
 from maitred.dispatch.endpoint import EndpointState
 from maitred.dispatch.forecasts import due_s
 from maitred.dispatch.policy.credits import Cost
+from maitred.dispatch.policy.quotas import SHARE_OF_FREE
 from maitred.dispatch.policy.retry_after import RetryAfterTurns
 from maitred.dispatch.queue import DispatchCounters, QueuedRequest
 from maitred.dispatch.request import DispatchRequest
@@ -93,12 +94,18 @@ class LoadShedder:
         priority = queued.flow.priority
         if not at_once:
             max_waiting, longest_s = self._config.max_waiting.get(priority), self._config.max_wait_s.get(priority)
-            if (
-                max_waiting is not None
-                and sum(queue.waiting_in(priority) for queue in self._core.queues) >= max_waiting
-            ):
-                reason = f"{max_waiting} requests of class {priority} wait already, which is the most"
-                return self._make_rejection(QueueFull, reason, queued, position, now_s)
+            if max_waiting is not None:
+                free = max_waiting - sum(queue.waiting_in(priority) for queue in self._core.queues)
+                if free <= 0:
+                    reason = f"{max_waiting} requests of class {priority} wait already, which is the most"
+                    return self._make_rejection(QueueFull, reason, queued, position, now_s)
+                own = sum(queue.waiting_of(queued.tenant.id, priority) for queue in self._core.queues)
+                if own >= SHARE_OF_FREE * free:
+                    reason = (
+                        f"Your organisation has {own} of {max_waiting} requests of class {priority} that may wait, as "
+                        "many as its share allows while others are to be served too"
+                    )
+                    return self._make_rejection(QueueFull, reason, queued, position, now_s)
             if longest_s is not None and position.wait_s > longest_s:
                 reason = f"A request of class {priority} would wait longer than {longest_s:g} s now"
                 return self._make_rejection(QueueFull, reason, queued, position, now_s)

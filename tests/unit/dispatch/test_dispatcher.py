@@ -487,6 +487,25 @@ async def test_the_emptier_of_two_replicas_is_chosen():
     setup.assert_empty()
 
 
+async def test_one_organisation_does_not_fill_a_class_for_all_others():
+    setup = DispatchSetup(max_waiting={PriorityClass.STANDARD: 18}, max_wait_s={})
+    callers = [QueuedCaller(setup, number, "flood") for number in range(4 + 16)]
+    await turn()
+    assert setup.core.waiting == 16
+    with pytest.raises(QueueFull, match="Your organisation has 16 of 18"):
+        setup.check(30, "flood")
+    setup.check(30, "flood", priority=PriorityClass.BATCH)
+    for number in range(30, 32):
+        setup.check(number, "light")
+        callers.append(QueuedCaller(setup, number, "light"))
+        await turn()
+    with pytest.raises(QueueFull, match="18 requests of class standard wait already"):
+        setup.check(40, "third")
+    for caller in callers:
+        await caller.cancel()
+    setup.assert_empty()
+
+
 async def test_a_full_queue_rejects_requests():
     setup = DispatchSetup(max_waiting={PriorityClass.STANDARD: 2})
     callers = [QueuedCaller(setup, number) for number in range(6)]

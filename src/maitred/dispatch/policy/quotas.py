@@ -13,6 +13,9 @@ from maitred.core.flow import FlowLevel, PriorityClass
 from maitred.dispatch.policy.credits import Cost, CostSum
 from maitred.fairness.vtc import yields_to
 
+SHARE_OF_FREE = 8
+"""Places of a bounded resource that an organisation may hold for each free one. So one that is alone holds eight ninths
+of them at most."""
 _ACTIVE_TENANT_S = 60.0
 """A tenant without requests for this long no longer counts in fair shares."""
 _OBSERVE_INTERVAL_S = 0.5
