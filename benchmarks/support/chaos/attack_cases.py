@@ -2,6 +2,19 @@
 
 Each runs until it is cancelled. It is as small as it can be and still do its harm: its sender shares the machine with
 the server, and what the sender computes is no part of the attack. So bodies are made once, and little is read.
+
+What holds against each is a test without a clock:
+
+- patterns, grammars, schemas: `tests/unit/admission/grammars`, `tests/unit/text/grammar/test_reading.py`
+- large and compressed bodies: `tests/unit/api/test_large_body.py`, `tests/unit/api/test_compression.py`
+- slow, endless and odd heads, bodies and trailers: `tests/integration/gateway/test_http_protocol.py`, `test_gateway.py`
+- many sequences: `tests/unit/dispatch/test_dispatcher.py`, `tests/unit/engine/scheduler/test_overcommit.py`
+- requests in flight and waiting, viewers: `tests/unit/api/test_in_flight.py`, `tests/unit/dispatch/test_dispatcher.py`,
+  `tests/unit/console/test_pulse.py`
+- unknown keys: `tests/unit/identity/test_oidc.py`, `tests/integration/accounts/test_oidc.py`
+- streams that are not read, disconnects: `tests/integration/gateway/test_stalled.py`, `test_cancellation.py`
+- prompts that fill the window, long lists: `tests/property/engine/test_scheduler_fairness.py`,
+  `tests/integration/engine/test_embeddings.py`
 """
 
 import asyncio
