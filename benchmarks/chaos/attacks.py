@@ -56,8 +56,8 @@ ENGINE_MODULE = "maitred.cli.local_engine"
 MAX_IN_FLIGHT = 256
 """Few, so that one attacker reaches it."""
 STEP_TOKENS = 256
-"""A step cannot be interrupted. On two cores a token of a prompt costs the same in steps of 256 and of 512 tokens, so an
-operator whom the first token matters to takes the shorter ones."""
+"""A step cannot be interrupted. On two cores a token of a prompt costs the same in steps of 256 and of 512 tokens, so
+an operator whom the first token matters to takes the shorter ones."""
 RATIO = 1.5
 GATEWAY_MIB, ENGINES_MIB = 256, 256
 """That they may grow by during an attack. Bodies of up to 10 MiB come four at a time."""
@@ -224,7 +224,10 @@ class Run:
 async def until_engines_are_up(server: ServerProcess) -> None:
     """Waits for both of them: the server is ready with the first."""
     async with asyncio.timeout(READY_S):
-        while (await asyncio.to_thread(server.metrics))["maitred_engine_up"] < 2:
+        while True:
+            samples = await asyncio.to_thread(server.metrics)
+            if samples["maitred_engine_up"] >= 2:
+                return
             await asyncio.sleep(0.1)
 
 

@@ -57,6 +57,8 @@ SMALLEST = {
     "overspend": SmallestForm({"CALLERS": 4}, (*QUICK, "--requests=40", "--kills=0")),
     "retries": SmallestForm({"QUICK_ANSWERS": (1, 2), "QUOTA_CALLS": 2}),
     "tenants": SmallestForm(arguments=(*QUICK, "--tenants=20")),
+    "attack_soak": SmallestForm({"TENTHS": 2, "WARM": 0}, (*QUICK, "--minutes=0.1")),
+    "attacks": SmallestForm({"QUICK": {"seconds": 0.2}, "RAMP_S": 0.1}),
     "chaos": SmallestForm(arguments=(*QUICK, "--seconds=2")),
     "failover": SmallestForm({"ENGINES": 2, "TOKENS": 8}, (*QUICK, "--kills=1", "--streams=4")),
     "faults": SmallestForm({"QUICK_CASES": ("refused",)}),

@@ -2,6 +2,19 @@
 
 Each runs until it is cancelled. It is as small as it can be and still do its harm: its sender shares the machine with
 the server, and what the sender computes is no part of the attack. So bodies are made once, and little is read.
+
+What holds against each is a test without a clock:
+
+- patterns, grammars, schemas: `tests/unit/admission/grammars`, `tests/unit/text/grammar/test_reading.py`
+- large and compressed bodies: `tests/unit/api/test_large_body.py`, `tests/unit/api/test_compression.py`
+- slow, endless and odd heads, bodies and trailers: `tests/integration/gateway/test_http_protocol.py`, `test_gateway.py`
+- many sequences: `tests/unit/dispatch/test_dispatcher.py`, `tests/unit/engine/scheduler/test_overcommit.py`
+- requests in flight and waiting, viewers: `tests/unit/api/test_in_flight.py`, `tests/unit/dispatch/test_dispatcher.py`,
+  `tests/unit/console/test_pulse.py`
+- unknown keys: `tests/unit/identity/test_oidc.py`, `tests/integration/accounts/test_oidc.py`
+- streams that are not read, disconnects: `tests/integration/gateway/test_stalled.py`, `test_cancellation.py`
+- prompts that fill the window, long lists: `tests/property/engine/test_scheduler_fairness.py`,
+  `tests/integration/engine/test_embeddings.py`
 """
 
 import asyncio
@@ -73,7 +86,7 @@ async def regexes(attacker: Attacker) -> None:
             yield "|".join(f"word{number}-{each}[a-z]{{0,50}}" for each in range(1000))
             yield f"(.*a.{{{number % 400 + 12}}})+"
 
-    await attacker.post_each((chat(structured_outputs={"regex": each}) for each in patterns()), SENDERS)
+    await attacker.send_each((chat(structured_outputs={"regex": each}) for each in patterns()), SENDERS)
 
 
 async def grammars(attacker: Attacker) -> None:
@@ -87,7 +100,7 @@ async def grammars(attacker: Attacker) -> None:
             yield f'start: ("a" | "b{number}"){{1,5000}}'
             yield "start: " + " | ".join(f'"{number}-{each}"' for each in range(4000))
 
-    await attacker.post_each((chat(structured_outputs={"grammar": each}) for each in texts()), SENDERS)
+    await attacker.send_each((chat(structured_outputs={"grammar": each}) for each in texts()), SENDERS)
 
 
 async def schemas(attacker: Attacker) -> None:
@@ -109,7 +122,7 @@ async def schemas(attacker: Attacker) -> None:
             yield {"type": "array", "maxItems": 5000, "minItems": 4000, "items": {"pattern": f"^(a|b{number}){{90}}$"}}
             yield {"$defs": {"t": {"anyOf": [{"items": {"$ref": "#/$defs/t"}}] * 30}}, "$ref": "#/$defs/t"}
 
-    await attacker.post_each((chat(structured_outputs={"json": each}) for each in made()), SENDERS)
+    await attacker.send_each((chat(structured_outputs={"json": each}) for each in made()), SENDERS)
 
 
 async def many_grammars(attacker: Attacker) -> None:
@@ -118,7 +131,7 @@ async def many_grammars(attacker: Attacker) -> None:
         chat(structured_outputs={"json": {"properties": {f"member{number}": {"type": "integer"}}, "type": "object"}})
         for number in itertools.count()
     )
-    await attacker.post_each(bodies, SENDERS)
+    await attacker.send_each(bodies, SENDERS)
 
 
 @cache
@@ -148,12 +161,12 @@ def bomb() -> bytes:
 
 async def large_bodies(attacker: Attacker) -> None:
     """Some MiB each, of which few are valid."""
-    await attacker.post_all(large_requests(), SENDERS)
+    await attacker.send_all(large_requests(), SENDERS)
 
 
 async def compressed_bodies(attacker: Attacker) -> None:
     """Some KiB each, which are far too large once they are decompressed."""
-    await attacker.post_all([(CHAT, bomb())], SENDERS, headers={"Content-Encoding": "gzip"})
+    await attacker.send_all([(CHAT, bomb())], SENDERS, headers={"Content-Encoding": "gzip"})
 
 
 async def slow_senders(attacker: Attacker) -> None:
@@ -204,12 +217,12 @@ async def sequences(attacker: Attacker) -> None:
     """One request of 2,048 sequences after the other."""
     body = {"model": MODEL, "max_tokens": SEQUENCES_TOKENS, "ignore_eos": True, "n": SLOTS, "temperature": 1}
     prompts = [f"Tell me of river {number}." for number in range(2048 // SLOTS)]
-    await attacker.post_all([(COMPLETIONS, json.dumps(body | {"prompt": prompts}).encode())], 1)
+    await attacker.send_all([(COMPLETIONS, json.dumps(body | {"prompt": prompts}).encode())], 1)
 
 
 async def fill_in_flight(attacker: Attacker) -> None:
     """As many requests at once as the server takes, and more."""
-    await attacker.post_all([(CHAT, encoded(max_tokens=500, ignore_eos=True))], IN_FLIGHT, pause_s=1.0)
+    await attacker.send_all([(CHAT, encoded(max_tokens=500, ignore_eos=True))], IN_FLIGHT, pause_s=1.0)
 
 
 async def viewers(attacker: Attacker) -> None:
@@ -259,7 +272,7 @@ async def embeddings(attacker: Attacker) -> None:
     """Lists of as many texts as are allowed, to the encoder beside the victim's model."""
     texts = [f"The kitchen of house {number} closes at ten." for number in range(2048)]
     body = {"model": ENCODER, "input": texts, "encoding_format": "float"}
-    await attacker.post_all([(EMBEDDINGS, json.dumps(body).encode())], 2)
+    await attacker.send_all([(EMBEDDINGS, json.dumps(body).encode())], 2)
 
 
 async def log_probabilities(attacker: Attacker) -> None:
@@ -271,7 +284,7 @@ async def log_probabilities(attacker: Attacker) -> None:
         (CHAT, encoded(logprobs=True, top_logprobs=20, n=4, max_tokens=200, ignore_eos=True, stream=True)),
         (COMPLETIONS, json.dumps(texts).encode()),
     ]
-    await attacker.post_all(bodies, SENDERS)
+    await attacker.send_all(bodies, SENDERS)
 
 
 async def longest_prompts(attacker: Attacker) -> None:
@@ -279,7 +292,7 @@ async def longest_prompts(attacker: Attacker) -> None:
     rng = random.Random(3)
     prompts = [rng.choices(PLAIN_TOKENS, k=WINDOW - 4) for _ in range(64)]
     bodies = [json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": 4}).encode() for prompt in prompts]
-    await attacker.post_all([(COMPLETIONS, body) for body in bodies], SENDERS)
+    await attacker.send_all([(COMPLETIONS, body) for body in bodies], SENDERS)
 
 
 ATTACKS = (

@@ -38,7 +38,13 @@ class Attacker:
         self._address = (parts.hostname or "", parts.port or 80)
 
     def head(
-        self, path: str, *, length: int | None, key: str = "", headers: Mapping[str, str] | None = None, get: bool = False
+        self,
+        path: str,
+        *,
+        length: int | None,
+        key: str = "",
+        headers: Mapping[str, str] | None = None,
+        get: bool = False,
     ) -> bytes:
         """Returns the head of a request.
 
@@ -99,7 +105,7 @@ class Attacker:
             for _ in range(senders):
                 group.create_task(keep_sending())
 
-    async def post_each(self, bodies: Iterable[dict[str, Any]], senders: int) -> None:
+    async def send_each(self, bodies: Iterable[dict[str, Any]], senders: int) -> None:
         """Posts each of these chats once, so many at once."""
         each = iter(bodies)
 
@@ -110,7 +116,7 @@ class Attacker:
 
         await self.repeat(senders, send)
 
-    async def post_all(
+    async def send_all(
         self,
         requests: Sequence[tuple[str, bytes]],
         senders: int,

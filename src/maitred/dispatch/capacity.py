@@ -100,13 +100,25 @@ class CapacityAllocator:
             free = endpoint_state.free.minus(reserve)
             if overcommits:
                 free = free.plus(Cost(endpoint_state.overcommit_slots, 0))
-            if capped_cost.within(free) or endpoint_state.credits.idle:
+            if queued.cost.slots > endpoint_state.total.slots and _has_turns_left(endpoint_state):
+                lacks_slots = True
+            elif capped_cost.within(free) or endpoint_state.credits.idle:
                 candidates.append(endpoint_state)
             elif capped_cost.slots > free.slots:
                 lacks_slots = True
         if candidates:
             return self._selector.select(queued, candidates, now_s)
         return WaitCause.SLOTS if lacks_slots else WaitCause.KV_FULL
+
+    def awaits_turns(self, queued: QueuedRequest, ready: Sequence[EndpointState]) -> bool:
+        """Whether an entry has more sequences than any replica has slots, and others like it take turns at all of them.
+
+        It may hold up nobody meanwhile: smaller requests come in beside those that take turns.
+        """
+        return all(
+            queued.cost.slots > endpoint_state.total.slots and _has_turns_left(endpoint_state)
+            for endpoint_state in ready
+        )
 
     def is_ample(self, cost: Cost, ready: Sequence[EndpointState]) -> bool:
         """Whether the only replica certainly has capacity, without headroom or overcommit."""
@@ -207,7 +219,8 @@ def _first_turn(queued: QueuedRequest, total: Cost, reserve: Cost, block_tokens:
     It is all of the cost, or all that there is beside the reserve.
 
     Of a request with more sequences than there are slots, the replica runs some after others. It is dispatched when a
-    part of the slots is free: to wait for all of them would leave the replica idle, and hold up others meanwhile.
+    part of the slots is free: to wait for all of them would leave the replica idle, and hold up others meanwhile. One
+    such request takes turns at a time: what a replica reports as free beside it is kept for smaller ones.
     """
     cost, capacity = queued.cost, total.minus(reserve)
     if cost.slots > total.slots > 0:
@@ -215,6 +228,13 @@ def _first_turn(queued: QueuedRequest, total: Cost, reserve: Cost, block_tokens:
         longest_prompt = max(map(len, queued.request.prompts), default=0) // block_tokens
         cost = Cost(slots, longest_prompt + math.ceil(cost.blocks * slots / cost.slots), cost.prompt_tokens)
     return cost.at_most(capacity).at_least(_MIN_COST)
+
+
+def _has_turns_left(endpoint_state: EndpointState) -> bool:
+    """Whether a request with more sequences than slots was dispatched to a replica, and sequences of it still wait."""
+    slots = endpoint_state.total.slots
+    waiting = endpoint_state.load.waiting
+    return waiting > math.ceil(slots * _TURN) or endpoint_state.credits.unreported.slots > slots
 
 
 def _beside_headroom(whole: Cost, headroom: float) -> Cost:

@@ -498,7 +498,12 @@ class DispatchCore:
         now_s: float,
     ) -> tuple[str, WaitCause] | None:
         """Dispatches from the head until it is blocked; returns the head's tenant and wait cause."""
+        if queue.aside and not self.allocator.awaits_turns(next(iter(queue.aside)), ready):
+            queue.call_back(now_s)
         while (queued := queue.head(now_s)) is not None:
+            if self.allocator.awaits_turns(queued, ready):
+                queue.set_aside(queued)
+                continue
             above_share = not queued.requeues and self.allocator.above_share(queued, quota, ready, now_s)
             endpoint_state = self.allocator.endpoint_for(queued, quota, ready, now_s, above_share=above_share)
             if isinstance(endpoint_state, WaitCause):
@@ -513,7 +518,7 @@ class DispatchCore:
                 queued.prefill_s = self.selector.prefill_s(queued, endpoint_state, 0, now_s)
                 self._start(queued, endpoint_state, quota, now_s)
             changed.append(queued)
-        return None
+        return next(((queued.tenant.id, WaitCause.SLOTS) for queued in queue.aside), None)
 
     def _on_idle(self, now_s: float) -> None:
         for queue in self.queues:

@@ -167,6 +167,8 @@ class QuotaQueue:
         """Waiting requests by tenant id, each tenant's in joining order."""
         self.requeued: dict[QueuedRequest, None] = {}
         """Waiting requests that were requeued after a replica failure, in requeue order."""
+        self.aside: dict[QueuedRequest, None] = {}
+        """Waiting requests that are out of the order, so that they hold up nobody."""
         self.waiting = 0
         """Number of waiting requests."""
         self.waiting_by_flow: Counter[tuple[PriorityClass, tuple[FlowLevel, ...]]] = Counter()
@@ -194,8 +196,20 @@ class QuotaQueue:
         Requeued requests come first: they had their turn, and a client may be reading their output.
         """
         for queued in self.requeued:
-            return queued
+            if queued not in self.aside:
+                return queued
         return cast("QueuedRequest | None", self.fair_queue.head(now_s))
+
+    def set_aside(self, queued: QueuedRequest) -> None:
+        """Takes a waiting request out of the order until `call_back`."""
+        self.fair_queue.remove(queued)
+        self.aside[queued] = None
+
+    def call_back(self, now_s: float) -> None:
+        """Returns all requests that were set aside to the order, as of their arrival."""
+        for queued in self.aside:
+            self.fair_queue.add(queued, now_s)
+        self.aside.clear()
 
     def take_over(self, queued: QueuedRequest, now_s: float) -> None:
         """Moves a request from another quota queue to this one; call it for running requests first."""
@@ -217,7 +231,8 @@ class QuotaQueue:
 
     def remove(self, queued: QueuedRequest, now_s: float) -> None:
         """Removes an entry that was not dispatched."""
-        self.fair_queue.remove(queued)
+        if self.aside.pop(queued, queued) is not None:
+            self.fair_queue.remove(queued)
         self._on_leave(queued, now_s)
 
     def _on_join(self, queued: QueuedRequest, now_s: float) -> None:
@@ -254,7 +269,8 @@ class QuotaQueue:
 
     def waiting_in(self, priority: PriorityClass) -> int:
         """Returns the number of waiting requests of one class."""
-        return self.fair_queue.waiting_in(priority)
+        aside = sum([queued.flow.priority is priority for queued in self.aside]) if self.aside else 0
+        return self.fair_queue.waiting_in(priority) + aside
 
     def locality(self, dispatch_request: DispatchRequest) -> Hashable | None:
         """Returns a key that requests with a common prompt prefix share; None: locality is not used."""

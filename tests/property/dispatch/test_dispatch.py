@@ -49,7 +49,7 @@ class Engine(ScriptedReplica):
         del self.underway[:count]
         self._load = replace(
             self._load,
-            running=len(self.runs),
+            running=sum(cost.slots for _, cost in self.runs),
             free_sequences=SLOTS - sum(cost.slots for _, cost in self.runs),
             free_blocks=BLOCKS - sum(cost.blocks for _, cost in self.runs),
         )

@@ -168,6 +168,32 @@ async def test_a_request_with_more_sequences_than_slots_is_dispatched_when_a_qua
     setup.assert_empty()
 
 
+async def test_large_requests_take_turns_one_after_the_other_and_hold_up_nobody_meanwhile():
+    setup = DispatchSetup()
+    first, second, third = (QueuedCaller(setup, number, "flood", choices=64, max_tokens=8) for number in range(3))
+    await turn()
+    setup.replica.submit()
+    first.entry.on_submitted()
+    # Beside the one that takes turns, a quarter of the slots is reported as free. It is for smaller requests.
+    setup.replica.say(running=4, waiting=60, free_sequences=1)
+    await turn()
+    assert [caller.endpoint is not None for caller in (first, second, third)] == [True, False, False]
+    for number in range(3, 8):
+        light = QueuedCaller(setup, number, "flood" if number % 2 else "light")
+        await turn()
+        assert light.endpoint is not None
+        await light.go()
+    await third.cancel()
+    setup.replica.say(running=4, waiting=0, free_sequences=0)
+    assert setup.core.queues[0].waiting_in(PriorityClass.STANDARD) == 1
+    setup.replica.say(running=3, waiting=0, free_sequences=1)
+    await turn()
+    assert second.endpoint is not None
+    for caller in (first, second):
+        await caller.go()
+    setup.assert_empty()
+
+
 async def test_a_large_request_charges_its_quota_for_no_more_than_its_size():
     setup = DispatchSetup(headroom=0.25, pools={"gold": TenantPoolConfig(tenants=["gold"], share=0.25)})
     setup.replica.say(guest_places=2)

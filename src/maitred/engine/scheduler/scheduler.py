@@ -182,15 +182,15 @@ class Scheduler:
     def free_sequences(self) -> int:
         """Number of free slots that remain after the waiting sequences have theirs.
 
-        While one request has many sequences waiting for their turns, some slots are reported as free for others: they
+        While requests have many sequences waiting for their turns, some slots are reported as free for others: they
         wait here then, where the fair order gives each slot that a sequence leaves to whoever is next.
         """
         wait_queue, slots = self._state.wait_queue, self._pace.sequences
         free = slots - len(self._state.batch) - len(wait_queue)
         if free >= 0:
             return free
-        turns, largest = math.ceil(slots * _TURNS), wait_queue.largest
-        return max(0, turns - (len(wait_queue) - largest)) if largest > turns else 0
+        turns, large = self._turns, self._taking_turns
+        return max(0, turns - (len(wait_queue) - large)) if large > turns else 0
 
     @property
     def overcommitted(self) -> int:
@@ -201,10 +201,9 @@ class Scheduler:
     def overcommit_slots(self) -> int:
         """Number of free overcommit slots that remain after the waiting sequences have theirs.
 
-        Of the request with the most waiting sequences none counts: they wait for their turns.
+        Of requests with many waiting sequences none counts: they wait for their turns.
         """
-        wait_queue = self._state.wait_queue
-        return max(0, self._state.overcommit.slots - (len(wait_queue) - wait_queue.largest))
+        return max(0, self._state.overcommit.slots - (len(self._state.wait_queue) - self._taking_turns))
 
     @property
     def promised_blocks(self) -> int:
@@ -219,17 +218,27 @@ class Scheduler:
         prompt_tokens = math.ceil(wait_queue.prompt_tokens * self._share_admitted_next())
         return prompt_tokens + self._state.batch.prompt_tokens_left
 
+    @property
+    def _turns(self) -> int:
+        """Number of slots that are reported as free while requests take turns."""
+        return math.ceil(self._pace.sequences * _TURNS)
+
+    @property
+    def _taking_turns(self) -> int:
+        """Number of waiting sequences of requests that have more than others can find slots for meanwhile."""
+        return self._state.wait_queue.taking_turns(self._turns)
+
     def _share_admitted_next(self) -> float:
         """Returns the share of the waiting sequences that find a slot before a running one ends.
 
-        A request with more sequences than there are slots waits here for its turns. What it will need then is not in
+        Requests with more sequences than there are slots wait here for their turns. What they will need then is not in
         the way of others now.
         """
         waiting = len(self._state.wait_queue)
         free = max(0, self._pace.sequences - len(self._state.batch))
         if waiting <= free:
             return 1.0
-        others = waiting - self._state.wait_queue.largest
+        others = waiting - self._taking_turns
         return min(1.0, (free + min(self._state.overcommit.slots, others)) / waiting)
 
     @property

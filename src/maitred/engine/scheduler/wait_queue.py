@@ -50,10 +50,13 @@ class WaitQueue:
     def __len__(self) -> int:
         return self._waiting
 
-    @property
-    def largest(self) -> int:
-        """Number of waiting sequences of the client's request that has the most."""
-        return max(self._submissions.values(), default=0)
+    def taking_turns(self, least: int) -> int:
+        """Returns the number of waiting sequences of clients' requests that have more than `least`.
+
+        Of the request that has the most, they count in any case.
+        """
+        counts = self._submissions.values()
+        return sum([count for count in counts if count > least]) or max(counts, default=0)
 
     def enter(self, sequence: Sequence, now_s: float) -> None:
         """Enqueues a new sequence, or one that returns, in the order of arrival."""

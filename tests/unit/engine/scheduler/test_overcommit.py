@@ -169,6 +169,16 @@ def test_sequences_that_wait_for_their_turns_take_nothing_from_others(scheduler)
     assert newcomer.key in step(scheduler)
 
 
+def test_so_do_those_of_several_requests(scheduler):
+    flooded(scheduler)
+    before = scheduler.promised_blocks, scheduler.waiting_prompt_tokens, scheduler.overcommit_slots
+    for _ in range(40):
+        add(scheduler, "flood")
+        add(scheduler, "torrent")
+    assert (scheduler.promised_blocks, scheduler.waiting_prompt_tokens, scheduler.overcommit_slots) == before
+    assert scheduler.free_sequences == PLACES // 4
+
+
 def test_a_few_waiting_sequences_are_no_reason_to_report_slots(scheduler):
     flooded(scheduler)
     for _ in range(2):

@@ -57,7 +57,8 @@ def lengths_of_8_bits(weight: Tensor, panels: Tensor, scales: Tensor) -> tuple[T
 def _lengths(rows: Tensor) -> Tensor:
     """Returns the norm of each row, also where the square of each number is too small for fp32."""
     largest = rows.abs().amax(dim=1)
-    return torch.linalg.vector_norm(rows / largest.clamp(min=torch.finfo().tiny)[:, None], dim=1).mul_(largest)
+    lengths: Tensor = torch.linalg.vector_norm(rows / largest.clamp(min=torch.finfo().tiny)[:, None], dim=1)
+    return lengths.mul_(largest)
 
 
 def panels_of_4_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
