@@ -70,7 +70,7 @@ class Idempotency:
                 param="Idempotency-Key",
             )
         principal = exchange.principal
-        key = IdempotencyKey(f"{principal.tenants[0]}/{principal.key}", route.path, value)
+        key = IdempotencyKey(f"{principal.tenants[0]}/{principal.key}", route.path, value, principal.tenants[-1])
         claim = await self._store.claim(key, hashlib.sha256(exchange.body).digest(), exchange.context.request_id)
         with claim.recording.reader() as reader:
             if claim.fresh:

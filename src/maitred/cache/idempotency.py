@@ -25,6 +25,8 @@ class IdempotencyKey(NamedTuple):
     route: str
     value: str
     """Value of the ``Idempotency-Key`` header."""
+    organisation: str = ""
+    """Organisation of the caller, which shares the memory with others."""
 
 
 class RecordedHead(NamedTuple):

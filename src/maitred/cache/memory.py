@@ -1,14 +1,14 @@
 """Store of recordings in the memory of this process, with a size bound.
 
 Every existing recording counts against the bound: recordings that are being written, kept recordings, and removed
-recordings that still have a reader. If the bound is reached, the recordings that ended first are removed first;
-recordings with readers stay, because removing them would free no memory. If no recording can be removed, the recording
-that is being written is not kept (see `maitred.cache.recording`).
+recordings that still have a reader. If the bound is reached, the organisation with the most
+kept bytes loses the recording that ended first; recordings with readers stay, because removing them would free no
+memory. If no recording can be removed, the recording that is being written is not kept (see `maitred.cache.recording`).
 
 The whole store belongs to one event loop; no method awaits between a check and the change that depends on it.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 from maitred.cache.config import IdempotencyConfig
 from maitred.cache.idempotency import IdempotencyClaim, IdempotencyKey
@@ -36,6 +36,9 @@ class MemoryIdempotencyStore:
         self._listed: dict[IdempotencyKey, MemoryRecording] = {}
         self._ended: OrderedDict[IdempotencyKey, float] = OrderedDict()
         """End time of each kept recording, in the order of the ends."""
+        self._ended_of: dict[str, dict[IdempotencyKey, int]] = {}
+        """Kept recordings of each organisation with their bytes, in the order of the ends."""
+        self._ended_bytes: Counter[str] = Counter()
         self.held_bytes = 0
 
     def reconfigure(self, config: IdempotencyConfig) -> None:
@@ -88,12 +91,20 @@ class MemoryIdempotencyStore:
 
     def store(self, recording: MemoryRecording) -> None:
         """Keeps a recording that has ended; implements `RecordingStore.store`."""
-        self._ended[recording.key] = self._clock.monotonic_s()
+        key = recording.key
+        self._ended[key] = self._clock.monotonic_s()
+        self._ended_of.setdefault(key.organisation, {})[key] = recording.size
+        self._ended_bytes[key.organisation] += recording.size
 
     def forget(self, recording: MemoryRecording) -> None:
         """Frees the key of a recording; implements `RecordingStore.forget`."""
-        del self._listed[recording.key]
-        self._ended.pop(recording.key, None)
+        key = recording.key
+        del self._listed[key]
+        if self._ended.pop(key, None) is not None:
+            ended = self._ended_of[key.organisation]
+            self._ended_bytes[key.organisation] -= ended.pop(key)
+            if not ended:
+                del self._ended_of[key.organisation], self._ended_bytes[key.organisation]
         recording.forgotten = True
         recording.release()
 
@@ -107,7 +118,12 @@ class MemoryIdempotencyStore:
 
     def _evict(self, size: int) -> None:
         while self.held_bytes + size > self._config.max_bytes:
-            unread = (self._listed[key] for key in self._ended if not self._listed[key].readers)
+            unread = (
+                self._listed[key]
+                for organisation, _ in self._ended_bytes.most_common()
+                for key in self._ended_of[organisation]
+                if not self._listed[key].readers
+            )
             oldest = next(unread, None)
             if oldest is None:
                 return

@@ -23,8 +23,8 @@ class ConsoleConfig(Struct, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=100_000,
-            description="Sessions at one time; one more ends the oldest. They are kept in memory, and gone after a "
-            "restart.",
+            description="Sessions at one time; one more ends the oldest of the organisation that has most, and one of "
+            "an operator only if all are. They are kept in memory, and gone after a restart.",
             extra={"unit": "sessions"},
         ),
     ] = 1000

@@ -12,11 +12,12 @@ are the whole protection against forged requests. A request with a key of its ow
 
 import hashlib
 import secrets
+from collections import Counter
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from maitred.core.clock import Clock
-from maitred.core.tenancy import Principal
+from maitred.core.tenancy import Principal, Scope
 from maitred.identity.identity import SESSION_TOKEN_HEADER, Header
 
 COOKIE = "maitred_session"
@@ -68,11 +69,21 @@ class ConsoleSessions:
         for name in own[: max(0, len(own) - _PER_KEY + 1)]:
             del self._sessions[name]
         while len(self._sessions) >= self._most:
-            del self._sessions[next(iter(self._sessions))]
+            del self._sessions[self._find_evictable()]
         cookie = secrets.token_urlsafe(32)
         session = ConsoleSession(principal, secrets.token_urlsafe(32), now_s + self._lasting_s)
         self._sessions[_hash_token(cookie)] = session
         return cookie, session
+
+    def _find_evictable(self) -> str:
+        """Returns the oldest session of the organisation that has the most; one of an operator only if all are."""
+        counts = Counter(session.principal.tenants[-1] for session in self._sessions.values())
+
+        def rank(name: str) -> tuple[bool, int]:
+            principal = self._sessions[name].principal
+            return Scope.ADMIN in principal.scopes, -counts[principal.tenants[-1]]
+
+        return min(self._sessions, key=rank)
 
     def session_for(self, header: Header) -> ConsoleSession | None:
         """Returns the session that a request's cookie names; None if there is none."""

@@ -240,7 +240,8 @@ def _make_private(file: Path) -> None:
     try:
         with suppress(FileExistsError):
             os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        for path in (file, file.with_name(file.name + "-wal"), file.with_name(file.name + "-shm")):
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            path = file.with_name(file.name + suffix)
             with suppress(FileNotFoundError):
                 status = path.stat()
                 if status.st_mode & 0o077 and status.st_uid == os.geteuid():

@@ -14,7 +14,7 @@ from sqlalchemy import Column, ColumnElement, Table, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from maitred.core.clock import Clock
-from maitred.core.errors import Conflict
+from maitred.core.errors import ConfigInvalid, Conflict
 from maitred.core.limits import Limit
 from maitred.core.tenancy import ApiKey, DirectoryChanges, KeySecret, Tenant
 from maitred.store import schema
@@ -44,6 +44,8 @@ from maitred.store.rules import (
 from maitred.store.tenants import add_tenants, change_tenant, delete_tenant, find_tenants, get_tenant
 
 _BATCH_ROWS = 1000
+_END_OF_TIME_S = 1e12
+"""Wall time at which every key has expired that ever does."""
 _VERSION = schema.directory_version.c.version
 _VERSION_QUERY = f"SELECT {_VERSION.name} FROM {_VERSION.table.name}"
 T = TypeVar("T")
@@ -219,14 +221,21 @@ class DirectoryStore:
         """Makes the directory match the entries that a configuration declares (`maitred.store.declaration`).
 
         Raises:
-            ConfigInvalid: The configuration contradicts entries that exist.
+            ConfigInvalid: The configuration contradicts entries that exist, or would leave nobody who can administer
+                the installation.
         """
         for tenant in tenants:
             check_tenant(tenant)
         for limit in limits:
             check_limit(limit)
         async with self._begin_change() as (connection, version):
+            before = await usable_admin_keys(connection, self._clock.wall_s())
             await declare(connection, version, tenants, keys, limits)
+            if before and not await usable_admin_keys(connection, self._clock.wall_s()):
+                raise ConfigInvalid(
+                    "tenants: the keys that can administer this installation are no longer declared. Declare one with "
+                    "the scope `admin`."
+                )
 
     async def add_many(
         self, tenants: Iterable[Tenant] = (), keys: Iterable[ApiKey] = (), limits: Iterable[Limit] = ()
@@ -267,18 +276,24 @@ class DirectoryStore:
 
     @asynccontextmanager
     async def _begin_access_change(self) -> AsyncIterator[tuple[AsyncConnection, int]]:
-        """Opens a transaction for a change that is undone if it leaves nobody who can administer the installation."""
+        """Opens a transaction for a change that is undone if it leaves nobody who can administer the installation.
+
+        If there was a key that does not expire, there must be one afterwards: others would lock everybody out later.
+        """
         async with self._begin_change() as (connection, version):
-            before = await usable_admin_keys(connection, self._clock.wall_s())
+            times_s = self._clock.wall_s(), _END_OF_TIME_S
+            before = [await usable_admin_keys(connection, time_s) for time_s in times_s]
             yield connection, version
-            if before:
-                _require_admin(bool(await usable_admin_keys(connection, self._clock.wall_s())))
+            for time_s, keys in zip(times_s, before, strict=True):
+                if keys:
+                    _require_admin(bool(await usable_admin_keys(connection, time_s)))
 
 
 def _require_admin(remains: bool) -> None:
     if not remains:
         raise Conflict(
-            "Nobody could administer this installation any more. Create another key with the scope `admin` first."
+            "Nobody could administer this installation any more, now or once keys expire. Create another key with the "
+            "scope `admin`, and without an expiry, first."
         )
 
 

@@ -79,7 +79,7 @@ async def add_keys(connection: AsyncConnection, version: int, new: Sequence[ApiK
 
 
 async def usable_admin_keys(connection: AsyncConnection, now_s: float) -> set[str]:
-    """Returns the ids of the keys that can administer the installation now."""
+    """Returns the ids of the keys that can administer the installation at this time, if nothing is changed before."""
     parents = tenants.alias()
     secret = exists().where(
         key_secrets.c.key == keys.c.id, or_(key_secrets.c.expires_s.is_(None), key_secrets.c.expires_s > now_s)

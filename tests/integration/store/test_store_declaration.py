@@ -3,10 +3,11 @@
 import logging
 
 import pytest
+from msgspec import structs
 
 from maitred.core.errors import ConfigInvalid
 from maitred.core.limits import Limit, LimitKind
-from maitred.core.tenancy import ApiKey, KeySecret, Tenant
+from maitred.core.tenancy import ApiKey, KeySecret, Scope, Tenant
 from maitred.store.config import StoreConfig
 from maitred.store.database import open_database
 from maitred.store.directory import DirectoryStore
@@ -78,3 +79,21 @@ async def test_a_key_does_not_move(store):
     await store.create_key(ApiKey(id=KEY.id, tenant="other", secrets=KEY.secrets))
     with pytest.raises(ConfigInvalid, match="belongs to other"):
         await store.declare([ACME], [KEY], [])
+
+
+async def test_a_configuration_that_declares_the_last_admin_key_no_longer_is_refused(store):
+    admin = ApiKey(id="a" * 16, tenant="acme", scopes=(Scope.ADMIN,), secrets=(KeySecret(b"2" * 32),))
+    await store.declare([ACME], [KEY, admin], [])
+    before = await store.changes(0)
+    for tenants, keys in (
+        ([ACME], [KEY]),
+        ([], []),
+        ([Tenant(id="acme", disabled=True)], [KEY, admin]),
+        ([ACME], [KEY, structs.replace(admin, scopes=(Scope.METRICS,))]),
+    ):
+        with pytest.raises(ConfigInvalid, match="scope `admin`"):
+            await store.declare(tenants, keys, [])
+    assert await store.changes(0) == before
+    another = structs.replace(admin, id="b" * 16, secrets=(KeySecret(b"3" * 32),))
+    await store.declare([ACME], [KEY, another], [])
+    assert (await store.key(admin.id)).revoked

@@ -246,9 +246,21 @@ async def test_the_last_admin_key_cannot_lock_everybody_out(store: DirectoryStor
             await change()
     assert await store.changes(0) == before
     await store.update_key("last", name="the last", scopes=["admin"])
-    await store.create_key(key("next", "team", **admin, expires_s=clock.now_s + 50))
-    await store.update_key("next", expires_s=clock.now_s + 40)
+    await store.create_key(key("brief", "team", **admin, expires_s=clock.now_s + 50))
+    for change in changes:
+        with pytest.raises(Conflict, match="once keys expire"):
+            await change()
+    await store.create_key(key("next", "team", **admin))
     await store.revoke_key("last")
+    await store.revoke_key("brief")
+
+
+async def test_the_last_admin_key_may_expire_if_every_one_does(store: DirectoryStore, clock: SetClock) -> None:
+    admin = {"scopes": (Scope.ADMIN, Scope.METRICS)}
+    await store.create_tenant(Tenant(id="org"))
+    await store.create_key(key("first", "org", **admin, expires_s=clock.now_s + 50))
+    await store.create_key(key("next", "org", **admin, expires_s=clock.now_s + 40))
+    await store.revoke_key("first")
     await store.update_key("next", expires_s=clock.now_s + 60)
     for change in (lambda: store.revoke_key("next"), lambda: store.update_tenant("org", disabled=True)):
         with pytest.raises(Conflict):

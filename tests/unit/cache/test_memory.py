@@ -253,3 +253,26 @@ async def test_a_store_full_of_what_runs_keeps_no_more():
         await bench.claim("second")
     await first.finish()
     assert not (await bench.claim("first")).fresh
+
+
+async def test_one_organisation_drives_out_its_own_recordings_only():
+    bench = Bench(max_bytes=20 * (ENTRY_BYTES + 1000))
+
+    async def record(organisation, name):
+        made = IdempotencyKey(organisation, "/r", name, organisation)
+        recording = (await bench.store.claim(made, BODY, name)).recording
+        await recording.begin(HEAD)
+        await recording.add(b"x" * 1000)
+        await recording.finish()
+        return made
+
+    theirs = [await record("victim", f"v{number}") for number in range(5)]
+    flood = [await record("greedy", f"g{number}") for number in range(100)]
+    for made in theirs:
+        assert not (await bench.store.claim(made, BODY, "again")).fresh
+    assert (await bench.store.claim(flood[0], BODY, "again")).fresh
+    assert not (await bench.store.claim(flood[-1], BODY, "again")).fresh
+    bench.clock.now_s += 1e9
+    await record("victim", "later")
+    assert len(bench.store) == 2, "the last, and what was claimed again"
+    assert bench.store._ended_bytes.keys() == bench.store._ended_of.keys() == {"victim"}

@@ -118,6 +118,16 @@ def test_there_are_never_more_than_allowed_and_one_key_ends_only_its_own():
     assert open_.session_for(headers(others)) is None
 
 
+def test_one_organisation_ends_neither_the_sessions_of_others_nor_those_of_operators():
+    _, open_ = sessions(most=20)
+    operator = replace(ADA, key="operator00000000", scopes=frozenset({Scope.ADMIN}))
+    cookies = [open_.open(operator)[0], open_.open(replace(ADA, key="b0", tenants=("other",)))[0]]
+    for number in range(100):
+        open_.open(replace(ADA, key=f"key{number}"))
+    assert len(open_) == 20
+    assert all(open_.session_for(headers(cookie)) is not None for cookie in cookies)
+
+
 def test_the_cookie_itself_is_kept_nowhere():
     _, open_ = sessions()
     cookie, session = open_.open(ADA)

@@ -145,9 +145,10 @@ class Embedder:
     ) -> _EmbeddingRequest:
         """Tokenises and checks the inputs, and predicts the queue position; rejects what would be late."""
         with context.timeline.span(SpanName.PLAN, self._clock.monotonic_s, model=model.name) as span:
+            prompts = await tokenize_prompts(model, request.prompts, principal=principal)
             texts = [
                 model.tokenizer.append_end(tokens) if isinstance(prompt, str) else tokens
-                for prompt, tokens in zip(request.prompts, await tokenize_prompts(model, request.prompts), strict=True)
+                for prompt, tokens in zip(request.prompts, prompts, strict=True)
             ]
             for index, text in enumerate(texts):
                 check_input_tokens(

@@ -352,7 +352,9 @@ class Pipeline:
     ) -> list[int]:
         """Tokenises a prompt with the model's tokenizer; implements `InferenceService.tokenize`."""
         named_tokenizer = NamedTokenizer(model, self._tokenizer(principal, model))
-        (tokens,) = await tokenize_prompts(named_tokenizer, [prompt], add_special_tokens=add_special_tokens)
+        (tokens,) = await tokenize_prompts(
+            named_tokenizer, [prompt], add_special_tokens=add_special_tokens, principal=principal
+        )
         return tokens
 
     def detokenize(self, principal: Principal, model: str, tokens: Sequence[int]) -> str:

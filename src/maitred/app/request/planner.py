@@ -139,7 +139,11 @@ class RequestPlanner:
         model = self._router.model(target)
         context.model = target.name
         if isinstance(model, TextModel):
-            return self._accept(await prepare_upstream_request(model, request, self._max_choices), target, context)
+            return self._accept(
+                await prepare_upstream_request(model, request, self._max_choices, context.principal or ANONYMOUS),
+                target,
+                context,
+            )
         card = model.card()
         context.ignored_fields = request.left_out + request.hints
         check_generates(card, model.name)
@@ -155,7 +159,7 @@ class RequestPlanner:
             check_supported(request.needs)
         check_sampling(card, request, self._max_choices)
         check_size(card, model.tokenizer, request)
-        prompts = await tokenize_prompts(model, request.prompts)
+        prompts = await tokenize_prompts(model, request.prompts, principal=context.principal or ANONYMOUS)
         available_tokens = max_output_tokens(card, prompts, request)
         context.prompt_tokens = sum(map(len, prompts))
         context.relaxed = []

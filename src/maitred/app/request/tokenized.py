@@ -1,16 +1,20 @@
 """Tokenised request: prompts as token ids, and the output tokens that still fit into the context window."""
 
 import asyncio
+import os
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from maitred.api.fair_thread_pool import FairThreadPool
 from maitred.app.request.output import OutputProcessor
 from maitred.core.errors import InvalidRequest, ReplicaLost, Unsupported
 from maitred.core.inference import AnswerPrefix, Conversation, InferenceRequest, Prompt
 from maitred.core.replica import ModelCard
+from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.core.tools import ToolRules
 from maitred.routing.catalog import ServedModel
 from maitred.text.answer_format import PLAIN_ANSWERS, AnswerFormat
@@ -176,16 +180,26 @@ def _needs_thread(prompts: Sequence[Prompt]) -> bool:
     return characters > _MAX_INLINE_CHARACTERS
 
 
+_thread_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, FairThreadPool] = WeakKeyDictionary()
+"""Threads for long prompts; each process has one event loop, and each test one of its own."""
+_MAX_THREADS = 4
+
+
 async def tokenize_prompts(
-    model: TokenizerSource, prompts: Sequence[Prompt], *, add_special_tokens: bool | None = None
+    model: TokenizerSource,
+    prompts: Sequence[Prompt],
+    *,
+    add_special_tokens: bool | None = None,
+    principal: Principal = ANONYMOUS,
 ) -> list[list[int]]:
-    """Returns the prompts as token ids.
+    """Returns the prompts as token ids; long ones are read in threads, at which callers take turns.
 
     Args:
         model: Whose tokenizer and chat template to use.
         prompts: In any of their forms.
         add_special_tokens: Whether the text gets the model's begin-of-text token. By default plain text does; a chat
             template writes its own.
+        principal: The caller.
 
     Raises:
         InvalidRequest: The model has no chat template, or it cannot render these messages.
@@ -193,13 +207,16 @@ async def tokenize_prompts(
     if not _needs_thread(prompts):
         return [_encode(model, prompt, add_special_tokens) for prompt in prompts]
     is_awaited = True
+    loop = asyncio.get_running_loop()
+    if (threads := _thread_pools.get(loop)) is None:
+        threads = _thread_pools[loop] = FairThreadPool(min(os.cpu_count() or 1, _MAX_THREADS), "tokenizer")
 
     def encode_all() -> list[list[int]]:
         # A thread cannot be cancelled, so it checks whether the result is still awaited.
         return [_encode(model, prompt, add_special_tokens) for prompt in prompts if is_awaited]
 
     try:
-        return await asyncio.to_thread(encode_all)
+        return await threads.run(principal, sum(map(count_characters, prompts)), encode_all)
     finally:
         is_awaited = False
 

@@ -14,6 +14,7 @@ from maitred.app.request.validation import check_sampling, max_output_tokens, wi
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest
 from maitred.core.inference import Conversation, InferenceRequest, Prompt
 from maitred.core.replica import ModelCard
+from maitred.core.tenancy import Principal
 from maitred.routing.catalog import TextModel
 from maitred.text.estimate import estimate, estimate_conversation
 
@@ -97,7 +98,9 @@ class UpstreamRequest(Struct, frozen=True):
     """Raw estimate of the prompt tokens, before the learned ratio; None: they were counted."""
 
 
-async def prepare_upstream_request(model: TextModel, request: InferenceRequest, max_choices: int) -> UpstreamRequest:
+async def prepare_upstream_request(
+    model: TextModel, request: InferenceRequest, max_choices: int, principal: Principal
+) -> UpstreamRequest:
     """Prepares a request: counts its tokens if the tokenizer is available, and estimates them otherwise.
 
     Raises:
@@ -107,7 +110,7 @@ async def prepare_upstream_request(model: TextModel, request: InferenceRequest, 
     """
     if model.tokenizer is not None:
         card, fields = _check(model, request, max_choices)
-        if (tokens := await _tokenize(model, request)) is not None:
+        if (tokens := await _tokenize(model, request, principal)) is not None:
             available_tokens = max_output_tokens(card, tokens, request)
             prompt_tokens = sum(map(len, tokens))
             return UpstreamRequest(
@@ -166,7 +169,7 @@ def _check(model: TextModel, request: InferenceRequest, max_choices: int) -> tup
     return card, request.to_openai()
 
 
-async def _tokenize(model: TextModel, request: InferenceRequest) -> list[list[int]] | None:
+async def _tokenize(model: TextModel, request: InferenceRequest, principal: Principal) -> list[list[int]] | None:
     """Tokenises the prompts; None: the tokenizer has no chat template, or cannot render the request."""
     tokenizer = model.tokenizer
     assert tokenizer is not None
@@ -174,7 +177,8 @@ async def _tokenize(model: TextModel, request: InferenceRequest) -> list[list[in
         return None
     try:
         request_with_tools = with_tools(request, None if request.tools is None else request.tools())
-        return await tokenize_prompts(NamedTokenizer(model.name, tokenizer), request_with_tools.prompts)
+        named_tokenizer = NamedTokenizer(model.name, tokenizer)
+        return await tokenize_prompts(named_tokenizer, request_with_tools.prompts, principal=principal)
     except InvalidRequest:
         # The upstream server may support other tools or another template, so leave the decision to it.
         if not request.needs:

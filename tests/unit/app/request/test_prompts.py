@@ -5,9 +5,10 @@ import threading
 
 import pytest
 
-from maitred.app.request.tokenized import tokenize_prompts
+from maitred.app.request.tokenized import _thread_pools, tokenize_prompts
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.inference import Conversation
+from maitred.core.tenancy import Principal, Scope
 from maitred.routing.catalog import ServedModel
 from maitred.text.tokenizer import Tokenizer
 
@@ -73,5 +74,26 @@ async def test_a_thread_stops_at_the_next_prompt_when_nobody_waits_for_it() -> N
     reading.cancel()
     await asyncio.wait([reading])
     tokenizer.go_on.set()
-    await asyncio.get_running_loop().shutdown_default_executor()
+    await asyncio.to_thread(_thread_pools[asyncio.get_running_loop()]._pool.shutdown)
     assert tokenizer.encoded == 1
+
+
+async def test_whoever_has_many_long_prompts_waits_behind_them_alone() -> None:
+    tokenizer = Slow.load(BUNDLED_MODEL)
+    assert isinstance(tokenizer, Slow)
+    tokenizer.begun, tokenizer.go_on, tokenizer.encoded = threading.Event(), threading.Event(), 0
+    model = ServedModel("m", [None], tokenizer)  # type: ignore[arg-type]
+    order: list[str] = []
+
+    async def read(organisation: str) -> None:
+        caller = Principal(key=organisation, tenants=(organisation,), scopes=frozenset({Scope.INFERENCE}))
+        await tokenize_prompts(model, ["word " * 100_000], principal=caller)
+        order.append(organisation)
+
+    readings = [asyncio.create_task(read("greedy")) for _ in range(60)]
+    await asyncio.to_thread(tokenizer.begun.wait, 5)
+    readings.append(asyncio.create_task(read("victim")))
+    await asyncio.sleep(0)
+    tokenizer.go_on.set()
+    await asyncio.gather(*readings)
+    assert order.index("victim") < 30
