@@ -204,7 +204,7 @@ def test_the_tokenizer_of_the_model_knows_the_tokens():
     assert 40 / tokens < cut <= (40 + 2 * 16 + 2) / tokens + 1
     for thoughts in ("reasoning_content", "refusal"):
         counted = Counted(model=TextModel("m", [], tokenizer))
-        for _ in range(int(60 / tokens) + 1):
+        for _ in range(int(90 / tokens) + 1):
             counted.text("", extra={thoughts: text})
         assert counted.counter.choices_over_grant
 
