@@ -13,6 +13,7 @@ from maitred import __version__
 from maitred.api.dialect import OPENAI
 from maitred.api.routes import Route
 from maitred.core.flow import HIGHEST_PRIORITY, LOWEST_PRIORITY, PriorityClass
+from maitred.wire.anthropic.requests import KNOWN_BLOCKS
 from maitred.wire.openai.decode import field_schemas
 
 _IDEMPOTENCY_KEY = {
@@ -113,6 +114,8 @@ def describe(routes: Iterable[Route]) -> bytes:
     schema_of = dict(zip(types, schemas, strict=True))
     for body in [route.reads for route in routes if route.reads is not None and _has_openai_rules(route)]:
         _add_rules(components[_name_in(schema_of[body])]["properties"])
+    if "ServerBlock" in components:
+        _describe_server_blocks(components)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of, components)
@@ -163,6 +166,17 @@ def _add_rules(properties: dict[str, Any]) -> None:
                 for keyword, value in rules.items():
                     if schema.get("type") in _KEYWORD_TYPES[keyword]:
                         schema[keyword] = {**schema.get(keyword, {}), **value} if isinstance(value, dict) else value
+
+
+def _describe_server_blocks(components: dict[str, Any]) -> None:
+    """Describes the blocks of a server as clients send them: with any other type, and without the wrapper."""
+    described = components["ServerBlock"]
+    others = {"type": "string", "not": {"enum": sorted(KNOWN_BLOCKS)}}
+    described |= {"properties": {"type": others}, "required": ["type"]}
+    described["description"] = described["description"].partition("\n")[0]
+    content = components["InputMessage"]["properties"]["content"]
+    for form in content["anyOf"]:
+        form.get("items", {}).pop("discriminator", None)  # no mapping has all types
 
 
 def _publish_names(schema: Any) -> Any:  # noqa: ANN401 - JSON
