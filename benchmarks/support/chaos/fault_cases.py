@@ -149,6 +149,8 @@ _WHOLE = msgspec.json.encode(
     }
 ).decode()
 _JSON = _response("200 OK", "application/json", _WHOLE)
+_LATE = _response("200 OK", "application/json; charset=utf-8", f"\n{_WHOLE}")
+_ONE_EVENT = _response("200 OK", "text/event-stream", f"data: {_WHOLE}\n\ndata: [DONE]\n\n")
 _LIST = msgspec.json.encode(
     [{"error": {"code": 400, "message": "Unknown name", "status": "INVALID_ARGUMENT"}}]
 ).decode()
@@ -167,6 +169,14 @@ def _events(*data: str, end: str = "data: [DONE]\n\n", content_type: str = "text
 
 
 _REST = _chunk(content=TEXT[8:])
+_TOP = {"token": "0", "logprob": -0.1, "decoded": "0"}
+_SCORE = {"id": 7, "token": "0", "logprob": -0.1, "bytes": None, "rank": 1, "top_logprobs": [_TOP]}
+_SCORED = msgspec.json.encode(
+    {
+        "choices": [{"index": 0, "delta": {"content": TEXT[8:]}, "logprobs": {"content": [_SCORE]}, "token_ids": [5]}],
+        "x_gateway": {"id": "r"},
+    }
+).decode()
 _PARTS = msgspec.json.encode(
     {"choices": [{"index": 0, "delta": {"content": [{"type": "text", "text": TEXT[8:]}]}, "finish_reason": None}]}
 ).decode()
@@ -254,6 +264,14 @@ MIDDLE = (
 ODD = (
     Case("no-usage", "no usage", Time.NEVER, Seen.WHOLE, ScriptedFault(kind=FaultKind.NO_USAGE), estimated=True),
     _odd("json", "a whole answer where a stream was asked for", FaultKind.BYTES, text=_JSON),
+    _odd("json-late", "the same behind an empty line", FaultKind.BYTES, text=_LATE),
+    _odd("json-event", "the same as one event", FaultKind.BYTES, text=_ONE_EVENT),
+    _odd(
+        "members",
+        "members that nobody knows: of a chunk, a choice and its log-probabilities",
+        FaultKind.BYTES,
+        text=_events(_SCORED, _chunk(finish="length")),
+    ),
     _odd("no-done", "the answer and the body end, and `[DONE]` is missing", FaultKind.NO_DONE, after=TOKENS),
     _odd(
         "done-open",

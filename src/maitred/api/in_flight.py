@@ -22,7 +22,6 @@ from maitred.core.clock import Clock, SystemClock
 from maitred.core.errors import Draining, Saturated, Unauthenticated
 from maitred.core.flow import SHARE_OF_FREE
 from maitred.core.tenancy import ANONYMOUS, Principal
-from maitred.dispatch.policy.quotas import SHARE_OF_FREE
 from maitred.dispatch.policy.retry_after import RetryAfterTurns
 
 _REVOKED = "This API key was revoked, or has expired, while the request ran. What was generated until then is billed."

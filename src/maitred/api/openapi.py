@@ -14,6 +14,7 @@ from maitred.api.routes import Route
 from maitred.core.flow import HIGHEST_PRIORITY, LOWEST_PRIORITY, PriorityClass
 from maitred.wire.admin import rules as admin
 from maitred.wire.anthropic import decode as anthropic
+from maitred.wire.anthropic.requests import KNOWN_BLOCKS
 from maitred.wire.openai import decode as openai
 from maitred.wire.openai.decode import FieldSchema
 
@@ -116,6 +117,8 @@ def describe(routes: Iterable[Route]) -> bytes:
     for struct, rules in {**openai.body_schemas(), **anthropic.body_schemas(), **admin.body_schemas()}.items():
         if struct.__name__ in components:
             _add_rules(components[struct.__name__]["properties"], rules)
+    if "ServerBlock" in components:
+        _describe_server_blocks(components)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of, components)
@@ -170,6 +173,17 @@ def _add_keywords(schema: dict[str, Any], keywords: FieldSchema) -> None:
                     _add_keywords(choice.setdefault(keyword, {}), value)
                 else:
                     choice[keyword] = {**choice.get(keyword, {}), **value} if isinstance(value, dict) else value
+
+
+def _describe_server_blocks(components: dict[str, Any]) -> None:
+    """Describes the blocks of a server as clients send them: with any other type, and without the wrapper."""
+    described = components["ServerBlock"]
+    others = {"type": "string", "not": {"enum": sorted(KNOWN_BLOCKS)}}
+    described |= {"properties": {"type": others}, "required": ["type"]}
+    described["description"] = described["description"].partition("\n")[0]
+    content = components["InputMessage"]["properties"]["content"]
+    for form in content["anyOf"]:
+        form.get("items", {}).pop("discriminator", None)  # no mapping has all types
 
 
 def _publish_names(schema: Any) -> Any:  # noqa: ANN401 - JSON

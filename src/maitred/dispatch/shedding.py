@@ -15,7 +15,6 @@ from maitred.dispatch.core import DispatchCore
 from maitred.dispatch.endpoint import EndpointState
 from maitred.dispatch.forecasts import due_s
 from maitred.dispatch.policy.credits import Cost
-from maitred.dispatch.policy.quotas import SHARE_OF_FREE
 from maitred.dispatch.policy.retry_after import RetryAfterTurns
 from maitred.dispatch.queue import DispatchCounters, QueuedRequest
 from maitred.dispatch.request import DispatchRequest

@@ -8,7 +8,7 @@ from maitred.core.errors import ReplicaUnavailable
 from maitred.core.replica import HasModelCard, ModelCard
 from maitred.core.text_replica import TextReplica
 from maitred.text.answer_format import AnswerFormat
-from maitred.text.estimate import LearntMinimum, LearntRatio
+from maitred.text.estimate import LearntBound, LearntRatio
 from maitred.text.generation_defaults import GenerationDefaults
 from maitred.text.tokenizer import Tokenizer
 
@@ -120,8 +120,8 @@ class TextModel(_CatalogModel):
         self.continues_at_fallback = continues_at_fallback
         self.prompt_ratio = LearntRatio()
         self.output_ratio = LearntRatio()
-        self.least_ratio = LearntMinimum()
-        self.least_per_chunk = LearntMinimum()
+        self.least_ratio = LearntBound()
+        self.least_per_chunk = LearntBound()
         self._card: ModelCard | None = None
         """Last known card."""
 

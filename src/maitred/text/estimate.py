@@ -141,7 +141,7 @@ class LearntRatio:
         self.value = self.LEAST if ratio < self.LEAST else min(ratio, self.MOST)
 
 
-class LearntMinimum:
+class LearntBound:
     """Learnt least number of tokens for each unit of an answer, of one model.
 
     The units are estimated tokens, or chunks of a stream. It says nothing before `ANSWERS` answers were seen.

@@ -10,6 +10,7 @@ from maitred.api.config import ServerConfig
 from maitred.api.in_flight import InFlightLimiter
 from maitred.core.clock import SystemClock
 from maitred.core.errors import InvalidRequest
+from maitred.wire.anthropic.decode import decode_messages
 from maitred.wire.openai.decode import decode_chat
 from tests.support.applications import make_app
 
@@ -107,3 +108,25 @@ async def test_its_schemas_are_as_strict_as_the_rules_of_single_fields(field, ri
             else:
                 with pytest.raises(InvalidRequest):
                     decode_chat(json.dumps(body).encode(), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("block", "is_right"),
+    [
+        ({"type": "web_search_tool_result", "tool_use_id": "s", "content": []}, True),
+        ({"type": "text", "text": "Hi", "citations": [{"type": "char_location"}]}, True),
+        ({"type": "text"}, False),
+        ({"text": "Hi"}, False),
+    ],
+)
+async def test_blocks_of_a_server_are_those_of_any_other_type(block, is_right):
+    api = await document()
+    schema = {"$ref": "#/components/schemas/MessagesRequest", "components": api["components"]}
+    turns = [{"role": "assistant", "content": [block]}, {"role": "user", "content": "Hi"}]
+    body = {"model": "m", "max_tokens": 5, "messages": turns}
+    assert jsonschema.Draft202012Validator(schema).is_valid(body) == is_right
+    if is_right:
+        decode_messages(json.dumps(body).encode(), strict=True)
+    else:
+        with pytest.raises(InvalidRequest):
+            decode_messages(json.dumps(body).encode(), strict=True)

@@ -280,7 +280,7 @@ class Pipeline:
             context,
             upstream_request.estimated,
             _output_grant(upstream_request, grant, is_sent=request.max_tokens is not None),
-            upstream_request.fields,
+            fields=upstream_request.fields,
         )
         model, prefix, continuation = upstream_request.model, inference_request.prefix, None
         if prefix is not None or model.reprompts or model.continues_at_fallback:

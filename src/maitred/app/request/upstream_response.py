@@ -310,7 +310,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
                 if part.stop is not None and part.stop in self._requested_stops:
                     self._stop_strings[part.index] = part.stop
             if over and part.index in over:
-                part = replace(part, text=part.text[: int(len(part.text) * over[part.index])])
+                part = self._usage_counter.cut(part)
             if part.text or part.extra or part.scores or part.metadata is not None or part.block is not None:
                 if part.finish is not None or self._next_is_continuation:
                     part = TextDelta(

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from maitred.core.context import RequestContext
 from maitred.core.inference import AnswerPrefix, TextDelta
@@ -50,6 +51,8 @@ _MEDIA_FIELDS = frozenset(
 """Fields of a request that make its server read more than was sent."""
 _MAX_CALLS = 1_024
 """Most tool calls of an answer, of all choices together."""
+_MAX_ENTRIES = 16_384
+"""Most entries of lists, such as pictures and annotations, and of content blocks in an answer."""
 _SEVERAL_TOKENS_PER_CHUNK = 2.0
 """The chunks of an answer have several tokens each if its estimate is this many times their number."""
 _MAX_CHUNKS_PER_TOKEN = 8
@@ -121,6 +124,7 @@ class UpstreamUsageCounter:
         if grant.is_sent and model.least_per_chunk.value >= 1.0:
             self._certain_per_chunk = 1.0
         self._tokenizer = model.tokenizer if grant.is_sent and grant.choice_tokens <= _MOST_TOKENIZED else None
+        self._entries = 0
         self._certain_tokens = 0.0
         """Fewest tokens that a choice, or all of them together, can have."""
         self._written: dict[int, list[str]] = {}
@@ -152,9 +156,12 @@ class UpstreamUsageCounter:
             tokens = estimate(part.text) if part.text else 0.0
             if part.block is not None:
                 self._has_server_tools = True
+                self._entries += part.block.get("type") == "content_block_start"
             if part.extra:
                 tokens += estimate_members(part.extra)
+                self._entries += sum(len(value) for value in part.extra.values() if value.__class__ is list)
                 if calls := part.extra.get("tool_calls"):
+                    self._entries -= len(calls)
                     self._calls.update((part.index, call.get("index")) for call in calls)
             self._estimated_output_tokens += tokens
             choice_tokens = self._estimated_output_tokens
@@ -171,6 +178,8 @@ class UpstreamUsageCounter:
         self._certain_tokens = max(self._certain_tokens, self._chunks * per_chunk)
         if self._chunks * per_chunk > self._grant.tokens + _ODD_TOKENS or len(self._calls) > _MAX_CALLS:
             self._end_all_choices()
+        if self._entries > _MAX_ENTRIES:
+            self._end_all_choices()
         if batch.usage is not None:
             self._reported_usage = batch.usage
             self._apply(batch.usage)
@@ -180,6 +189,17 @@ class UpstreamUsageCounter:
                 self._end_all_choices()
         elif batch.parts and self._reported_usage is None:
             context.completion_tokens = self._previous_output_tokens + self._estimate_output()
+
+    def cut(self, part: TextDelta) -> TextDelta:
+        """Returns what is not over its grant of the last delta of a choice: of its text, its calls and its lists."""
+        extra: dict[str, Any] = {}
+        for name, value in (part.extra or {}).items():
+            if name == "tool_calls":
+                extra[name] = [call for call in value if (call.get("index") or 0) < _MAX_CALLS]
+            else:
+                extra[name] = value[:_MAX_ENTRIES] if value.__class__ is list else value
+        text = part.text[: int(len(part.text) * self.choices_over_grant[part.index])]
+        return replace(part, text=text, extra=extra or None)
 
     def restart(self) -> None:
         """Resets the counts: a new attempt starts from the beginning."""
@@ -330,7 +350,7 @@ class UpstreamUsageCounter:
 
     def _forget_attempt(self) -> None:
         self._estimated_output_tokens, self._reported_usage, self._chunks = 0.0, None, 0
-        self._certain_tokens = 0.0
+        self._certain_tokens, self._entries = 0.0, 0
         self._choice_tokens.clear()
         self._written.clear()
         self._tokenized_at.clear()

@@ -135,7 +135,8 @@ class AnthropicStreamParser:
         usage, self._parser.usage = self._parser.usage, None
         if not deltas and (usage is None or not self.has_begun):
             return None
-        return TextBatch(deltas, usage, len(deltas), self.is_complete)
+        chunks = sum(delta.block is None for delta in deltas)
+        return TextBatch(deltas, usage, chunks, self.is_complete)
 
     def on_end(self, *, is_framed: bool) -> TextBatch | None:
         """Handles the end of the body; raises ReplicaLost if the response is incomplete."""

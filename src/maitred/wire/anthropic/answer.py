@@ -186,9 +186,10 @@ class MessagesStreamParser:
                 self._start(fields.get("message"))
             case "content_block_start" | "content_block_delta" | "content_block_stop" as kind:
                 added = list(self._apply(kind, fields))
-                if added and self._finish is not None:
+                if self._finish is None:
+                    return added
+                if any(delta.text or delta.extra for delta in added):
                     raise AnswerBroken("it went on after its end")
-                return added
             case "message_delta":
                 return list(self._end(fields))
             case "message" if isinstance(fields.get("content"), list) and not self._has_content:
@@ -387,6 +388,8 @@ class MessagesStreamParser:
         if event.data.strip() in _END_MARKERS:
             return {}
         fields, is_mended = decode_event(event.data.strip().encode("utf-8", "surrogateescape"))
+        if fields is None and event.type != "error" and event.data.strip().isalnum():
+            return {}  # a word that keeps the connection alive
         if not isinstance(fields, dict):
             raise AnswerBroken("it sent an event that is no JSON object")
         if is_mended or self._characters.held:

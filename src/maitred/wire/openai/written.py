@@ -6,7 +6,8 @@ meaning for the server. An answer keeps every member that its server sent: what 
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from maitred.wire.openai.requests import ChatRequest, CompletionRequest
@@ -104,12 +105,43 @@ def merge_deltas(deltas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     call: first its id and its name, then the parts of its arguments.
     """
     message: dict[str, Any] = {}
-    for delta in deltas:
+    for delta in _join_runs(deltas):
         for name, value in delta.items():
             message[name] = _join(name, message[name], value) if name in message else _copy(name, value)
     if "tool_calls" in message:
         message["tool_calls"] = [_whole_call(call) for call in message["tool_calls"]]
     return message
+
+
+def _join_runs(deltas: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Joins neighbours that only go on with the same texts, or with the arguments of the same call.
+
+    An answer has as many deltas as tokens: joined one by one, its time would grow with the square of its length.
+    """
+    for kind, run in groupby(deltas, key=_text_kind):
+        match kind:
+            case None:
+                yield from run
+            case ("tool_calls", index, field, written):
+                text = "".join([delta["tool_calls"][0][field][written] for delta in run])
+                yield {"tool_calls": [{"index": index, field: {written: text}}]}
+            case names:
+                several = [*run]
+                yield {name: "".join([delta[name] for delta in several]) for name in names}
+
+
+def _text_kind(delta: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """Returns what a delta goes on with, if it has nothing but texts; None: it has something else."""
+    match delta:
+        case {"tool_calls": [{"index": int() as index, **body}], **rest} if not rest and len(body) == 1:
+            ((field, piece),) = body.items()
+            written = {"function": "arguments", "custom": "input"}.get(str(field), "")
+            if isinstance(piece, dict) and piece.keys() == {written} and isinstance(piece[written], str):
+                return "tool_calls", index, field, written
+            return None
+    if all(name in _TEXTS and isinstance(value, str) for name, value in delta.items()):
+        return tuple(delta)
+    return None
 
 
 def _copy(name: str, value: Any) -> Any:  # noqa: ANN401 - whatever JSON can be

@@ -204,7 +204,7 @@ def test_the_tokenizer_of_the_model_knows_the_tokens():
     assert 40 / tokens < cut <= (40 + 2 * 16 + 2) / tokens + 1
     for thoughts in ("reasoning_content", "refusal"):
         counted = Counted(model=TextModel("m", [], tokenizer))
-        for _ in range(int(60 / tokens) + 1):
+        for _ in range(int(90 / tokens) + 1):
             counted.text("", extra={thoughts: text})
         assert counted.counter.choices_over_grant
 
@@ -243,3 +243,19 @@ def test_results_of_tools_at_the_server_are_read_too():
     counted = Counted()
     counted.counter.count(TextBatch([TextDelta(0, "", block={"type": "content_block_start"})], None, 1))
     assert not counted.text("word ").close(Usage(45_000, 2)).estimated
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        TextDelta(0, "", extra={"annotations": [{"n": 1}]}),
+        TextDelta(0, "", extra={"images": ["x"], "content_parts": []}),
+        TextDelta(0, "", block={"type": "content_block_start"}),
+    ],
+)
+def test_entries_without_end_end_the_choice(delta):
+    counted = Counted(choice_tokens=100_000)
+    counted.counter.count(TextBatch([delta] * 16_384, None, 1))
+    assert not counted.counter.choices_over_grant
+    counted.counter.count(TextBatch([delta], None, 1))
+    assert counted.counter.choices_over_grant

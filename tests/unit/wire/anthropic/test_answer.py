@@ -392,3 +392,15 @@ def test_words_for_an_end_are_those_of_all_servers(word, finish):
 def test_a_word_that_speaks_of_a_failure_is_no_end(word):
     with pytest.raises(AnswerBroken):
         read([START, *text(0, "x"), ending(word)])
+
+
+def test_a_word_that_keeps_the_connection_alive_is_no_event():
+    reader = MessagesStreamParser()
+    assert reader.feed(SSEEvent("ping", type="ping")) == reader.feed(SSEEvent("alive")) == []
+    with pytest.raises(AnswerBroken):
+        reader.feed(SSEEvent("overloaded", type="error"))
+
+
+def test_a_block_that_nobody_reads_behind_the_end_is_passed_over():
+    reader, deltas = read([START, *text(0, "x"), ending(), opened(1, type="weather"), closed(1), STOP])
+    assert ("".join(delta.text for delta in deltas), reader.is_complete) == ("x", True)
