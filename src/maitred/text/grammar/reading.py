@@ -17,9 +17,17 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from maitred.core.grammar import Constraint, Grammar
 from maitred.text.grammar.bounds import holds_exactly
-from maitred.text.grammar.language import LIMITS, GrammarFault, error_in, error_in_trial, grammar_source
+from maitred.text.grammar.language import (
+    LIMITS,
+    MAX_FORCED_BYTES,
+    GrammarFault,
+    error_in,
+    error_in_trial,
+    grammar_source,
+)
 from maitred.text.grammar.schema import describe_location, enforceable, loose_keywords, without_keywords
 from maitred.text.grammar.schema_converter import convert_schema
+from maitred.text.grammar.static_cost import is_costly, longest_forced_run, longest_forced_run_of_lark
 
 _UNENFORCED = re.compile(r'Unimplemented keys: \["(?P<keyword>[^"]+)"')
 _UNKNOWN_FORMAT = re.compile(r"Unknown format: (?P<format>.*)")
@@ -135,7 +143,7 @@ class UnenforceableKeywordError(GrammarFault):
 
 def _is_unusable(keyword: str, value: object) -> bool:
     """Returns whether a keyword cannot be enforced by itself, whatever stands beside it."""
-    if not holds_exactly(keyword, value):
+    if not holds_exactly(keyword, value) or is_costly(keyword, value):
         return True
     if keyword not in _TEXT_KEYWORDS[:2] or not isinstance(value, str):
         return False
@@ -157,7 +165,7 @@ def _regex(constraint: Constraint) -> Grammar:
     pattern: str = constraint.content.removeprefix("^")
     if pattern.endswith("$") and (len(pattern) - len(pattern[:-1].rstrip("\\"))) % 2:
         pattern = pattern[:-1]
-    return _check("regex", pattern)
+    return _check("regex", pattern, longest_forced_run(pattern))
 
 
 def _choice(constraint: Constraint) -> Grammar:
@@ -171,7 +179,7 @@ def _grammar(constraint: Constraint) -> Grammar:
         raise
     except Exception as error:  # The converter can raise any exception, and the cause is always the grammar.
         raise GrammarFault(f"{_short(str(error))} Mend the grammar.") from error
-    return _check("lark", text)
+    return _check("lark", text, longest_forced_run_of_lark(text))
 
 
 _GRAMMARS: Mapping[str, Callable[[Constraint], Grammar]] = {
@@ -184,7 +192,9 @@ _GRAMMARS: Mapping[str, Callable[[Constraint], Grammar]] = {
 }
 
 
-def _check(kind: Any, text: str) -> Grammar:  # noqa: ANN401 - one of the three kinds
+def _check(kind: Any, text: str, forced: int = 0) -> Grammar:  # noqa: ANN401 - one of the three kinds
+    if forced > MAX_FORCED_BYTES:
+        raise GrammarFault(f"It demands a text of more than {MAX_FORCED_BYTES:,} bytes at once. Send a simpler one.")
     grammar = Grammar(kind, text)
     if (error := error_in(grammar)) is not None:
         raise GrammarFault(f"{_short(error)} Mend it.")
