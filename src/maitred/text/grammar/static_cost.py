@@ -6,6 +6,7 @@ token. Both follow from the text: the longest run of characters that can only co
 an automaton for divisibility (Alexeev, "Minimal DFA for testing divisibility", 2004).
 """
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from maitred.core.grammar import Grammar
 from maitred.text.grammar.bounds import is_number
 from maitred.text.grammar.language import MAX_FORCED_BYTES
 
@@ -52,7 +54,7 @@ class _Run:
 _EMPTY, _FREE = _Run(whole=True, text=""), _Run()
 
 
-def _fixed(text: str) -> _Run:
+def _run_of_text(text: str) -> _Run:
     """Returns the run of a text; which characters it has is not known of one with escapes."""
     length = len(re.sub(r"\\(?:u\w{4}|x\w\w|.)", "?", text))
     known = length == len(text) and length <= _MAX_KNOWN_CHARACTERS
@@ -79,7 +81,7 @@ def _alternatives(options: list[_Run]) -> _Run:
     return _Run(longest=max(option.longest for option in options))
 
 
-def _repeated(run: _Run, least: int, most: int | None) -> _Run:
+def _repetition(run: _Run, least: int, most: int | None) -> _Run:
     if least == 0:
         return _Run(longest=run.longest)
     exact = most == least
@@ -113,7 +115,7 @@ def longest_forced_run_of_lark(grammar: str) -> int:
 
     def lark_atom(body: str, place: int) -> tuple[_Run, int]:
         if found := _LARK_STRING.match(body, place):
-            return (_FREE if found[2] else _fixed(found[1])), found.end()
+            return (_FREE if found[2] else _run_of_text(found[1])), found.end()
         if found := _LARK_REGEX.match(body, place):
             return (_FREE if found[2] else _parse(found[1], 0, _regex_atom)[0]), found.end()
         if found := _LARK_NAME.match(body, place):
@@ -137,7 +139,7 @@ def _parse(text: str, place: int, atom: Callable[[str, int], tuple[_Run, int]]) 
         else:
             inner, place = atom(text, place)
         while quantifier := _QUANTIFIER.match(text, place):
-            inner, place = _repeated(inner, *_counts(quantifier)), quantifier.end()
+            inner, place = _repetition(inner, *_counts(quantifier)), quantifier.end()
         run = _sequence(run, inner)
     return _alternatives([*options, run]), place
 
@@ -169,11 +171,11 @@ def _regex_atom(pattern: str, place: int) -> tuple[_Run, int]:
         return (_Run(1, 1, 1, whole=True) if fixed else _FREE), found.end()
     if found := _CLASS.match(pattern, place):
         inner = found[0][1:-1]
-        return (_fixed(inner) if len(inner) == 1 and inner not in "^\\" else _FREE), found.end()
+        return (_run_of_text(inner) if len(inner) == 1 and inner not in "^\\" else _FREE), found.end()
     character = pattern[place]
     if character in "^$":
         return _EMPTY, place + 1
-    return (_FREE if character == "." else _fixed(character)), place + 1
+    return (_FREE if character == "." else _run_of_text(character)), place + 1
 
 
 def divisor_states(divisor: Fraction) -> int:
@@ -201,3 +203,30 @@ def is_costly_divisor(schemas: Iterable[Mapping[str, Any]]) -> bool:
             numerator = math.lcm(common.numerator, divisor.numerator)
             common = Fraction(numerator, math.gcd(common.denominator, divisor.denominator))
     return divisor_states(common) > _MAX_DIVISOR_STATES
+
+
+def least_states(grammar: Grammar) -> int:
+    """Returns the number of states that a grammar reaches before its first token, as far as its text tells it."""
+    match grammar.kind:
+        case "regex":
+            return longest_forced_run(grammar.text)
+        case "lark":
+            return longest_forced_run_of_lark(grammar.text)
+        case "json_schema":
+            return _states_of_schema(json.loads(grammar.text))
+
+
+def _states_of_schema(schema: object) -> int:
+    states, inner = 0, [schema]
+    while inner:
+        match inner.pop():
+            case dict() as keywords:
+                inner += keywords.values()
+                for name, value in keywords.items():
+                    if name == "pattern" and isinstance(value, str):
+                        states += longest_forced_run(value)
+                    elif name == "multipleOf" and is_number(value) and value > 0:
+                        states += divisor_states(Fraction(repr(value)))
+            case list() as several:
+                inner += several
+    return states
