@@ -37,6 +37,10 @@ _TEXT_KEYWORDS = ("pattern", "format", "minLength", "maxLength")
 _MEMBER_COUNTS = ("minProperties", "maxProperties")
 _COUNTED = "min/maxProperties only supported"
 _WEIGHTED_ONE_OF = "oneOf constraints are not supported"
+_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
+_LARK_RULE = re.compile(r"^[ \t]*[?!]{0,2}([a-zA-Z_]\w*)(?:\.-?\d+)?(?=\s*:)", re.MULTILINE)
+_UNKNOWN_STATEMENT = re.compile(r"^[ \t]*(%(?:declare|override|extend)\b)", re.MULTILINE)
+_TEMPLATE = re.compile(r"^[ \t]*[?!]{0,2}([a-z_]\w*[ \t]*\{[^}]*\})(?:\.-?\d+)?[ \t]*:", re.MULTILINE)
 _MOST_CHARACTERS = 300
 
 
@@ -173,13 +177,30 @@ def _choice(constraint: Constraint) -> Grammar:
 
 
 def _grammar(constraint: Constraint) -> Grammar:
-    try:
-        text = any_to_lark(constraint.content)
-    except RecursionError:
-        raise
-    except Exception as error:  # The converter can raise any exception, and the cause is always the grammar.
-        raise GrammarFault(f"{_short(str(error))} Mend the grammar.") from error
+    content: str = constraint.content
+    if not _GBNF_RULE.search(content) and _LARK_RULE.search(content):
+        text = _lark(content)
+    else:
+        try:
+            text = any_to_lark(content)
+        except RecursionError:
+            raise
+        except Exception as error:  # The converter can raise any exception, and the cause is always the grammar.
+            raise GrammarFault(f"{_short(str(error))} Mend the grammar.") from error
     return _check("lark", text, longest_forced_run_of_lark(text))
+
+
+def _lark(text: str) -> str:
+    """Returns a grammar without what changes only the trees that Lark would build: `?`, `!` and priorities of rules.
+
+    Raises:
+        GrammarFault: The grammar has a statement or a template that llguidance does not know.
+    """
+    if found := _UNKNOWN_STATEMENT.search(text):
+        raise GrammarFault(f"The statement `{found[1]}` of Lark cannot be used. Write the rules out.")
+    if found := _TEMPLATE.search(text):
+        raise GrammarFault(f"The template `{found[1][:64]}` cannot be used. Write out the rules that it stands for.")
+    return _LARK_RULE.sub(r"\1", text)
 
 
 _GRAMMARS: Mapping[str, Callable[[Constraint], Grammar]] = {
