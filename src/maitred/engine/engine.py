@@ -382,12 +382,15 @@ class Engine:
         self._stats_recorder.forget(sequence)
         self._unready.discard(owner, sequence)
         del self._owners[sequence.key]
+        grammar = sequence.sampling.grammar
+        if self._constraints is not None and grammar is not None:
+            self._constraints.compiler.add_tokens(grammar, sequence.output_tokens)
         choices = self._requests[owner][sequence.request.id]
         del choices[sequence.index]
         if not choices:
             del self._requests[owner][sequence.request.id]
-            if self._constraints is not None and sequence.sampling.grammar is not None:
-                self._constraints.compiler.release(sequence.sampling.grammar)
+            if self._constraints is not None and grammar is not None:
+                self._constraints.compiler.release(grammar, sequence.request.flow.path[0].id)
 
 
 def _delta(

@@ -1,11 +1,12 @@
 """Grammar compiler: compiles in background threads; sequences with equal grammars share the result.
 
 A grammar is held from its first request until the last request with it has ended. Then it stays in a cache of limited
-size for later requests. Every sequence uses its own copy of the compiled grammar; a copy costs microseconds.
+size for later requests, where an organisation that fills the cache drives out its own grammars. Every sequence uses its
+own copy of the compiled grammar; a copy costs microseconds. The copies share the states that answers have reached, so
+a grammar grows with the tokens that were written under it.
 """
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
@@ -15,14 +16,19 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 
 from maitred.core.grammar import Grammar
+from maitred.fairness.shared_cache import SharedCache
 from maitred.text.grammar.language import COMPILING_STACK_BYTES, LIMITS, MAX_FORCED_BYTES, GrammarFault, grammar_source
+from maitred.text.grammar.static_cost import least_states
 from maitred.text.tokenizer import Tokenizer
 
 _THREADS = 2
 _MAX_UNUSED_BYTES = 64 << 20
 _BYTES = 65_536
-"""Estimated memory of a compiled grammar: a fixed part, and `_BYTES_PER_CHARACTER` for its text, as measured."""
-_BYTES_PER_CHARACTER = 100
+"""Memory of a compiled grammar, as measured with the allocator's counters: a fixed part, `_BYTES_PER_CHARACTER` for its
+text, and `_BYTES_PER_STATE` for each state that is reached when it is compiled, or by a token that is written."""
+_BYTES_PER_CHARACTER = 110
+_BYTES_PER_STATE = 1_100
+_MOST_STATES = 100_000
 _KNOWN_TEXTS = 4096
 _KNOWN_CHARACTERS = 256
 
@@ -33,42 +39,46 @@ class GrammarCompiler:
     Args:
         vocabulary: Reads the model's vocabulary, once, when the first grammar comes; raises GrammarFault if it is
             unusable.
-        max_unused_bytes: Maximum memory of cached grammars without a request, as estimated.
+        max_unused_bytes: Maximum memory of cached grammars without a request.
     """
 
     def __init__(self, vocabulary: Callable[[], LLTokenizer], *, max_unused_bytes: int = _MAX_UNUSED_BYTES) -> None:
         self._vocabulary = _Once(vocabulary)
-        self._max_unused_bytes = max_unused_bytes
-        self._unused_bytes = 0
         self._held: dict[Grammar, int] = {}
-        self._unused: OrderedDict[Grammar, None] = OrderedDict()
+        self._tokens: dict[Grammar, int] = {}
+        self._unused: SharedCache[Grammar, None] = SharedCache(max_unused_bytes)
         self._compiled: dict[Grammar, Future[LLMatcher]] = {}
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
+
+    @property
+    def unused_bytes(self) -> int:
+        """Memory of cached grammars without a request."""
+        return self._unused.size
 
     def hold(self, grammar: Grammar) -> None:
         """Counts one more request of a grammar, and compiles the grammar if necessary."""
         self._held[grammar] = self._held.get(grammar, 0) + 1
-        if grammar in self._unused:
-            del self._unused[grammar]
-            self._unused_bytes -= _memory_bytes(grammar)
+        self._unused.pop(grammar)
         if grammar not in self._compiled:
             # The thread may start here, and uses the stack size that is set now.
             before = threading.stack_size(COMPILING_STACK_BYTES)
             self._compiled[grammar] = self._threads.submit(_compile, self._vocabulary, grammar)
             threading.stack_size(before)
 
-    def release(self, grammar: Grammar) -> None:
-        """Counts one request fewer of a grammar."""
+    def add_tokens(self, grammar: Grammar, tokens: int) -> None:
+        """Counts tokens that were written under a held grammar."""
+        self._tokens[grammar] = self._tokens.get(grammar, 0) + tokens
+
+    def release(self, grammar: Grammar, organisation: str) -> None:
+        """Counts one request fewer of a grammar; after its last one, it counts for the request's organisation."""
         self._held[grammar] -= 1
         if self._held[grammar]:
             return
         del self._held[grammar]
-        self._unused[grammar] = None
-        self._unused_bytes += _memory_bytes(grammar)
-        while self._unused_bytes > self._max_unused_bytes:
-            oldest, _ = self._unused.popitem(last=False)
-            self._unused_bytes -= _memory_bytes(oldest)
-            del self._compiled[oldest]
+        size_bytes = _memory_bytes(grammar, self._tokens.get(grammar, 0))
+        for dropped in self._unused.put(grammar, None, organisation, size_bytes):
+            del self._compiled[dropped]
+            self._tokens.pop(dropped, None)
 
     def ready(self, grammar: Grammar) -> bool:
         """Returns whether the compilation of a held grammar has ended, with or without success."""
@@ -84,8 +94,14 @@ class GrammarCompiler:
         return self._compiled[grammar].result().deep_copy()
 
 
-def _memory_bytes(grammar: Grammar) -> int:
-    return _BYTES + _BYTES_PER_CHARACTER * len(grammar.text)
+@lru_cache(_KNOWN_TEXTS)
+def _compiled_states(grammar: Grammar) -> int:
+    return least_states(grammar)
+
+
+def _memory_bytes(grammar: Grammar, tokens: int) -> int:
+    states = min(_MOST_STATES, _compiled_states(grammar) + tokens)
+    return _BYTES + _BYTES_PER_CHARACTER * len(grammar.text) + _BYTES_PER_STATE * states
 
 
 class _Once:

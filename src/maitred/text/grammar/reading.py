@@ -17,9 +17,17 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from maitred.core.grammar import Constraint, Grammar
 from maitred.text.grammar.bounds import holds_exactly
-from maitred.text.grammar.language import LIMITS, GrammarFault, error_in, error_in_trial, grammar_source
+from maitred.text.grammar.language import (
+    LIMITS,
+    MAX_FORCED_BYTES,
+    GrammarFault,
+    error_in,
+    error_in_trial,
+    grammar_source,
+)
 from maitred.text.grammar.schema import describe_location, enforceable, loose_keywords, without_keywords
 from maitred.text.grammar.schema_converter import convert_schema
+from maitred.text.grammar.static_cost import is_costly, longest_forced_run, longest_forced_run_of_lark
 
 _UNENFORCED = re.compile(r'Unimplemented keys: \["(?P<keyword>[^"]+)"')
 _UNKNOWN_FORMAT = re.compile(r"Unknown format: (?P<format>.*)")
@@ -29,6 +37,10 @@ _TEXT_KEYWORDS = ("pattern", "format", "minLength", "maxLength")
 _MEMBER_COUNTS = ("minProperties", "maxProperties")
 _COUNTED = "min/maxProperties only supported"
 _WEIGHTED_ONE_OF = "oneOf constraints are not supported"
+_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
+_LARK_RULE = re.compile(r"^[ \t]*[?!]{0,2}([a-zA-Z_]\w*)(?:\.-?\d+)?(?=\s*:)", re.MULTILINE)
+_UNKNOWN_STATEMENT = re.compile(r"^[ \t]*(%(?:declare|override|extend)\b)", re.MULTILINE)
+_TEMPLATE = re.compile(r"^[ \t]*[?!]{0,2}([a-z_]\w*[ \t]*\{[^}]*\})(?:\.-?\d+)?[ \t]*:", re.MULTILINE)
 _MOST_CHARACTERS = 300
 
 
@@ -135,7 +147,7 @@ class UnenforceableKeywordError(GrammarFault):
 
 def _is_unusable(keyword: str, value: object) -> bool:
     """Returns whether a keyword cannot be enforced by itself, whatever stands beside it."""
-    if not holds_exactly(keyword, value):
+    if not holds_exactly(keyword, value) or is_costly(keyword, value):
         return True
     if keyword not in _TEXT_KEYWORDS[:2] or not isinstance(value, str):
         return False
@@ -157,7 +169,7 @@ def _regex(constraint: Constraint) -> Grammar:
     pattern: str = constraint.content.removeprefix("^")
     if pattern.endswith("$") and (len(pattern) - len(pattern[:-1].rstrip("\\"))) % 2:
         pattern = pattern[:-1]
-    return _check("regex", pattern)
+    return _check("regex", pattern, longest_forced_run(pattern))
 
 
 def _choice(constraint: Constraint) -> Grammar:
@@ -165,13 +177,30 @@ def _choice(constraint: Constraint) -> Grammar:
 
 
 def _grammar(constraint: Constraint) -> Grammar:
-    try:
-        text = any_to_lark(constraint.content)
-    except RecursionError:
-        raise
-    except Exception as error:  # The converter can raise any exception, and the cause is always the grammar.
-        raise GrammarFault(f"{_short(str(error))} Mend the grammar.") from error
-    return _check("lark", text)
+    content: str = constraint.content
+    if not _GBNF_RULE.search(content) and _LARK_RULE.search(content):
+        text = _lark(content)
+    else:
+        try:
+            text = any_to_lark(content)
+        except RecursionError:
+            raise
+        except Exception as error:  # The converter can raise any exception, and the cause is always the grammar.
+            raise GrammarFault(f"{_short(str(error))} Mend the grammar.") from error
+    return _check("lark", text, longest_forced_run_of_lark(text))
+
+
+def _lark(text: str) -> str:
+    """Returns a grammar without what changes only the trees that Lark would build: `?`, `!` and priorities of rules.
+
+    Raises:
+        GrammarFault: The grammar has a statement or a template that llguidance does not know.
+    """
+    if found := _UNKNOWN_STATEMENT.search(text):
+        raise GrammarFault(f"The statement `{found[1]}` of Lark cannot be used. Write the rules out.")
+    if found := _TEMPLATE.search(text):
+        raise GrammarFault(f"The template `{found[1][:64]}` cannot be used. Write out the rules that it stands for.")
+    return _LARK_RULE.sub(r"\1", text)
 
 
 _GRAMMARS: Mapping[str, Callable[[Constraint], Grammar]] = {
@@ -184,7 +213,9 @@ _GRAMMARS: Mapping[str, Callable[[Constraint], Grammar]] = {
 }
 
 
-def _check(kind: Any, text: str) -> Grammar:  # noqa: ANN401 - one of the three kinds
+def _check(kind: Any, text: str, forced: int = 0) -> Grammar:  # noqa: ANN401 - one of the three kinds
+    if forced > MAX_FORCED_BYTES:
+        raise GrammarFault(f"It demands a text of more than {MAX_FORCED_BYTES:,} bytes at once. Send a simpler one.")
     grammar = Grammar(kind, text)
     if (error := error_in(grammar)) is not None:
         raise GrammarFault(f"{_short(error)} Mend it.")

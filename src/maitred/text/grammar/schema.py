@@ -15,6 +15,7 @@ from maitred.text.grammar.bounds import holds_exactly, narrow_bounds
 from maitred.text.grammar.formats import DEFINED, NARROWED
 from maitred.text.grammar.language import GrammarFault
 from maitred.text.grammar.object_members import members_are_counted
+from maitred.text.grammar.static_cost import is_costly, is_costly_divisor
 
 _ONE = ("items", "additionalItems", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else")
 _SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
@@ -160,6 +161,14 @@ def loose_keywords(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
                     f"The number of `{keyword}`, at {place}, is too large to be enforced: it has more than 53 bits. "
                     "Remove it, or use a string.",
                 )
+            elif is_costly(keyword, value) or (
+                keyword == "patternProperties"
+                and isinstance(value, dict)
+                and any(is_costly("pattern", pattern) for pattern in value)
+            ):
+                yield keyword, f"`{keyword}`, at {place}, takes too much to be followed. Send a simpler one."
+            elif keyword == "allOf" and is_costly_divisor(_parts(inner)):
+                yield "multipleOf", f"`multipleOf`, at {place}, takes too much to be followed. Send a simpler one."
             elif asserts_content and keyword in _CONTENT:
                 yield keyword, f"`{keyword}`, at {place}, cannot be enforced. Remove it."
         if not members_are_counted(inner):
@@ -168,6 +177,15 @@ def loose_keywords(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
                 f"`minProperties` above 1, at {place}, cannot be enforced where names may repeat: list the members in "
                 "`properties` or `required`.",
             )
+
+
+def _parts(schema: object) -> Iterator[dict[str, Any]]:
+    """Yields a schema, and the parts that hold with it."""
+    if isinstance(schema, dict):
+        yield schema
+        parts = schema.get("allOf")
+        for part in parts if isinstance(parts, list) else ():
+            yield from _parts(part)
 
 
 def _schemas_in(schema: object, place: str) -> Iterator[tuple[str, dict[str, Any]]]:

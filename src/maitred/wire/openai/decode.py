@@ -136,7 +136,11 @@ def check_chat(request: ChatRequest) -> None:
     """Raises InvalidRequest for the first rule that a chat request breaks."""
     _check_generation(request)
     check_messages(request.messages)
-    check_template_arguments(request.chat_template_kwargs, request.enable_thinking)
+    check_template_arguments(
+        request.chat_template_kwargs,
+        enable_thinking=request.enable_thinking,
+        reasoning_effort=request.reasoning_effort,
+    )
     both_limits = request.max_tokens is not None and request.max_completion_tokens is not None
     if both_limits and request.max_tokens != request.max_completion_tokens:
         raise InvalidRequest("max_tokens and max_completion_tokens differ. Send only one.", param="max_tokens")
@@ -483,8 +487,13 @@ _RESERVED_NAMES = frozenset({"messages", "tools", "add_generation_prompt"})
 _FIELD = "chat_template_kwargs"
 
 
-def check_template_arguments(arguments: Mapping[str, Any] | None, enable_thinking: bool | None = None) -> None:
-    """Raises InvalidRequest for the first rule that the arguments break."""
+def check_template_arguments(arguments: Mapping[str, Any] | None, **fields: object) -> None:
+    """Raises InvalidRequest for the first rule that the arguments break.
+
+    Args:
+        arguments: Arguments for the chat template, as they were sent.
+        fields: Fields of the request that set arguments of the same names, with their values or None.
+    """
     if not arguments:
         return
     if len(arguments) > MAX_ARGUMENTS:
@@ -502,11 +511,10 @@ def check_template_arguments(arguments: Mapping[str, Any] | None, enable_thinkin
             )
     if (size := len(msgspec.json.encode(arguments))) > MAX_BYTES:
         raise InvalidRequest(f"{_FIELD} must have at most {MAX_BYTES:,} bytes; got {size:,}.", param=_FIELD)
-    effective = arguments.get("enable_thinking", enable_thinking)
-    if enable_thinking is not None and effective is not enable_thinking:
-        raise InvalidRequest(
-            f"enable_thinking and {_FIELD}.enable_thinking differ. Send only one.", param="enable_thinking"
-        )
+    for name, value in fields.items():
+        effective = arguments.get(name, value)
+        if value is not None and (effective != value or type(effective) is not type(value)):
+            raise InvalidRequest(f"{name} and {_FIELD}.{name} differ. Send only one.", param=name)
 
 
 def body_schemas() -> dict[type, dict[str, FieldSchema]]:

@@ -106,12 +106,25 @@ def to_constraint(request: ChatRequest | CompletionRequest) -> Constraint | None
         for field in ("response_format", "structured_outputs", *_GUIDED_FIELDS)
         if (value := getattr(request, field)) is not None and (constraint := _parse_field(field, value)) is not None
     ]
-    if len(constraints) > 1:
-        raise InvalidRequest(
-            f"{constraints[0].param} and {constraints[1].param} exclude each other. Send one.",
-            param=constraints[1].param,
-        )
-    return constraints[0] if constraints else None
+    if not constraints:
+        return None
+    first = constraints[0]
+    for other in constraints[1:]:
+        if not _say_the_same(first, other):
+            raise InvalidRequest(f"{first.param} and {other.param} exclude each other. Send one.", param=other.param)
+        if other.strict:
+            first = other
+    return first
+
+
+def _say_the_same(one: Constraint, other: Constraint) -> bool:
+    """Returns whether two constraints hold an answer to the same, but for how strictly they do."""
+    # Compared as JSON, in which 1 is not true, and members have no order.
+    said = [
+        msgspec.json.encode((constraint.form, constraint.content, constraint.whitespace), order="deterministic")
+        for constraint in (one, other)
+    ]
+    return said[0] == said[1]
 
 
 def _parse_field(field: str, value: Any) -> Constraint | None:  # noqa: ANN401 - whatever was sent
@@ -239,8 +252,17 @@ def to_tool_rules(request: ChatRequest) -> ToolRules | None:
     legacy = not request.tools and bool(request.functions)
     field = "functions" if legacy else "tools"
     tools = tuple(_parse_tools(request.functions if legacy else request.tools, field, wrapped=not legacy))
+    if request.functions and not legacy:
+        older = tuple(_parse_tools(request.functions, "functions", wrapped=False))
+        _check_equal("tools", [tool.declared for tool in tools], "functions", [tool.declared for tool in older])
     choice_field = "function_call" if legacy else "tool_choice"
     choice = request.function_call if legacy else request.tool_choice
+    other_field = "tool_choice" if legacy else "function_call"
+    if (other := request.tool_choice if legacy else request.function_call) is not None:
+        # Each of the two forms says a function in its own way.
+        other = _unwrap_choice(other) if legacy else _wrap_choice(other)
+        choice = other if choice is None else choice
+        _check_equal(choice_field, choice, other_field, other)
     if not tools:
         if choice not in (None, "none", "auto"):
             raise InvalidRequest(f"{choice_field} needs tools. Send tools, or remove it.", param=choice_field)
@@ -269,6 +291,20 @@ def to_tool_rules(request: ChatRequest) -> ToolRules | None:
             raise InvalidRequest(
                 f"{choice_field} must be {known} or name a function; got {format_value(choice)}.", param=choice_field
             )
+
+
+def _check_equal(field: str, value: object, other_field: str, other: object) -> None:
+    """Raises InvalidRequest for two fields that say different things; the same, said twice, is one."""
+    if msgspec.json.encode(value, order="deterministic") != msgspec.json.encode(other, order="deterministic"):
+        raise InvalidRequest(f"{field} and {other_field} differ. Send only one.", param=other_field)
+
+
+def _wrap_choice(choice: Any) -> Any:  # noqa: ANN401 - as it was sent
+    return {"type": "function", "function": choice} if isinstance(choice, dict) else choice
+
+
+def _unwrap_choice(choice: Any) -> Any:  # noqa: ANN401 - as it was sent
+    return choice.get("function", choice) if isinstance(choice, dict) else choice
 
 
 def declared_tools(request: TokenizeRequest) -> list[dict[str, Any]]:

