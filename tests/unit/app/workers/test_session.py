@@ -168,7 +168,7 @@ async def test_a_request_that_needed_no_admission_is_reported_at_once(worker, ob
     assert not session._pending_reports
 
 
-async def test_a_worker_asks_whether_limits_have_room_before_it_decodes_a_body(dispatchers, observed):
+async def test_a_worker_asks_for_the_limits_before_it_decodes_a_body(dispatchers, observed):
     clock = FakeClock()
     setup = AdmissionSetup(limit("tenant:acme", "concurrent_requests", 1))
     controller = ControllerServer(
