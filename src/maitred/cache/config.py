@@ -22,7 +22,8 @@ class IdempotencyConfig(Struct, frozen=True, kw_only=True):
         Meta(
             ge=1 << 20,
             le=1 << 40,
-            description="Memory for all kept answers together; when it is full, the one that ended first goes first.",
+            description="Memory for all kept answers together; when it is full, the organisation that has most of it "
+            "loses the one that ended first.",
             extra={"unit": "bytes"},
         ),
     ] = 256 << 20

@@ -66,7 +66,7 @@ def is_full(error: BaseException | None) -> bool:
         return False
     if isinstance(error, DBAPIError):
         return is_full(error.orig)
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
     if getattr(error, "sqlstate", None) == _SQLSTATE_DISK_FULL:
         return True

@@ -53,3 +53,9 @@ def test_the_first_prediction_after_a_start_is_that_of_the_last_loads(tmp_path):
     (tmp_path / "load-times.json").write_text(json.dumps({str(BUNDLED_MODEL.resolve()): 17.5}))
     models = open_local_models(config, SystemClock()).state().models
     assert {name: model.predicted_load_s for name, model in models.items()} == {"a": 17.5, "b": 17.5}
+
+
+def test_only_its_owner_reads_what_is_written(tmp_path):
+    file = tmp_path / "load-times.json"
+    LoadTimes(file).record(tmp_path, 1.0)
+    assert file.stat().st_mode & 0o777 == 0o600

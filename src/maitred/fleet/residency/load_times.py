@@ -44,6 +44,7 @@ class LoadTimes:
         temporary_file = self._file.with_name(f"{self._file.name}.{os.getpid()}")
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
+            temporary_file.touch(mode=0o600)
             temporary_file.write_text(json.dumps(self._seconds, indent=1, sort_keys=True), encoding="utf-8")
             temporary_file.replace(self._file)
         except OSError as error:

@@ -19,13 +19,15 @@ from maitred.wire.worker_protocol import (
     AdmitRejected,
     AdmitRequest,
     ControllerSnapshot,
+    LimitQuery,
+    LimitReply,
     PromptSummary,
     ReleaseRequest,
     SettleReply,
     SettleRequest,
     ToWorker,
 )
-from tests.support.admission_services import AdmissionSetup
+from tests.support.admission_services import ALICE, AdmissionSetup, limit
 from tests.support.clock import FakeClock
 from tests.support.dispatchers import DispatchSetup
 
@@ -164,3 +166,23 @@ async def test_a_request_that_needed_no_admission_is_reported_at_once(worker, ob
     session.connection.data_received(encode_frame(ended(1)))
     assert [context.request_id for context in observed.contexts] == ["request-1"]
     assert not session._pending_reports
+
+
+async def test_a_worker_asks_for_the_limits_before_it_decodes_a_body(dispatchers, observed):
+    clock = FakeClock()
+    setup = AdmissionSetup(limit("tenant:acme", "concurrent_requests", 1))
+    controller = ControllerServer(
+        InFlightLimiter(10), None, None, lambda: ControllerSnapshot(1, frozenset(), {}, {}), clock
+    )
+    controller.reconfigure(LocalFlowController(dispatchers, setup.admission, clock), [observed])
+    session, socket = WorkerSession(WorkerSessions()), Socket()
+    session.connection.connection_made(socket)
+    session.start(controller)
+    await send(session, LimitQuery(1, ALICE, 1))
+    async with setup.admit():
+        await send(session, LimitQuery(2, ALICE, 1))
+    replies = [message for message in socket.received if isinstance(message, LimitReply)]
+    assert [reply.number for reply in replies] == [1, 2]
+    assert replies[0].error is None
+    assert replies[1].error.kind == "RateLimited"
+    assert replies[1].error.limit.limit == "concurrent_requests"
