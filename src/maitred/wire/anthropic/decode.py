@@ -10,7 +10,7 @@ import msgspec
 
 from maitred.core.errors import InvalidRequest
 from maitred.wire.anthropic.fields import MESSAGES_FIELDS, refuse_field, unsupported_fields
-from maitred.wire.anthropic.requests import CountTokensRequest, MessagesRequest, wrap_server_blocks
+from maitred.wire.anthropic.requests import CountTokensRequest, MessagesRequest, ServerBlock, wrap_server_blocks
 from maitred.wire.openai.decode import MAX_STOP_CHARACTERS, MAX_STOPS, NumberRange, check_known
 from maitred.wire.openai.faults import DECODE_ERRORS, describe_fault, format_value
 
@@ -116,7 +116,9 @@ def _check_prompt(request: CountTokensRequest) -> None:
             raise InvalidRequest(
                 f"messages[{position}].content must not be empty.", param=f"messages[{position}].content"
             )
-    if request.messages[-1].role == "assistant":
+    last = request.messages[-1]
+    # An answer that ended with pause_turn is sent back as it is, and its server goes on with it.
+    if last.role == "assistant" and not isinstance(last.blocks()[-1], ServerBlock):
         raise InvalidRequest(
             "messages must end with a message of the role user: this server does not continue an answer that was "
             "begun for it.",
