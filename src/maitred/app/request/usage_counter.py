@@ -340,7 +340,9 @@ class UpstreamUsageCounter:
             if content.__class__ is list and any(part.get("type") != "text" for part in content):
                 return True
         tools = self._fields.get("tools")
-        return isinstance(tools, list) and any(tool.get("type") not in ("function", "custom") for tool in tools)
+        return isinstance(tools, list) and any(
+            isinstance(tool, dict) and tool.get("type") not in ("function", "custom", None) for tool in tools
+        )
 
     def _output_is_credible(self, usage: Usage) -> bool:
         tokens = usage.completion_tokens
