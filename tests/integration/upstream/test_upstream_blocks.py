@@ -242,3 +242,14 @@ async def test_a_signature_of_a_call_goes_back_through_messages():
         "function": {"name": "f", "arguments": "{}"},
         "extra_content": SIGNED,
     }
+
+
+async def test_a_turn_that_a_server_has_paused_is_sent_back_to_it():
+    paused = [*ASKED[1:], {"role": "assistant", "content": CONTENT[:3]}]
+    async with ScriptedAnthropic([Reply(STREAM)]) as server, behind(server) as system:
+        asked = {"model": MODEL, "max_tokens": 9, "messages": paused}
+        assert (await system.client.post("/v1/messages", json=asked, headers=VERSION)).status_code == 200
+        assert server.asked[-1].body["messages"] == paused
+        begun = [*ASKED[1:], {"role": "assistant", "content": CONTENT[1:2]}]
+        asked = {"model": MODEL, "max_tokens": 9, "messages": begun}
+        assert (await system.client.post("/v1/messages", json=asked, headers=VERSION)).status_code == 400

@@ -310,7 +310,7 @@ class UpstreamUsageCounter:
             return False
         return tokens <= self._max_prompt_tokens or tokens <= self._most_prompt_tokens
 
-    @cached_property
+    @property
     def _most_prompt_tokens(self) -> int:
         """Most tokens that the servers can have read: one for each byte of the request, and what they add.
 
@@ -318,20 +318,31 @@ class UpstreamUsageCounter:
         """
         if self._reads_more:
             return self._grant.max_prompt_tokens
-        sent_bytes = len(msgspec.json.encode(self._fields))
-        return min(self._grant.max_prompt_tokens, sent_bytes + _ADDED_PROMPT_TOKENS)
+        return min(self._grant.max_prompt_tokens, self._sent_bytes + _ADDED_PROMPT_TOKENS)
 
     @cached_property
+    def _sent_bytes(self) -> int:
+        """Bytes of the request."""
+        return len(msgspec.json.encode(self._fields))
+
+    @property
     def _reads_more(self) -> bool:
         """Whether the servers read more than the text of the request."""
-        if self._has_server_tools or not _MEDIA_FIELDS.isdisjoint(self._fields):
+        return self._has_server_tools or self._has_media
+
+    @cached_property
+    def _has_media(self) -> bool:
+        """Whether the request has pictures or sound, or asks for what is to be looked up."""
+        if not _MEDIA_FIELDS.isdisjoint(self._fields):
             return True
         for message in self._fields.get("messages", ()):
             content = message.get("content")
             if content.__class__ is list and any(part.get("type") != "text" for part in content):
                 return True
         tools = self._fields.get("tools")
-        return isinstance(tools, list) and any(tool.get("type") not in ("function", "custom") for tool in tools)
+        return isinstance(tools, list) and any(
+            isinstance(tool, dict) and tool.get("type") not in ("function", "custom", None) for tool in tools
+        )
 
     def _output_is_credible(self, usage: Usage) -> bool:
         tokens = usage.completion_tokens

@@ -14,6 +14,7 @@ from maitred.wire.anthropic.requests import (
     CountTokensRequest,
     InputMessage,
     MessagesRequest,
+    ServerBlock,
     ToolChoice,
     ToolDefinition,
     wrap_server_blocks,
@@ -128,7 +129,9 @@ def _check_prompt(request: CountTokensRequest) -> None:
             raise InvalidRequest(
                 f"messages[{position}].content must not be empty.", param=f"messages[{position}].content"
             )
-    if request.messages[-1].role == "assistant":
+    last = request.messages[-1]
+    # An answer that ended with pause_turn is sent back as it is, and its server goes on with it.
+    if last.role == "assistant" and not isinstance(last.blocks()[-1], ServerBlock):
         raise InvalidRequest(
             "messages must end with a message of the role user: this server does not continue an answer that was "
             "begun for it.",
