@@ -47,13 +47,25 @@ _URI = r"[A-Za-z][A-Za-z0-9+.-]*://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9.
 _TEMPLATE_LITERAL = "[A-Za-z0-9:/?#@!$&()*+,;=._~-]"
 _TEMPLATE_EXPRESSION = r"\{[+#./;?&]?[A-Za-z0-9_]+(?:,[A-Za-z0-9_]+)*\}"
 
+_PATH = r"(?:/[A-Za-z0-9._~!$&()*+,;=@-]*)*"
+_REFERENCE = rf"(?:{_URI}|/?[A-Za-z0-9._~-]+{_PATH}(?:\?[A-Za-z0-9._~&=/-]*)?(?:#[A-Za-z0-9._~/-]*)?)"
+_POINTER = "(?:/(?:[^~/]|~[01])*)*"
+_HOSTNAME = rf"{_LABEL}(?:\.{_LABEL})*"
+_MAILBOX = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,16}(?:\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,15}){0,3}"
+
 NARROWED: Mapping[str, NarrowedFormat] = {
     "iri": NarrowedFormat(f"^{_URI}$"),
     "uri-template": NarrowedFormat(f"^(?:{_TEMPLATE_LITERAL}|{_TEMPLATE_EXPRESSION})*$"),
     "date": NarrowedFormat(f"^{_DATE}$"),
     "time": NarrowedFormat(f"^{_TIME}$"),
     "date-time": NarrowedFormat(f"^{_DATE}[Tt]{_TIME}$"),
-    "hostname": NarrowedFormat(rf"^{_LABEL}(?:\.{_LABEL})*$", 253),
+    "hostname": NarrowedFormat(f"^{_HOSTNAME}$", 253),
+    "idn-hostname": NarrowedFormat(f"^{_HOSTNAME}$", 253),
+    "idn-email": NarrowedFormat(f"^{_MAILBOX}@{_HOSTNAME}$", 254),
+    "uri-reference": NarrowedFormat(f"^{_REFERENCE}$"),
+    "iri-reference": NarrowedFormat(f"^{_REFERENCE}$"),
+    "json-pointer": NarrowedFormat(f"^{_POINTER}$"),
+    "relative-json-pointer": NarrowedFormat(f"^(?:0|[1-9][0-9]{{0,8}})(?:#|{_POINTER})$"),
 }
 DEFINED = frozenset(
     {

@@ -16,7 +16,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from maitred.core.grammar import Constraint, Grammar
-from maitred.text.grammar.bounds import holds_exactly
+from maitred.text.grammar.bounds import holds_exactly, is_number
 from maitred.text.grammar.language import (
     LIMITS,
     MAX_FORCED_BYTES,
@@ -149,9 +149,13 @@ def _is_unusable(keyword: str, value: object) -> bool:
     """Returns whether a keyword cannot be enforced by itself, whatever stands beside it."""
     if not holds_exactly(keyword, value) or is_costly(keyword, value):
         return True
-    if keyword not in _TEXT_KEYWORDS[:2] or not isinstance(value, str):
+    if keyword in _TEXT_KEYWORDS[:2] and isinstance(value, str):
+        kind = "string"
+    elif keyword == "multipleOf" and is_number(value):
+        kind = "number"
+    else:
         return False
-    grammar = Grammar("json_schema", enforceable({"type": "string", keyword: value}, strict=True))
+    grammar = Grammar("json_schema", enforceable({"type": kind, keyword: value}, strict=True))
     return error_in(grammar) is not None
 
 

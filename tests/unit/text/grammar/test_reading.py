@@ -1,5 +1,7 @@
 """What callers want, and the grammars that it comes to."""
 
+import json
+
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
@@ -200,3 +202,25 @@ def test_words_of_our_own_in_a_schema_mean_nothing():
     assert not takes(schema({"type": "integer", "not": {}, "x-guidance": {"lenient": True}}, strict=False), "x")
     with pytest.raises(GrammarFault, match="`not`"):
         parse_grammar(schema({"type": "integer", "not": {}, "x-guidance": {"lenient": True}}))
+
+
+@pytest.mark.parametrize(
+    ("name", "taken", "not_taken"),
+    [
+        ("json-pointer", ["", "/a/b", "/a~0b/~1"], ["a", "/~2", "/~"]),
+        ("relative-json-pointer", ["0", "1/a", "0#"], ["01", "a", "-1", "0##"]),
+        ("uri-reference", ["a/b", "/a", "http://a/b", "a?b=c#d"], ["a b", "#a#b", "\\", " "]),
+        ("iri-reference", ["a/b", "http://a/b"], ["a b"]),
+        ("idn-email", ["a.b@c.de"], ["a", "@", "b", "a..b@c", "a@b..c"]),
+        ("idn-hostname", ["a-b.c"], ["-a", "a..b"]),
+        ("uuid", ["123e4567-e89b-12d3-a456-426614174000"], ["123e4567e89b12d3a456426614174000"]),
+        ("ipv4", ["0.0.0.0", "255.1.2.3"], ["256.1.1.1", "1.2.3", "01.2.3.4"]),
+        ("email", ["a.b+c@example.com"], ["a", "a@", "@b"]),
+        ("uri", ["http://a.b/c?d=e#f", "urn:isbn:1"], ["a/b", "//a", "http://a b"]),
+        ("date-time", ["2024-02-29T12:00:00.5+05:30"], ["2023-02-29T12:00:00Z", "2024-01-01 12:00:00Z", "2024-01-01"]),
+    ],
+)
+def test_formats_are_those_of_the_standards(name, taken, not_taken):
+    content = schema({"type": "string", "format": name})
+    assert [text for text in taken if not takes(content, json.dumps(text))] == []
+    assert [text for text in not_taken if takes(content, json.dumps(text))] == []

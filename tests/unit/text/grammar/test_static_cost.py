@@ -94,5 +94,6 @@ def test_what_is_too_costly_is_refused_before_it_is_compiled(constraint, monkeyp
 def test_what_is_too_costly_is_relaxed_alone():
     relaxed: list[str] = []
     content = {"type": "object", "properties": {"a": {"pattern": "a{1000}{1000}"}, "b": {"multipleOf": 999_983}}}
+    content["properties"]["c"] = {"multipleOf": 0.07}  # is 0.7000000000000001 tenths, as a double
     parse_grammar(Constraint("json_schema", content, "p", strict=False), relaxed)
-    assert relaxed == ["pattern at #/properties/a", "multipleOf at #/properties/b"]
+    assert relaxed == ["pattern at #/properties/a", "multipleOf at #/properties/b", "multipleOf at #/properties/c"]
