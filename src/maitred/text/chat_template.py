@@ -288,6 +288,7 @@ class ChatTemplate:
             messages, tools, arguments = mark(messages), mark(tools), mark(arguments)
         variables = {
             **self._special_tokens,
+            "documents": None,
             **(arguments or {}),
             "messages": messages,
             "tools": tools,
@@ -320,7 +321,13 @@ class _ConversationWriter:
         self.history = ToolHistory(
             source,
             lambda messages: self.template.render(
-                {**special_tokens, "messages": messages, "tools": None, "add_generation_prompt": True}
+                {
+                    **special_tokens,
+                    "documents": None,
+                    "messages": messages,
+                    "tools": None,
+                    "add_generation_prompt": True,
+                }
             ),
         )
 

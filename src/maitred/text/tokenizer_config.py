@@ -1,8 +1,8 @@
 """Settings of a model's tokenizer beside ``tokenizer.json``: its named tokens, its chat templates and its longest text.
 
 They stand in ``tokenizer_config.json``; older models have some of the tokens in ``special_tokens_map.json``, newer ones
-have the templates in files of their own (``chat_template.jinja`` and ``chat_templates/NAME.jinja``). The files are read
-as the library `transformers` reads them.
+have the templates in files of their own (``chat_template.jinja`` and ``additional_chat_templates/NAME.jinja``). The
+files are read as the library `transformers` reads them.
 """
 
 import json
@@ -17,6 +17,8 @@ from maitred.core.errors import ConfigInvalid
 PrependScheme = Literal["always", "first", "never"]
 _TOOL_TEMPLATE = "tool_use"
 """Name of the template for conversations with tools."""
+_TEMPLATE_FOLDERS = ("chat_templates", "additional_chat_templates")
+"""Folders of templates by name; `transformers` writes the latter."""
 _UNLIMITED_TOKENS = 10**9
 """Lengths from here on say that there is no limit: `transformers` writes 10³⁰."""
 
@@ -173,8 +175,9 @@ def _special_tokens(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _templates(folder: Path, fields: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """Reads the chat template, and the one for conversations with tools; files have precedence over the settings."""
     named: dict[str, str] = {}
-    for path in sorted((folder / "chat_templates").glob("*.jinja")):
-        named[path.stem] = path.read_text(encoding="utf-8")
+    for templates in _TEMPLATE_FOLDERS:
+        for path in sorted((folder / templates).glob("*.jinja")):
+            named[path.stem] = path.read_text(encoding="utf-8")
     single = folder / "chat_template.jinja"
     if single.is_file():
         named["default"] = single.read_text(encoding="utf-8")

@@ -235,18 +235,21 @@ async def test_repeats_of_a_request_get_one_answer_whichever_worker_they_reach(s
 async def test_a_burst_of_connections_that_stay_is_spread_over_the_workers(server):
     port = int(server.url.rpartition(":")[2])
     pairs = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", port) for _ in range(200)))
-    for reader, writer in pairs:
-        writer.write(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        assert b"200 OK" in await reader.readuntil(b"}")
-    taken = [
-        sum(
-            connection.status == psutil.CONN_ESTABLISHED and connection.laddr.port == port
-            for connection in worker.net_connections()
-        )
-        for worker in processes(server)[1]
-    ]
-    for _, writer in pairs:
-        writer.close()
+    try:
+        for reader, writer in pairs:
+            writer.write(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert b"200 OK" in await reader.readuntil(b"}")
+        taken = [
+            sum(
+                connection.status == psutil.CONN_ESTABLISHED and connection.laddr.port == port
+                for connection in worker.net_connections()
+            )
+            for worker in processes(server)[1]
+        ]
+    finally:
+        # Left open by a failure, they would be collected, and complained of, in a later test.
+        for _, writer in pairs:
+            writer.close()
     assert sum(taken) >= 200
     assert min(taken) >= 40, taken
 

@@ -121,10 +121,23 @@ def test_templates_by_name(folder):
         Tokenizer.load(folder)
     configure(folder)
     (folder / "chat_template.jinja").write_text("three")
-    (folder / "chat_templates").mkdir()
-    (folder / "chat_templates" / "tool_use.jinja").write_text("four")
-    template = Tokenizer.load(folder).chat_template
-    assert [template.render([]), template.render([], tools=[1])] == ["three", "four"]
+    for number, name in enumerate(("chat_templates", "additional_chat_templates")):
+        (folder / name).mkdir()
+        (folder / name / "tool_use.jinja").write_text(f"four{number}")
+        template = Tokenizer.load(folder).chat_template
+        assert [template.render([]), template.render([], tools=[1])] == ["three", f"four{number}"]
+
+
+def test_templates_that_the_reference_saved(folder):
+    configure(folder, tokenizer_class="PreTrainedTokenizerFast", eos_token="<|end|>")
+    oracle = transformers.AutoTokenizer.from_pretrained(folder)
+    oracle.chat_template = {"default": "one", "tool_use": "two {{ tools | tojson }}"}
+    oracle.save_pretrained(folder / "saved")
+    template = Tokenizer.load(folder / "saved").chat_template
+    tools = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}]
+    for given in (None, tools):
+        told = oracle.apply_chat_template([{"role": "user", "content": "a"}], tools=given, tokenize=False)
+        assert template.render([], tools=given) == told
 
 
 SETTINGS = [

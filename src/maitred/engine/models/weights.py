@@ -33,6 +33,9 @@ _HEAD = "lm_head.weight"
 _LFS = b"version https://git-lfs"
 """Beginning of the file that Git LFS leaves in place of one that was not fetched."""
 
+_LENGTH_BYTES = 8
+"""Bytes at the beginning of a safetensors file that say how long its header is."""
+
 MakeLinear = Callable[..., Linear]
 """Function from a weight, and a bias if there is one, to a linear; see `make_linear`."""
 
@@ -216,13 +219,28 @@ class Checkpoint:
 def _open(path: Path) -> Any:  # noqa: ANN401 - the library's handle has no type
     """Opens one safetensors file; raises ConfigInvalid, with its name, if it is cut, empty or something else."""
     try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as fault:
+        opened = safe_open(path, framework="pt")
+        with path.open("rb") as file:
+            header = file.read(int.from_bytes(file.read(_LENGTH_BYTES), "little"))
+        _decode(header)  # the library takes the last of several tensors of one name
+        return opened
+    except (SafetensorError, OSError, ValueError) as fault:
         hint = ""
         with suppress(OSError), path.open("rb") as file:
             if file.read(len(_LFS)) == _LFS:
                 hint = " It is a pointer of Git LFS: run `git lfs pull` in the folder."
         raise ConfigInvalid(f"The weights in {path} cannot be read: {fault}. Fetch the file again.{hint}") from fault
+
+
+def _decode(data: bytes) -> Any:  # noqa: ANN401 - whatever JSON is
+    """Decodes JSON; raises ValueError if it is none, or if an object has a name twice."""
+    return json.loads(data, object_pairs_hook=_unique)
+
+
+def _unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    if twice := [name for name, count in Counter(name for name, _ in members).items() if count > 1]:
+        raise ValueError(f"{twice[0]} is in it twice")
+    return dict(members)
 
 
 def _tensor_files(folder: Path) -> dict[str, Path]:
@@ -233,11 +251,11 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
             with _open(single) as file:
                 return dict.fromkeys(file.keys(), single)
         if index.is_file():
-            file_of = {name: folder / shard for name, shard in json.loads(index.read_bytes())["weight_map"].items()}
+            file_of = {name: folder / shard for name, shard in _decode(index.read_bytes())["weight_map"].items()}
             if absent := sorted({path.name for path in file_of.values() if not path.is_file()}):
                 raise ConfigInvalid(f"{folder} lacks the weight files {', '.join(absent)}, which its index lists.")
             return file_of
-    except (OSError, ValueError, KeyError, AttributeError) as fault:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as fault:
         raise ConfigInvalid(f"{index} cannot be read: {fault}. Fetch it again.") from fault
     raise ConfigInvalid(
         f"{folder} has neither model.safetensors nor model.safetensors.index.json. maitred reads safetensors only; "

@@ -131,3 +131,31 @@ def test_broken_files(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({}))
     with pytest.raises(ConfigInvalid, match="cannot be read"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("index", ["[]", '{"weight_map": []}', '{"weight_map": {"a": 1}}', '{"weight_map": null}', "{"])
+def test_an_index_of_another_form_is_named(tmp_path, index):
+    make_model(tmp_path, "llama")
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ConfigInvalid, match=r"model\.safetensors\.index\.json cannot be read: .*Fetch it again"):
+        load(tmp_path)
+
+
+def test_a_tensor_that_is_named_twice_is_told_of(tmp_path):
+    make_model(tmp_path / "whole", "llama")
+    path = tmp_path / "whole" / "model.safetensors"
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    name = next(name for name in header if name != "__metadata__")
+    text = json.dumps(header)[:-1] + f", {json.dumps(name)}: {json.dumps(header[name])}}}"
+    path.write_bytes(len(text).to_bytes(8, "little") + text.encode() + data[end:])
+    with pytest.raises(ConfigInvalid, match=rf"{re.escape(str(path))} cannot be read: {name} is in it twice"):
+        load(tmp_path / "whole")
+    make_model(tmp_path / "shards", "llama", max_shard_size="40KB")
+    index = tmp_path / "shards" / "model.safetensors.index.json"
+    shards = json.loads(index.read_text())["weight_map"]
+    index.write_text(json.dumps({"weight_map": shards})[:-2] + f', "{name}": "{shards[name]}"}}}}')
+    with pytest.raises(ConfigInvalid, match=rf"{re.escape(str(index))} cannot be read: {name} is in it twice"):
+        load(tmp_path / "shards")
