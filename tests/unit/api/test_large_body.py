@@ -1,13 +1,14 @@
 """Large bodies: what is counted in them, and what is asked before."""
 
 import json
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maitred.api import large_body
-from maitred.api.large_body import LargeBody, check_count
+from maitred.api.large_body import LargeBody, WorkLimiter, check_count
 from maitred.core.context import RateLimitStatus, RequestContext
 from maitred.core.counters import CounterState
 from maitred.core.errors import InvalidRequest, RateLimited
@@ -90,3 +91,26 @@ async def test_a_rate_that_is_used_up_refuses_before_anything_is_decoded():
     assert (caught.value.retry_after_s, caught.value.subject) == (6.0, "tenant:acme")
     while statuses:
         assert await large.decode(decode, strict=True) == (b"{}", True)
+
+
+def test_the_thread_rests_between_two_bodies_for_as_long_as_the_first_one_took():
+    now_s, rests = 0.0, []
+
+    def sleep(seconds):
+        nonlocal now_s
+        rests.append(seconds)
+        now_s += seconds
+
+    rest = WorkLimiter(lambda: now_s, sleep)
+    with rest:
+        now_s += 2.0
+    now_s += 0.5
+    with suppress(InvalidRequest), rest:
+        now_s += 1.0
+        raise InvalidRequest("too many")
+    with rest:
+        pass
+    now_s += 9.0
+    with rest:
+        pass
+    assert rests == [1.5, 1.0]
