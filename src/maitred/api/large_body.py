@@ -4,11 +4,13 @@ The decoder holds Python's interpreter lock for the whole of a body, so a thread
 with half a million keys holds everybody up for more than a second. What costs time is the number of objects, not the
 number of bytes. So the strings and values of a large body are counted first, in short steps that let the event loop run
 in between, and a body with too many is refused. The rest is decoded and checked in the same thread. There is one such
-thread: with several, the event loop would wait for its turn behind all of them. Callers take turns at it.
+thread: with several, the event loop would wait for its turn behind all of them. Callers take turns at it. Between two
+bodies it rests for as long as the first one took, so that a flood of large bodies gets at most half of the lock's time.
 
 A caller whose limits have no room for any request is refused before its body is decompressed or decoded.
 """
 
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -34,6 +36,33 @@ MAX_VALUES = 1_200_000
 _STEP_BYTES = 256 * 1024
 
 
+class WorkLimiter:
+    """Context for pieces of work of one thread, each of which begins after a rest as long as the work before it.
+
+    Args:
+        clock: Returns the seconds of a clock.
+        sleep: Sleeps for some seconds.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._clock = clock
+        self._sleep = sleep
+        self._began_s = 0.0
+        self._idle_until_s = 0.0
+
+    def __enter__(self) -> None:
+        left_s = self._idle_until_s - self._clock()
+        if left_s > 0:
+            self._sleep(left_s)
+        self._began_s = self._clock()
+
+    def __exit__(self, *_: object) -> None:
+        ended_s = self._clock()
+        self._idle_until_s = ended_s + (ended_s - self._began_s)
+
+
 class LargeBodyReader:
     """Decompresses and decodes large bodies, after the caller's limits were checked.
 
@@ -44,6 +73,7 @@ class LargeBodyReader:
     def __init__(self, check_limits: CheckLimits | None = None) -> None:
         self._check_limits = check_limits
         self._threads = FairThreadPool(1, "large-body")
+        self._work_limiter = WorkLimiter()
 
     async def check(self, context: RequestContext, least_output: int | None) -> None:
         """Checks whether the caller's limits have room for the smallest request.
@@ -60,7 +90,12 @@ class LargeBodyReader:
 
     async def run(self, context: RequestContext, cost_bytes: int, function: Callable[[], T]) -> T:
         """Runs a function in the thread when it is the caller's turn."""
-        return await self._threads.run(context.principal or ANONYMOUS, cost_bytes, function)
+
+        def run_limited() -> T:
+            with self._work_limiter:
+                return function()
+
+        return await self._threads.run(context.principal or ANONYMOUS, cost_bytes, run_limited)
 
     async def decompress(
         self, body: bytes, coding: str, limit_bytes: int, context: RequestContext, least_output: int | None

@@ -64,14 +64,23 @@ class CapacityAllocator:
         self.holdings.release(queued.tenant, queued.cost.slots, queued.flow.priority)
 
     def held_costs(self, queued: QueuedRequest, endpoint_state: EndpointState) -> Sequence[Cost]:
-        """Returns the costs for which an entry holds credits at a replica that does not report its capacity.
+        """Returns the costs for which an entry holds credits at a replica, one for each prompt.
 
-        There a request holds its credits to its end, so one that is larger than the learnt window holds the window less
-        the headroom. An engine reports how many of the sequences run.
+        A replica that does not report its capacity is held for to the end, so a request that is larger than the learnt
+        window holds the window less the headroom. An engine reports how many of the sequences run; until then, such a
+        request holds all there is and one slot more, so that others wait for that report and not for its end.
         """
-        if queued.cost.slots <= endpoint_state.total.slots:
+        total = endpoint_state.total
+        if queued.cost.slots <= total.slots:
             return queued.costs
-        return [queued.cost.at_most(_beside_headroom(endpoint_state.total, self.headroom))]
+        if not endpoint_state.endpoint.reports_capacity:
+            return [queued.cost.at_most(_beside_headroom(total, self.headroom))]
+        left = Cost(total.slots + 1, total.blocks)
+        costs = []
+        for cost in queued.costs:
+            costs.append(cost.at_most(left))
+            left = left.minus(costs[-1])
+        return costs
 
     def endpoint_for(
         self, queued: QueuedRequest, quota: Quota, ready: Sequence[EndpointState], now_s: float, *, above_share: bool

@@ -2,13 +2,14 @@
 
 import gzip
 import json
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maitred.api import large_body
-from maitred.api.large_body import LARGE_BODY_BYTES, LargeBody, LargeBodyReader, check_count
+from maitred.api.large_body import LARGE_BODY_BYTES, LargeBody, LargeBodyReader, WorkLimiter, check_count
 from maitred.core.context import RequestContext
 from maitred.core.counters import CounterState
 from maitred.core.errors import BodyTooLarge, InvalidRequest, RateLimited
@@ -114,3 +115,26 @@ async def test_limits_are_asked_before_a_large_body_is_decompressed(text):
         await reader.decompress(body, "gzip", len(text) - 1, context, None)
     small = gzip.compress(text[:LARGE_BODY_BYTES])
     assert await reader.decompress(small, "gzip", 1 << 24, context, 1) == text[:LARGE_BODY_BYTES]
+
+
+def test_the_thread_rests_between_two_bodies_for_as_long_as_the_first_one_took():
+    now_s, rests = 0.0, []
+
+    def sleep(seconds):
+        nonlocal now_s
+        rests.append(seconds)
+        now_s += seconds
+
+    rest = WorkLimiter(lambda: now_s, sleep)
+    with rest:
+        now_s += 2.0
+    now_s += 0.5
+    with suppress(InvalidRequest), rest:
+        now_s += 1.0
+        raise InvalidRequest("too many")
+    with rest:
+        pass
+    now_s += 9.0
+    with rest:
+        pass
+    assert rests == [1.5, 1.0]

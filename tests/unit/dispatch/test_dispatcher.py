@@ -168,6 +168,21 @@ async def test_a_request_with_more_sequences_than_slots_is_dispatched_when_a_qua
     setup.assert_empty()
 
 
+async def test_the_moment_before_a_large_request_is_reported_is_not_foreseen_as_the_whole_of_it():
+    setup = DispatchSetup()
+    large = QueuedCaller(setup, 1, "flood", choices=2048, max_tokens=8)
+    await turn()
+    assert large.endpoint is not None
+    assert setup.core.endpoint_states[0].free.slots == -1
+    assert setup.check(2, "light") is not None
+    setup.replica.submit()
+    large.entry.on_submitted()
+    setup.replica.say(running=4, waiting=2044, free_sequences=1)
+    assert setup.core.endpoint_states[0].free.slots == 1
+    await large.go()
+    setup.assert_empty()
+
+
 async def test_large_requests_take_turns_one_after_the_other_and_hold_up_nobody_meanwhile():
     setup = DispatchSetup()
     first, second, third = (QueuedCaller(setup, number, "flood", choices=64, max_tokens=8) for number in range(3))
