@@ -53,7 +53,12 @@ tenants:
 @contextmanager
 def two_gateways(folder, redis, database, keys):
     (folder / "maitred.yaml").write_text(CONFIG)
-    environment = {"PYTHONPATH": str(Path.cwd()), "DATABASE": database, "REDIS": redis.url.reveal(), **keys}
+    environment = {
+        "PYTHONPATH": f"{Path.cwd()}:{Path.cwd() / 'src'}",
+        "DATABASE": database,
+        "REDIS": redis.url.reveal(),
+        **keys,
+    }
     with ExitStack() as stack:
         yield [
             stack.enter_context(
