@@ -26,7 +26,7 @@ from maitred.store.ledger import UsageLedger
 from maitred.store.orphan_journal import SurvivingWork, journal_folders
 from maitred.store.recent_usage import RecentRateUsage, read_rate_usage
 from maitred.store.schema import spend, usage
-from tests.support.stores import DEADLINE_S
+from tests.support.stores import DEADLINE_S, deadline
 from tests.support.usage_events import SetClock, usage_event
 
 
@@ -390,7 +390,7 @@ async def test_what_close_cannot_write_the_next_start_does(postgres_server, post
     async with open_database(config) as database:
         ledger = UsageLedger(database, Journal(folder), SetClock())
         ledger.record(usage_event(1))
-        with postgres_server.paused():
+        with postgres_server.paused(), deadline(database, 2.0):
             async with asyncio.timeout(300):
                 await ledger.close(deadline_s=0.3)
     async with opened(config, folder) as (database, ledger):
