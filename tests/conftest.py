@@ -22,6 +22,9 @@ for each in ("connect", "read", "write", "pool"):
 # No test may reach for a model hub; its client reads this when it is imported, in children too.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+# What keeps compiled modules nowhere compiles those of maitred at each start of a server: a fifth of its start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # One thread computes, in tests that set no other number: workers take the cores already. Threads that wait for each
 # other sleep, as those of an engine do, and leave the cores to other tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -62,7 +62,7 @@ def installation(folder: Path, config: str, environment: dict[str, str]):
     return serving(
         "--config",
         str(path),
-        environment={"PYTHONPATH": str(ROOT), **environment},
+        environment={"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", **environment},
         program=("-m", "tests.support.scripted_gateway"),
     )
 

@@ -51,6 +51,7 @@ from maitred.store.rollouts import RolloutStore
 from maitred.store.usage import UsageQueries
 from tests.support.applications import make_app
 from tests.support.dispatchers import DispatchSetup
+from tests.support.stores import DEADLINE_S
 
 ADMIN_KEY = "sk-mtd-admin00000000000-" + "a" * 43
 ADMIN_ID = "admin00000000000"
@@ -149,7 +150,7 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
     """Starts it, with one admin key; on SQLite in the folder, or on a database that other gateways share."""
     clock = SystemClock()
     config = ServerConfig(port=0)
-    async with open_database(store_config or StoreConfig(folder=str(folder))) as database:
+    async with open_database(store_config or StoreConfig(folder=str(folder), deadline_s=DEADLINE_S)) as database:
         store = DirectoryStore(database, clock)
         _, secret = parse(ADMIN_KEY) or ("", "")
         key = ApiKey(id=ADMIN_ID, tenant="operators", scopes=(Scope.ADMIN,), secrets=(KeySecret(hash_secret(secret)),))

@@ -1,4 +1,6 @@
-"""Time that stands still."""
+"""Time that stands still, and time that can be let pass."""
+
+from maitred.core.clock import SystemClock
 
 
 class FakeClock:
@@ -12,3 +14,13 @@ class FakeClock:
 
     def wall_s(self):
         return self.now_s
+
+
+class LaterClock(SystemClock):
+    """The machine's clock, of which a test may say that time has passed."""
+
+    def __init__(self):
+        self.passed_s = 0.0
+
+    def monotonic_s(self):
+        return super().monotonic_s() + self.passed_s

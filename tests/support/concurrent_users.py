@@ -8,7 +8,8 @@ import sys
 
 import aiohttp
 
-SECONDS = 120
+SECONDS = 1200
+"""They are ended before; this is for those whose starter was killed."""
 QUESTION = {
     "model": "maitred-tiny",
     "max_tokens": 150,

@@ -24,7 +24,7 @@ from maitred.app.request.pipeline import Pipeline
 from maitred.cache.config import IdempotencyConfig
 from maitred.cache.memory import MemoryIdempotencyStore
 from maitred.config.tree import BUNDLED_MODEL
-from maitred.core.clock import SystemClock
+from maitred.core.clock import Clock, SystemClock
 from maitred.core.cohort import COHORT
 from maitred.core.context import RequestContext, RequestObserver
 from maitred.core.limits import Limit
@@ -112,13 +112,14 @@ async def gateway(
     admitting: AdmissionConfig = AdmissionConfig(),  # noqa: B008 - frozen
     tokenizer: Tokenizer = TOKENIZER,
     card: ModelCard = CARD,
+    clock: Clock | None = None,
     **limits: object,
 ) -> AsyncIterator[Gateway]:
     """A gateway on a free port with one scripted engine."""
     config = msgspec.structs.replace(ServerConfig(port=0), **limits)
     listener = bind(config)
     gate = InFlightLimiter(config.max_in_flight)
-    clock = SystemClock()
+    clock = clock or SystemClock()
     async with ScriptedEngine(answers, card=card, step_s=step_s) as engine:
         link = EngineClient(engine.address)
         link.pause_at_tokens = config.unread_tokens

@@ -54,7 +54,11 @@ def installation(folder, keys, config=CONFIG, script="{}", **settings):
         "--config",
         str(path),
         settings={"server.allow_unauthenticated": "false"} | {k.replace("__", "."): v for k, v in settings.items()},
-        environment={"PYTHONPATH": str(Path.cwd()), "MAITRED__STORE__FOLDER": str(folder / "data"), **keys},
+        environment={
+            "PYTHONPATH": f"{Path.cwd()}:{Path.cwd() / 'src'}",
+            "MAITRED__STORE__FOLDER": str(folder / "data"),
+            **keys,
+        },
         program=("-m", "tests.support.scripted_gateway"),
     ) as server:
         yield server

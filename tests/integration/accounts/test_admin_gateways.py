@@ -9,13 +9,16 @@ import pytest
 from maitred.core.secret import Secret
 from maitred.store.config import StoreConfig
 from tests.support.admin_app import administered
+from tests.support.stores import DEADLINE_S
 
 
 @pytest.fixture
 async def gateways(postgres_url, tmp_path):
     def config(name):
         (tmp_path / name).mkdir()
-        return StoreConfig(folder=str(tmp_path / name), url=Secret(postgres_url, "{env: DATABASE}"))
+        return StoreConfig(
+            folder=str(tmp_path / name), url=Secret(postgres_url, "{env: DATABASE}"), deadline_s=DEADLINE_S
+        )
 
     async with (
         administered(tmp_path / "a", config("a")) as first,

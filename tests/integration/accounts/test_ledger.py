@@ -26,6 +26,7 @@ from maitred.store.ledger import UsageLedger
 from maitred.store.orphan_journal import SurvivingWork, journal_folders
 from maitred.store.recent_usage import RecentRateUsage, read_rate_usage
 from maitred.store.schema import spend, usage
+from tests.support.stores import DEADLINE_S, deadline
 from tests.support.usage_events import SetClock, usage_event
 
 
@@ -358,7 +359,7 @@ async def test_an_adopter_that_lives_takes_orphans_too(store_config, tmp_path):
 
 
 async def test_usage_waits_for_a_database_that_is_away(postgres_server, postgres_url, tmp_path, caplog):
-    config = StoreConfig(folder=str(tmp_path), url=Secret(postgres_url, "{env: TEST}"), deadline_s=300.0)
+    config = StoreConfig(folder=str(tmp_path), url=Secret(postgres_url, "{env: TEST}"), deadline_s=DEADLINE_S)
     async with open_database(config) as database:
         clock = SystemClock()
         ledger = UsageLedger(database, Journal(tmp_path / "journal"), clock, max_events=50)
@@ -384,12 +385,12 @@ async def test_usage_waits_for_a_database_that_is_away(postgres_server, postgres
 
 
 async def test_what_close_cannot_write_the_next_start_does(postgres_server, postgres_url, tmp_path):
-    config = StoreConfig(folder=str(tmp_path), url=Secret(postgres_url, "{env: TEST}"), deadline_s=300.0)
+    config = StoreConfig(folder=str(tmp_path), url=Secret(postgres_url, "{env: TEST}"), deadline_s=DEADLINE_S)
     folder = tmp_path / "journal"
     async with open_database(config) as database:
         ledger = UsageLedger(database, Journal(folder), SetClock())
         ledger.record(usage_event(1))
-        with postgres_server.paused():
+        with postgres_server.paused(), deadline(database, 2.0):
             async with asyncio.timeout(300):
                 await ledger.close(deadline_s=0.3)
     async with opened(config, folder) as (database, ledger):
@@ -409,7 +410,7 @@ from tests.support.usage_events import usage_event
 
 async def main():
     clock, first = SystemClock(), int(sys.argv[3])
-    async with open_database(StoreConfig(folder=sys.argv[1])) as database:
+    async with open_database(StoreConfig(folder=sys.argv[1], deadline_s=300.0)) as database:
         journal = Journal(Path(sys.argv[2]), segment_bytes=20_000)
         ledger = UsageLedger(database, journal, clock, max_events=100)
         await ledger.replay()
@@ -459,7 +460,7 @@ def killed_life(script, *arguments, after_s):
 async def test_killed_at_any_moment_nothing_recorded_is_lost_or_doubled(tmp_path):
     """A child prints what it has recorded; all of that must be in the ledger, once, after the child was killed."""
     folder, recorded, chance = tmp_path / "journal", [], random.Random(7)
-    config = StoreConfig(folder=str(tmp_path / "data"))
+    config = StoreConfig(folder=str(tmp_path / "data"), deadline_s=DEADLINE_S)
     async with opened(config, folder) as (database, ledger):
         for life in range(50):
             recorded += killed_life(KILLED, folder, life * 100_000, after_s=chance.uniform(0, 0.01))
@@ -481,7 +482,7 @@ async def test_killed_while_it_writes_every_event_counts_once(tmp_path):
     folder, data, recorded, chance = tmp_path / "journal", tmp_path / "data", [], random.Random(11)
     for life in range(8):
         recorded += killed_life(WRITING, data, folder, life * 100_000, after_s=chance.uniform(0, 0.3))
-    async with opened(StoreConfig(folder=str(data)), folder) as (database, ledger):
+    async with opened(StoreConfig(folder=str(data), deadline_s=DEADLINE_S), folder) as (database, ledger):
         await ledger.replay()
         rows = await stored(database)
     finished = [row["id"] for row in rows if row["outcome"] == "finished"]

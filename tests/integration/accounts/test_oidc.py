@@ -13,6 +13,7 @@ from maitred.identity.config import OidcConfig
 from maitred.identity.directory import Directory
 from maitred.identity.identity import Identity
 from maitred.identity.providers import token_issuers
+from tests.support.clock import LaterClock
 from tests.support.servers.identity_provider import Provider, jwk
 
 
@@ -58,15 +59,6 @@ async def server():
     await server.start()
     yield server
     await server.stop()
-
-
-class LaterClock(SystemClock):
-    """The machine's clock, of which a test may say that time has passed."""
-
-    passed_s = 0.0
-
-    def monotonic_s(self):
-        return super().monotonic_s() + self.passed_s
 
 
 @asynccontextmanager

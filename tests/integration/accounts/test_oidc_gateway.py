@@ -59,7 +59,7 @@ def test_a_token_is_a_key_of_the_tenant_that_it_names(tmp_path, provider):
         "--config",
         str(tmp_path / "maitred.yaml"),
         settings={"server.allow_unauthenticated": "false"},
-        environment={"PYTHONPATH": str(Path.cwd())},
+        environment={"PYTHONPATH": f"{Path.cwd()}:{Path.cwd() / 'src'}"},
         program=("-m", "tests.support.scripted_gateway"),
     ) as server:
 

@@ -20,6 +20,7 @@ from maitred.store.counters.config import CountersConfig
 from maitred.store.journal import Journal
 from maitred.testing.server_process import serving
 from tests.support.servers.redis_server import redis_server
+from tests.support.stores import DEADLINE_S
 from tests.support.usage_events import usage_event
 
 LIMIT_S = 300.0
@@ -52,7 +53,12 @@ tenants:
 @contextmanager
 def two_gateways(folder, redis, database, keys):
     (folder / "maitred.yaml").write_text(CONFIG)
-    environment = {"PYTHONPATH": str(Path.cwd()), "DATABASE": database, "REDIS": redis.url.reveal(), **keys}
+    environment = {
+        "PYTHONPATH": f"{Path.cwd()}:{Path.cwd() / 'src'}",
+        "DATABASE": database,
+        "REDIS": redis.url.reveal(),
+        **keys,
+    }
     with ExitStack() as stack:
         yield [
             stack.enter_context(
@@ -168,7 +174,7 @@ def test_without_redis_keys_work_and_nothing_fails_open(tmp_path, redis, postgre
 async def test_usage_that_a_dead_gateway_could_not_settle_is_charged_where_all_count(tmp_path, redis, postgres_url):
     config = structs.replace(
         Config(),
-        store=StoreConfig(folder=str(tmp_path), url=Secret(postgres_url, "{env: DATABASE}")),
+        store=StoreConfig(folder=str(tmp_path), url=Secret(postgres_url, "{env: DATABASE}"), deadline_s=DEADLINE_S),
         counters=CountersConfig(url=redis.url, recovery_s=0, answer_timeout_s=10.0),
     )
     claim = LimitClaim("spend|tenant:acme|total", CounterKind.BUDGET, capacity=1000, fixed=300)

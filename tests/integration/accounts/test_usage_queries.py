@@ -16,6 +16,7 @@ from maitred.store.database import open_database
 from maitred.store.journal import Journal
 from maitred.store.ledger import UsageLedger
 from maitred.store.usage import UsageQueries
+from tests.support.stores import DEADLINE_S
 from tests.support.usage_events import SetClock, usage_event
 
 
@@ -177,7 +178,7 @@ async def test_csv_streams_every_line_with_harmless_cells(store_config, tmp_path
     ],
 )
 async def test_a_query_that_makes_no_sense_is_refused_with_the_reason(tmp_path, arguments):
-    async with holding(StoreConfig(folder=str(tmp_path)), tmp_path / "journal", []) as queries:
+    async with holding(StoreConfig(folder=str(tmp_path), deadline_s=DEADLINE_S), tmp_path / "journal", []) as queries:
         with pytest.raises(InvalidRequest):
             await queries.report(*EVER, **arguments)
 

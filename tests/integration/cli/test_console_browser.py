@@ -16,6 +16,9 @@ pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="There is no chromium on the path: scripts/services.sh has it."
 )
 expect = playwright.expect
+PATIENCE_MS = 300_000
+"""What takes longer does not come."""
+expect.set_options(timeout=PATIENCE_MS)
 
 WIDE = {"width": 1280, "height": 900}
 PHONE = {"width": 375, "height": 780}
@@ -48,7 +51,7 @@ def opened(browser, system):
         context = browser.new_context(**{"viewport": WIDE, "reduced_motion": "reduce", **options})
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(PATIENCE_MS)
         complaints.watch(page)
         page.goto(f"{url}/console{where}")
         return page
@@ -188,14 +191,14 @@ def test_what_holds_requests_up_is_named_as_the_doctor_names_it(opened, system, 
     page = opened(viewport=PHONE, color_scheme=scheme)
     log_in(page, system.admin_key)
     found = page.get_by_role("region", name="What holds requests up")
-    expect(found).to_contain_text("Nothing does.", timeout=20_000)
+    expect(found).to_contain_text("Nothing does.")
     flood = [sys.executable, "-m", "tests.support.concurrent_users", system.url, system.key("acme"), "20"]
     with subprocess.Popen(flood) as running:
         try:
             # A machine with others on it has the engine waiting for a core: then it is the size of the batch.
             either = page.get_by_role("heading", name=re.compile("^(Compute|Queue) maitred-tiny"))
             batch = found.get_by_role("listitem").filter(has=either)
-            expect(batch).to_have_count(1, timeout=20_000)
+            expect(batch).to_have_count(1)
             expect(batch.locator(".hint").first).to_contain_text("wait beside")
             expect(batch.locator(".remedy")).to_contain_text(re.compile("replicas|max_sequences"))
             page.evaluate(AXE.read_text())
@@ -207,7 +210,7 @@ def test_what_holds_requests_up_is_named_as_the_doctor_names_it(opened, system, 
             assert re.search(r"\. (compute|queue) \(maitred-tiny\)", doctor.stdout), doctor.stdout + doctor.stderr
         finally:
             running.kill()
-    expect(found).to_contain_text("Nothing does.", timeout=20_000)
+    expect(found).to_contain_text("Nothing does.")
 
 
 @pytest.mark.parametrize(("size", "scheme"), [(WIDE, "light"), (PHONE, "dark")], ids=["wide", "phone"])
@@ -379,7 +382,7 @@ def test_a_server_that_goes_away_is_waited_for(browser, tmp_path):
             stderr=subprocess.DEVNULL,
         ) as again:
             try:
-                expect(page.locator(".pill")).to_have_text("Live", timeout=30_000)
+                expect(page.locator(".pill")).to_have_text("Live")
                 expect(page.get_by_role("alert").first).to_be_hidden()
             finally:
                 again.terminate()

@@ -12,6 +12,7 @@ from maitred.cache.config import IdempotencyConfig
 from maitred.core.context import Outcome
 from maitred.core.limits import Limit, LimitKind
 from maitred.testing.script import AnswerFault, ScriptedAnswer
+from tests.support.clock import LaterClock
 from tests.support.gateway import MODEL, Gateway, gateway, tokens_of
 
 EOS = 2
@@ -178,10 +179,11 @@ async def test_a_key_is_short_printable_ascii(value):
 
 
 async def test_an_answer_that_is_too_old_is_made_anew():
-    async with gateway([ScriptedAnswer(tokens=[*HELLO, EOS])], idempotency=IdempotencyConfig(ttl_s=600)) as system:
+    clock, config = LaterClock(), IdempotencyConfig(ttl_s=600)
+    async with gateway([ScriptedAnswer(tokens=[*HELLO, EOS])], clock=clock, idempotency=config) as system:
         first = await ask(system, "k")
         assert replayed(await ask(system, "k"))
-        system.kept._ttl_s = 0.0
+        clock.passed_s += 601.0
         anew = await ask(system, "k")
         assert not replayed(anew)
         assert anew.content != first.content  # its id, for one

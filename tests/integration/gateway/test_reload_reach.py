@@ -30,6 +30,7 @@ from maitred.identity.declared_config import KeyConfig, OrganisationConfig
 from maitred.observe.config import SloConfig
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.store.config import StoreConfig
+from tests.support.stores import DEADLINE_S
 
 LEAST_CHOICES = 5_000
 """A number that can have fewer values than these may be found anywhere, and is not looked for."""
@@ -102,7 +103,7 @@ def config_of(numbers, folder):
         models={"m": TextModelConfig(upstreams=[upstream, replace(upstream, name="second")], context_tokens=9)},
         tenants={"operators": OrganisationConfig(keys={"admin": key})},
         slos={"prompt": slo},
-        store=StoreConfig(folder=str(folder)),
+        store=StoreConfig(folder=str(folder), deadline_s=DEADLINE_S),
     )
     config = replace(
         config,

@@ -30,7 +30,7 @@ def scripted(script="{}", **settings):
         "--script",
         script,
         settings=names,
-        environment={"PYTHONPATH": str(Path.cwd())},
+        environment={"PYTHONPATH": f"{Path.cwd()}:{Path.cwd() / 'src'}"},
         program=("-m", "tests.support.scripted_gateway"),
     ) as server:
         yield server

@@ -10,6 +10,7 @@ from maitred.core.secret import Secret
 from maitred.store import database_lock
 from maitred.store.config import StoreConfig
 from maitred.store.database_lock import lock_database
+from tests.support.stores import DEADLINE_S
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +22,7 @@ def short_waits(monkeypatch):
 
 @pytest.fixture
 def config(postgres_url):
-    return StoreConfig(url=Secret(postgres_url, "{env: URL}"))
+    return StoreConfig(url=Secret(postgres_url, "{env: URL}"), deadline_s=DEADLINE_S)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,6 +21,7 @@ from maitred.store.config import StoreConfig
 from maitred.store.database import Database, open_database
 from maitred.store.schema import directory_version, metadata, spend, usage
 from tests.support.servers.postgres_server import PostgresServer
+from tests.support.stores import deadline
 
 LIMIT_S = 300.0
 """What takes longer hangs."""
@@ -125,16 +124,6 @@ async def test_a_wrong_statement_is_our_fault_and_no_outage(store_config: StoreC
         with pytest.raises(DBAPIError):
             async with database.begin_read() as connection:
                 await connection.execute(text("SELECT nonsense FROM nowhere"))
-
-
-@contextmanager
-def deadline(database: Database, seconds: float) -> Iterator[None]:
-    """What begins within the block has so much time; everything else has enough on a crowded machine."""
-    usual_s, database._deadline_s = database._deadline_s, seconds
-    try:
-        yield
-    finally:
-        database._deadline_s = usual_s
 
 
 async def test_waiting_for_the_writer_ends_at_the_deadline(store_config: StoreConfig) -> None:

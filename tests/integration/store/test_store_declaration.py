@@ -12,6 +12,7 @@ from maitred.store.config import StoreConfig
 from maitred.store.database import open_database
 from maitred.store.directory import DirectoryStore
 from tests.support.clock import FakeClock
+from tests.support.stores import DEADLINE_S
 
 ACME = Tenant(id="acme")
 KEY = ApiKey(id="k" * 16, tenant="acme", secrets=(KeySecret(b"1" * 32),))
@@ -24,7 +25,7 @@ def rate(limit_id, value, model=None):
 
 @pytest.fixture
 async def store(tmp_path):
-    async with open_database(StoreConfig(folder=str(tmp_path))) as database:
+    async with open_database(StoreConfig(folder=str(tmp_path), deadline_s=DEADLINE_S)) as database:
         yield DirectoryStore(database, FakeClock(now_s=1_800_000_000.0))
 
 
