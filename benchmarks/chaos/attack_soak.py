@@ -40,7 +40,7 @@ from maitred.testing.server_process import ServerProcess
 
 SEED = 20261126
 MINUTES, QUICK_MINUTES = 10.0, 0.5
-TENTHS, WARM = 10, 2
+TENTHS, WARM = 10, 4
 CALLERS = 6
 PAUSE_S = 0.1
 """Of each caller, between two requests."""
