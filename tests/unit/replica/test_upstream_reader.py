@@ -476,6 +476,7 @@ def test_what_changes_in_a_chunk_is_never_taken_for_text():
         assert text_of(parts) == 'ab"c\\"content":'
         assert [part.metadata.choice for part in parts if part.metadata] == [
             {"token_ids": [1]},
+            {"token_ids": [1]},
             {"token_ids": [2, 3]},
             {"token_ids": [4]},
             {},
