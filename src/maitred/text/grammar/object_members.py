@@ -41,12 +41,13 @@ def count_members(schema: dict[str, Any]) -> list[Any] | None:
         The schemas; None: nothing is replaced, as a grammar counts these members or as they cannot be counted.
     """
     least, most = schema.get("minProperties", 0), schema.get("maxProperties")
-    if not is_number(least) or not (most is None or is_number(most)) or has_fixed_members(schema):
+    if not is_number(least) or not (most is None or is_number(most)):
         return None
-    required = set(schema.get("required") or ())
+    fixed = has_fixed_members(schema)
+    required = dict.fromkeys(schema.get("required") or ())
     declared: Mapping[str, Any] = schema.get("properties") or {}
     optional = [name for name, inner in declared.items() if name not in required and inner is not False]
-    if not optional and members_are_counted(schema):
+    if not schema.keys() & {*_COUNTS} or (not optional and members_are_counted(schema)):
         return None
     further = max(0, int(least) - len(required))
     counts = {keyword: schema[keyword] for keyword in _COUNTS if keyword in schema}
@@ -55,13 +56,13 @@ def count_members(schema: dict[str, Any]) -> list[Any] | None:
         objects = [{"required": [*chosen]} if chosen else True for chosen in _sets(optional, further)]
     elif (allowed := min(int(most) - len(required), len(optional))) >= further:
         for names in _sets(optional, allowed):
-            closed = {"properties": {name: name in names or name in required for name in {*declared} | required}}
+            closed = {"properties": {name: name in names or name in required for name in [*declared, *required]}}
             objects += [
                 {**closed, "required": [*chosen], "additionalProperties": False} for chosen in _sets(names, further)
             ]
     # One member more may have any name that is not declared; a grammar counts it.
     fewer = max(0, further - 1)
-    if most is None or fewer + len(required) <= most:
+    if not fixed and (most is None or fewer + len(required) <= most):
         objects += [
             {"properties": {name: name in chosen for name in optional}, "required": [*chosen], **counts}
             for chosen in _sets(optional, fewer)

@@ -36,6 +36,7 @@ _KEYWORD = re.compile(r'"([^"]+)"')
 _TEXT_KEYWORDS = ("pattern", "format", "minLength", "maxLength")
 _MEMBER_COUNTS = ("minProperties", "maxProperties")
 _COUNTED = "min/maxProperties only supported"
+_OVERLAPPING = "are not disjoint"
 _WEIGHTED_ONE_OF = "oneOf constraints are not supported"
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 _LARK_RULE = re.compile(r"^[ \t]*[?!]{0,2}([a-zA-Z_]\w*)(?:\.-?\d+)?(?=\s*:)", re.MULTILINE)
@@ -107,8 +108,8 @@ def _lenient_grammar(constraint: Constraint, relaxed: list[str]) -> Grammar:
     with suppress(GrammarFault):
         return _whole_grammar(schema, whitespace)
     converted, failed, messages = _lenient_schema(schema, whitespace)
-    if failed and _COUNTED in messages[0]:
-        schema = without_keywords(schema, lambda keyword, _: keyword in _MEMBER_COUNTS, relaxed)
+    if failed and _OVERLAPPING in messages[0]:
+        schema = without_keywords(schema, lambda keyword, _: keyword == "patternProperties", relaxed)
         converted, failed, messages = _lenient_schema(schema, whitespace)
     if failed:
         # Patterns and formats that are fine by themselves may be too much together.
@@ -117,6 +118,8 @@ def _lenient_grammar(constraint: Constraint, relaxed: list[str]) -> Grammar:
     if failed:
         raise GrammarFault(_schema_fault(schema, messages[0]))
     keywords = _KEYWORD.findall(" ".join(_UNHEARD.findall(" ".join(messages))))
+    if any(_COUNTED in message for message in messages):
+        keywords += [keyword for keyword in _MEMBER_COUNTS if describe_location(schema, keyword) is not None]
     if describe_location(converted, "oneOf") is not None:
         keywords.append("oneOf")  # it is taken for `anyOf`, without a warning
     relaxed += [f"{keyword}{_at(describe_location(schema, keyword))}" for keyword in dict.fromkeys(keywords)]

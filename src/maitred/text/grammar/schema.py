@@ -75,6 +75,9 @@ def without_keywords(schema: object, unusable: Callable[[str, Any], bool], remov
     result: dict[str, Any] = {}
     for keyword, value in schema.items():
         where = f"{place}/{keyword}"
+        if keyword == "patternProperties" and unusable(keyword, value):
+            removed.append(f"{keyword} at {place}")
+            continue
         if keyword in _NAMED and isinstance(value, dict):
             result[keyword] = {
                 name: without_keywords(inner, unusable, removed, f"{where}/{name}") for name, inner in value.items()

@@ -132,6 +132,12 @@ def test_what_is_refused(constraint, says):
         ),
         ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "1", '"1"', ["oneOf at #"]),
         (
+            {"type": "object", "patternProperties": {"a": {"type": "null"}, "^a": {}}, "minProperties": 1},
+            '{"a":1}',
+            "{}",
+            ["patternProperties at #"],
+        ),
+        (
             {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.5, "not": {"multipleOf": 2}},
             "0.25",
             "0",

@@ -120,6 +120,16 @@ def taken(schema: object) -> list[object]:
         ({"type": "object", "properties": {"a": True, "b": True}, "minProperties": 2}, [{"a": 1, "b": 1}]),
         ({"type": "object", "properties": {"a": True}, "minProperties": 2}, [{"a": 1, "b": 1}]),
         ({"properties": {"a": True, "b": True}, "maxProperties": 1}, [None, {}, {"a": 1}, {"b": 1}, {"c": 1}]),
+        ({"properties": {"a": True, "b": True}, "maxProperties": 0, "additionalProperties": False}, [None, {}]),
+        (
+            {
+                "properties": {"a": True, "b": True},
+                "minProperties": 1,
+                "maxProperties": 1,
+                "additionalProperties": False,
+            },
+            [None, {"a": 1}, {"b": 1}],
+        ),
         ({"properties": {"a": True}, "propertyNames": {"pattern": "^[ab]$"}}, [{}, {"a": 1}, {"a": 1, "b": 1}]),
         ({"properties": {"kind": True}, "propertyNames": {"maxLength": 1}, "type": "object"}, [{}, {"a": 1}, {"b": 1}]),
         ({"properties": {"a": {"type": "string"}}, "propertyNames": {"enum": ["a"]}, "type": "object"}, [{"a": "x"}]),
