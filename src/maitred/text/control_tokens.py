@@ -119,6 +119,7 @@ class ControlTokens:
         for part in ("normalizer", "pre_tokenizer", "post_processor"):
             if getattr(backend, part) is not None:
                 setattr(renaming, part, getattr(backend, part))
+        renaming.encode_special_tokens = backend.encode_special_tokens
         added = {
             token: tokenizers.AddedToken(
                 self._names[entry.content] if token in tokens else entry.content,

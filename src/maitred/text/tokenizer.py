@@ -26,12 +26,10 @@ from maitred.core.errors import ConfigInvalid
 from maitred.text.chat_template import ChatTemplate
 from maitred.text.control_tokens import CLOSE_MARK, OPEN_MARK, ControlTokens
 from maitred.text.text_tokenizer import TextTokenizer
-from maitred.text.tokenizer_config import PrependScheme, TokenizerConfig
+from maitred.text.tokenizer_config import PrependScheme, TokenizerConfig, VocabularyToken
 from maitred.text.vocabulary import DecodingRules, read_decoding_rules
 
 _NORMALISED_BYTES = 3
-_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""Roles of tokens in the order in which `transformers` adds those that the vocabulary lacks."""
 NO_MARKS: Mapping[int, bytes] = {}
 
 
@@ -229,32 +227,36 @@ def _configure(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
     """Adds the tokens of the settings to a tokenizer, and applies their case and their spaces before texts."""
     named = set(config.special_tokens.values())
     known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
-    wanted = [
-        tokenizers.AddedToken(
-            added.content,
-            single_word=added.single_word,
-            lstrip=added.lstrip,
-            rstrip=added.rstrip,
-            normalized=not added.special if added.normalized is None else added.normalized,
-            special=added.special or added.content in named,
-        )
-        for _, added in sorted(config.added_tokens.items())
-    ]
+    wanted = [_added_token(token, special=token.content in named) for _, token in sorted(config.added_tokens.items())]
     present = {token.content for token in backend.get_added_tokens_decoder().values()} | {
         token.content for token in wanted
     }
-    roles = sorted(config.special_tokens, key=lambda role: _ROLES.index(role) if role in _ROLES else len(_ROLES))
-    further = dict.fromkeys(config.special_tokens[role] for role in roles)
-    wanted += [tokenizers.AddedToken(text, special=True, normalized=False) for text in further if text not in present]
+    for token in config.named_tokens:
+        if token.content not in present:
+            present.add(token.content)
+            wanted.append(_added_token(token, special=True))
     if new := [token for token in wanted if repr(token) not in known]:
         backend.add_tokens(new)
     if config.prepend_scheme is not None and getattr(backend.model, "byte_fallback", False):
         _set_prepend_scheme(backend, config.prepend_scheme)
+    backend.encode_special_tokens = config.splits_special_tokens
     if config.lowercases:
         lower = tokenizers.normalizers.Lowercase()
         backend.normalizer = (
             lower if backend.normalizer is None else tokenizers.normalizers.Sequence([lower, backend.normalizer])
         )
+
+
+def _added_token(token: VocabularyToken, *, special: bool) -> tokenizers.AddedToken:
+    """Makes a token of a vocabulary; `special` is True if it is special whatever its flag says."""
+    return tokenizers.AddedToken(
+        token.content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=not token.special if token.normalized is None else token.normalized,
+        special=token.special or special,
+    )
 
 
 def _set_prepend_scheme(backend: tokenizers.Tokenizer, scheme: PrependScheme) -> None:

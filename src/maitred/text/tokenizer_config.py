@@ -6,15 +6,19 @@ files are read as the library `transformers` reads them.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from maitred.core.errors import ConfigInvalid
 
 PrependScheme = Literal["always", "first", "never"]
+_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Roles of tokens in the order in which `transformers` adds those that the vocabulary lacks."""
 _TOOL_TEMPLATE = "tool_use"
 """Name of the template for conversations with tools."""
 _TEMPLATE_FOLDERS = ("chat_templates", "additional_chat_templates")
@@ -41,6 +45,8 @@ class TokenizerConfig(msgspec.Struct, frozen=True):
     Attributes:
         special_tokens: Maps a role to its token's text, such as ``{"eos_token": "</s>"}``.
         added_tokens: Tokens by id that the settings add to the vocabulary, or whose flags they change.
+        named_tokens: Tokens that the settings name, with a role or without, in the order in which `transformers` adds
+            those that the vocabulary lacks.
         template: Chat template, or None.
         tool_template: Chat template for conversations with tools; None: `template`.
         adds_eos: Whether a text ends with the end-of-text token, beside what ``tokenizer.json`` says.
@@ -52,12 +58,15 @@ class TokenizerConfig(msgspec.Struct, frozen=True):
 
     special_tokens: Mapping[str, str]
     added_tokens: Mapping[int, VocabularyToken]
+    named_tokens: Sequence[VocabularyToken]
     template: str | None
     tool_template: str | None
     adds_eos: bool
     longest_text: int | None
     lowercases: bool = False
     prepend_scheme: PrependScheme | None = None
+    splits_special_tokens: bool = False
+    """Whether a text that spells special tokens is read as text, by `split_special_tokens`."""
 
     @classmethod
     def load(cls, folder: Path) -> "TokenizerConfig":
@@ -77,8 +86,10 @@ class TokenizerConfig(msgspec.Struct, frozen=True):
         template, tool_template = _templates(folder, fields)
         longest = fields.get("model_max_length")
         return cls(
-            special_tokens=dict(_special_tokens(fields)),
+            special_tokens={role: token.content for role, token in _special_tokens(fields)},
             added_tokens=added,
+            named_tokens=_named_tokens(fields),
+            splits_special_tokens=fields.get("split_special_tokens") is True,
             template=template,
             tool_template=tool_template,
             adds_eos=fields.get("add_eos_token") is True,
@@ -160,16 +171,39 @@ def _read_object(path: Path) -> dict[str, Any]:
     return fields
 
 
-def _special_tokens(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _special_tokens(fields: Mapping[str, Any]) -> Iterator[tuple[str, VocabularyToken]]:
     """Yields the tokens that have a role: those with a field of their own, and the model's further ones.
 
     Each token is written as its text, or as an object with the text in `content`.
     """
     further = fields.get("extra_special_tokens")
-    for role, value in {**fields, **(further if isinstance(further, dict) else {})}.items():
-        match value:
-            case str() | {"content": str()} if role.endswith("_token"):
-                yield role, value if isinstance(value, str) else value["content"]
+    roles = {role: value for role, value in fields.items() if role.endswith("_token")}
+    for role, value in {**roles, **(further if isinstance(further, dict) else {})}.items():
+        if token := _named_token(value):
+            yield role, token
+
+
+def _named_tokens(fields: Mapping[str, Any]) -> list[VocabularyToken]:
+    """Returns the tokens with a role, and then those without."""
+    tokens = dict(_special_tokens(fields))
+    roles = sorted(tokens, key=lambda role: _ROLES.index(role) if role in _ROLES else len(_ROLES))
+    named = [tokens[role] for role in roles]
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        values = fields.get(name)
+        if isinstance(values, list):
+            named += [token for value in values if (token := _named_token(value))]
+    return named
+
+
+def _named_token(value: object) -> VocabularyToken | None:
+    """Reads a token that is written as its text, or as an object; anything else is none."""
+    match value:
+        case str():
+            return VocabularyToken(value, special=True, normalized=False)
+        case {"content": str()}:
+            with suppress(msgspec.ValidationError):
+                return replace(msgspec.convert(value, VocabularyToken), special=True)
+    return None
 
 
 def _templates(folder: Path, fields: Mapping[str, Any]) -> tuple[str | None, str | None]:

@@ -152,6 +152,16 @@ SETTINGS = [
     {"eos_token": "<|end|>", "added_tokens_decoder": {"4": {"content": "<|end|>", "special": False}}},
     {"extra_special_tokens": {"image_token": "<image>"}, "bos_token": "<|begin|>"},
     {"bos_token": "<|begin|>", "add_bos_token": False},
+    {"extra_special_tokens": ["<x>", "<y>"], "eos_token": "<|end|>"},
+    {"additional_special_tokens": ["<x>", "<|user|>"]},
+    {"extra_special_tokens": {"image_token": "<x>", "foo": "<y>"}, "pad_token": "<pad>"},
+    {"eos_token": {"__type": "AddedToken", "content": "<image>", "lstrip": True, "rstrip": True, "normalized": False}},
+    {
+        "pad_token": "<0>",
+        "unk_token": "<0>",
+        "eos_token": {"__type": "AddedToken", "content": "<1>", "single_word": True},
+    },
+    {"split_special_tokens": True},
 ]
 
 
@@ -159,7 +169,7 @@ SETTINGS = [
 def test_settings_add_tokens_as_the_reference_does(folder, settings):
     configure(folder, tokenizer_class="PreTrainedTokenizerFast", **settings)
     tokenizer, oracle = Tokenizer.load(folder), transformers.AutoTokenizer.from_pretrained(folder)
-    text = "a <tool> <0><1> <image><|end|> <pad><unk> b"
+    text = "a <tool> <0><1> <image><|end|> <pad><unk> <x>  <y> <image>  b <|user|>"
     for special in (False, True):
         assert tokenizer.encode(text, add_special_tokens=special) == oracle.encode(text, add_special_tokens=special)
     tokens = oracle.encode(text, add_special_tokens=False)
