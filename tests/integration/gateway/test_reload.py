@@ -120,7 +120,7 @@ def slow():
         yield server.url
 
 
-async def until(true, seconds=10.0):
+async def until(true, seconds=300.0):
     async with asyncio.timeout(seconds):
         while True:
             if await true():
