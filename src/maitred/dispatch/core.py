@@ -537,7 +537,9 @@ class DispatchCore:
         """Marks an entry as dispatched and allocates its credits and quota."""
         queued.state = QueueState.DISPATCHED
         queued.dispatched_s = now_s
-        costs = self.allocator.held_costs(queued, endpoint_state)
+        costs: Sequence[Cost] = queued.costs
+        if not endpoint_state.endpoint.reports_capacity or queued.cost.slots > 1:
+            costs = self.allocator.held_costs(queued, endpoint_state)
         queued.allocation = Allocation(
             endpoint_state,
             hold=endpoint_state.acquire(costs, now_s),
