@@ -300,7 +300,7 @@ def decode_cursor(cursor: str, columns: Sequence[ColumnElement[Any]]) -> ColumnE
     try:
         text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
         values = msgspec.json.decode(text, type=list[str | float])
-    except ValueError:
+    except (ValueError, msgspec.DecodeError):
         raise _invalid_cursor() from None
     types = [column.type for column in columns]
     if not values or [isinstance(value, float) for value in values] != [isinstance(kind, Double) for kind in types]:
