@@ -135,9 +135,9 @@ def test_a_key_that_one_gateway_revokes_is_refused_by_the_other(tmp_path, redis,
         eventually(lambda: complete(there, made["key"]).status_code == 200, "the other gateway does not know the key")
         httpx.post(f"{here.url}/admin/v1/keys/{made['id']}/revoke", headers=operator).raise_for_status()
         began_s = time.monotonic()
-        while complete(there, made["key"]).status_code == 200:
+        while (status := complete(there, made["key"]).status_code) != 401:
+            assert status in (200, 503), status  # 503: what a crowded machine makes of a Redis that is late
             assert time.monotonic() - began_s < LIMIT_S
-        assert complete(there, made["key"]).status_code == 401
 
 
 def test_without_redis_keys_work_and_nothing_fails_open(tmp_path, redis, postgres_url, keys):
