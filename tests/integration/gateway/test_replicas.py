@@ -47,25 +47,24 @@ class Answer:
         return self.usage["prompt_tokens"], self.usage["completion_tokens"]
 
 
-class Progress:
-    """Events that the clients of a round have received together, and a moment that comes by them, not by a clock.
+class Midst:
+    """Moment in the midst of answers: comes with an event, at the latest when all are there.
 
-    A kill at a time that was measured before would meet an idle engine, or nothing at all, on a machine whose speed
-    changes.
+    Args:
+        events: How many clients have received by then.
     """
 
-    def __init__(self, due: int = 0) -> None:
-        self.events = 0
-        self._due = due
-        self.is_due = asyncio.Event()
+    def __init__(self, events: int) -> None:
+        self._left = events
+        self.reached = asyncio.Event()
 
     def count(self) -> None:
-        self.events += 1
-        if self.events >= self._due:
-            self.is_due.set()
+        self._left -= 1
+        if not self._left:
+            self.reached.set()
 
 
-async def stream(client: httpx.AsyncClient, number: int, kind: str, progress: Progress) -> Answer:
+async def stream(client: httpx.AsyncClient, number: int, kind: str, midst: Midst) -> Answer:
     body = {
         **{"model": MODEL, "stream": True, "stream_options": {"include_usage": True}},
         **{"prompt": f"{number} animals met in the deep wood. The rabbit said:", **PLAIN, **KINDS[kind]},
@@ -78,7 +77,7 @@ async def stream(client: httpx.AsyncClient, number: int, kind: str, progress: Pr
                 answer.done = True
             elif line.startswith("data: "):
                 take(answer, json.loads(line.removeprefix("data: ")))
-                progress.count()
+                midst.count()
     return answer
 
 
@@ -95,59 +94,62 @@ def take(answer: Answer, event: dict[str, object]) -> None:
             answer.finishes[index] = choice["finish_reason"]
 
 
-async def all_kinds(client: httpx.AsyncClient, progress: Progress) -> dict[str, Answer]:
-    answers = await asyncio.gather(*(stream(client, number, kind, progress) for number, kind in enumerate(KINDS)))
+async def all_kinds(client: httpx.AsyncClient, midst: Midst | None = None) -> dict[str, Answer]:
+    midst = midst or Midst(1)
+    try:
+        answers = await asyncio.gather(*(stream(client, number, kind, midst) for number, kind in enumerate(KINDS)))
+    finally:
+        midst.reached.set()
     return dict(zip(KINDS, answers, strict=True))
 
 
-async def settled(server: ServerProcess, *, restarts: int) -> dict[str, float]:
-    """The metrics once nothing is in flight and as many engines were started again; hangs when something stays behind.
+async def settled(server: ServerProcess, *, restarts: int = 0) -> dict[str, float]:
+    """The metrics once nothing is in flight and so many engines were started again; fails when something stays behind.
 
     Whoever looks at once after a kill can see the gateway before it has noticed.
     """
-    while True:
-        metrics = await asyncio.to_thread(server.metrics)
-        left = [
-            metrics[name]
-            for name in (
-                *("maitred_in_flight", "maitred_dispatch_running", "maitred_dispatch_outstanding_tokens"),
-                *("maitred_engine_running", "maitred_engine_waiting", "maitred_leases"),
-            )
-        ]
-        held = metrics["maitred_engine_kv_blocks_total"] - metrics["maitred_engine_kv_blocks_free"]
-        all_up = metrics["maitred_engine_up"] == 2 and metrics["maitred_engine_restarts_total"] == restarts
-        if not any(left) and not held and all_up:
-            return metrics
-        await asyncio.sleep(0.05)
+    async with asyncio.timeout(300):
+        while True:
+            metrics = await asyncio.to_thread(server.metrics)
+            left = [
+                metrics[name]
+                for name in (
+                    *("maitred_in_flight", "maitred_dispatch_running", "maitred_dispatch_outstanding_tokens"),
+                    *("maitred_engine_running", "maitred_engine_waiting", "maitred_leases"),
+                )
+            ]
+            held = metrics["maitred_engine_kv_blocks_total"] - metrics["maitred_engine_kv_blocks_free"]
+            all_up = metrics["maitred_engine_up"] == 2 and metrics["maitred_engine_restarts_total"] >= restarts
+            if not any(left) and not held and all_up:
+                return metrics
+            await asyncio.sleep(0.05)
 
 
 def engines_of(server: ServerProcess) -> list[psutil.Process]:
     return [child for child in psutil.Process(server.process.pid).children() if child.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.timeout(600)
 async def test_streams_survive_kills_with_exactly_the_tokens_of_an_undisturbed_run():
     draw = random.Random(6)
     with serving("--replicas", "2", settings={"engine.kv_memory_bytes": "32MiB"}) as server:
-        async with httpx.AsyncClient(base_url=server.url, timeout=None) as client:
-            before = await settled(server, restarts=0)
-            whole = Progress()
-            undisturbed = await all_kinds(client, whole)
+        async with asyncio.timeout(300), httpx.AsyncClient(base_url=server.url, timeout=300) as client:
+            before = await settled(server)
+            undisturbed = await all_kinds(client)
             received = [*undisturbed.values()]
             assert all(answer.done for answer in received)
             for kills in range(1, 5):
-                progress = Progress(int(draw.uniform(0.05, 0.7) * whole.events))
-                round_ = asyncio.create_task(all_kinds(client, progress))
-                due = asyncio.create_task(progress.is_due.wait())
-                await asyncio.wait({round_, due}, return_when=asyncio.FIRST_COMPLETED)
+                midst = Midst(draw.randrange(10, 400))  # of some 1,000
+                round_ = asyncio.create_task(all_kinds(client, midst))
+                await midst.reached.wait()
                 draw.choice(engines_of(server)).kill()
                 answers = await round_
-                due.cancel()
                 for kind, answer in answers.items():
                     assert answer.same_as(undisturbed[kind]), (kind, answer, undisturbed[kind])
                 received += answers.values()
-                metrics = await settled(server, restarts=kills)
+                await settled(server, restarts=kills)
+            metrics = await settled(server)
         assert metrics["maitred_recoveries_total"] > 0
+        assert metrics["maitred_engine_restarts_total"] == 4
         for name, count in [("prompt", "prompt_tokens"), ("output", "completion_tokens")]:
             ledger = f"maitred_ledger_{name}_tokens_total"
             assert metrics[ledger] - before.get(ledger, 0.0) == sum(answer.usage[count] for answer in received)

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from collections import Counter
 from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -57,9 +58,17 @@ def _collect(sessions: Iterator[LoadSession], played: list[LoadSession]) -> Iter
 
 
 def _as_played(sessions: list[LoadSession], data: RunData) -> Iterator[LoadSession]:
-    """Returns the sessions that had a turn, at the time when their first was due; a closed loop decides that."""
+    """Returns the sessions that had a turn, with the turns that were asked, at the time when their first was due.
+
+    A closed loop decides that time, and the end of a run cuts sessions that are open.
+    """
     began_s = {record.session: record.intended_s for record in reversed(data.records)}
-    timed = [structs.replace(session, at_s=began_s[session.id]) for session in sessions if session.id in began_s]
+    asked = Counter(record.session for record in data.records)
+    timed = [
+        structs.replace(session, at_s=began_s[session.id], turns=session.turns[: asked[session.id]])
+        for session in sessions
+        if session.id in began_s
+    ]
     return iter(sorted(timed, key=lambda session: session.at_s or 0.0))
 
 

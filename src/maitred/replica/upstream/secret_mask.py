@@ -83,6 +83,7 @@ class DeltaMask:
         self.first_characters = tuple({secret[0] for secret in secrets})
         self.held: dict[tuple[int, object], tuple[str, list[TokenScore]]] = {}
         self._secrets = secrets
+        self._beginnings = tuple({secret[:length] for secret in secrets for length in range(1, len(secret))})
 
     def is_concerned(self, batch: TextBatch) -> bool:
         """Returns whether a batch may have a part of a secret."""
@@ -91,8 +92,9 @@ class DeltaMask:
         for part in batch.parts:
             if part.extra is not None or part.metadata is not None or part.block is not None:
                 return True
+            text = part.text
             for character in self.first_characters:
-                if character in part.text:
+                if character in text and (text.endswith(self._beginnings) or self._mask_text(text) != text):
                     return True
         return False
 
