@@ -257,7 +257,13 @@ class ExternalLoad(NamedTuple):
 
 
 class TokenStream(Protocol):
-    """Token stream of the answer to one request."""
+    """Token stream of the answer to one request.
+
+    Attributes:
+        on_unread: Called with the number of tokens that came while no reader waited for them.
+    """
+
+    on_unread: Callable[[int], None] | None
 
     def __aiter__(self) -> AsyncIterator[list[TokenDelta]]:
         """Yields batches of deltas; ends after every choice has finished.

@@ -9,6 +9,7 @@ import pytest
 
 from maitred.core.context import Outcome
 from maitred.testing.script import ScriptedAnswer
+from tests.support.charges import listen
 from tests.support.gateway import MODEL, gateway, tokens_of
 
 MANY = ScriptedAnswer(tokens=(tokens_of("Hello there, my friend. How are you?") * 60)[:480], tokens_per_step=4)
@@ -62,6 +63,23 @@ async def test_a_stream_that_is_not_read_is_paused_and_then_ended(headers):
             with pytest.raises(ConnectionResetError):
                 await rest_of(raw)
         assert "maitred_stalled_requests_total 1.0" in (await system.client.get("/metrics")).text
+
+
+async def test_tokens_that_nobody_has_read_yet_are_charged_as_they_come():
+    """Whoever does not read holds slots like everybody else, and its tenant is as far behind the others for it."""
+    async with gateway(lambda request: MANY, unread_tokens=64) as system:
+        charges = []
+        listen(system.dispatcher.core.queues[0].fair_queue, lambda flow, service: charges.append(service))
+        async with asked(system, stream=True, **FAT | {"prompt": "x"}) as raw:
+            await system.wait_until(lambda: system.engine.load().paused == 8)
+            weights = system.dispatcher.core.weights
+            prompt = charges[0]
+            await system.wait_until(
+                lambda: sum(charges) == prompt + weights.output * system.engine.load().output_tokens
+            )
+            await rest_of(raw, upto=b"[DONE]")
+        await system.wait_until(lambda: bool(system.contexts))
+        assert sum(charges) == prompt + weights.output * 8 * 480
 
 
 async def test_a_reader_that_comes_back_gets_everything():

@@ -59,6 +59,8 @@ class Account:
         self.stream = stream
         self.hears = hears  # every so many tokens it hears one beside its reader
         stream.listen(self.hear)
+        stream.on_unread = self.tell_unread
+        self.told = 0
         self.eager = eager  # has a read under way at every turn
         self.engine_runs = set(ALL)  # by the engine's lights, which has not heard of cancellations
         self.cancelled = set()
@@ -100,6 +102,10 @@ class Account:
         del self.unread[: len(deltas)]
         return True
 
+    def tell_unread(self, tokens):
+        assert tokens > 0
+        self.told += tokens
+
     def read(self):
         if self.reading is None:
             self.reading = asyncio.ensure_future(anext(self.stream))
@@ -111,6 +117,7 @@ class Account:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         if self.reading is None:
+            assert self.told >= len(self.unread), "nobody was told of what is unread"
             return
         if not self.reading.done():
             assert not self.unread, "unread deltas were held back"
@@ -120,7 +127,7 @@ class Account:
         if self.unread:
             assert failure is None, f"unread deltas were lost: {failure!r}"
             assert self.reading.result() == self.unread
-            self.unread = []
+            self.unread, self.told = [], 0
         else:
             assert not self.running
             assert isinstance(failure, self.ending or StopAsyncIteration)

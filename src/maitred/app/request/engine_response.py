@@ -40,6 +40,7 @@ class EngineAttempt(ReplicaAttempt[Batch]):
         endpoint: Endpoint of the engine.
         requests: Requests by the number of their prompt.
         on_submitted: Called after each submission.
+        on_unread: Called with the number of tokens that came while no reader waited for them.
         timeline: Timeline of the request.
         clock: Clock of the timeline.
 
@@ -52,6 +53,7 @@ class EngineAttempt(ReplicaAttempt[Batch]):
         endpoint: AnyEndpoint,
         requests: Mapping[int, EngineRequest],
         on_submitted: Callable[[], None],
+        on_unread: Callable[[int], None],
         timeline: RequestTimeline,
         clock: Clock,
     ) -> None:
@@ -59,12 +61,14 @@ class EngineAttempt(ReplicaAttempt[Batch]):
         self._replica = endpoint.replica
         self._requests = requests
         self._on_submitted = on_submitted
+        self._on_unread = on_unread
         self.streams: dict[int, TokenStream] = {}
 
     async def _submit(self) -> None:
         for prompt, request in self._requests.items():
             context = self._replica.generate(request)
-            self.streams[prompt] = await context.__aenter__()
+            stream = self.streams[prompt] = await context.__aenter__()
+            stream.on_unread = self._on_unread
             self._stack.push_async_exit(context)
             self._on_submitted()
         if len(self.streams) == 1:
@@ -111,6 +115,8 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
         self._choices_per_prompt = len(outputs) // len(requests)
         self._continuation = TokenContinuation(requests, context.started_s)
         self._has_begun = False
+        self._charged_unread = 0
+        """Tokens that were charged before they are read."""
         self._next_is_continuation = bool(given)
         """Whether the next delta is the first after the beginning of another model."""
         if given:
@@ -213,7 +219,9 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
             ReplicaUnavailable: Raised on `__aenter__` of the attempt if the replica is not ready.
         """
         requests = self._continuation.remaining_requests(self._clock.monotonic_s())
-        return EngineAttempt(endpoint, requests, on_submitted, self._context.timeline, clock=self._clock)
+        return EngineAttempt(
+            endpoint, requests, on_submitted, self._on_unread, self._context.timeline, clock=self._clock
+        )
 
     async def _requeue(self, failure: ReplicaLost | ReplicaUnavailable) -> None:
         """Closes the failed attempt and requeues the request.
@@ -230,6 +238,11 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
                 raise ReplicaLost from failure
             raise failure
         self._context.recoveries += 1
+
+    def _on_unread(self, tokens: int) -> None:
+        """Charges tokens that the client is too slow for: the engine has computed them, and others have waited."""
+        self._charged_unread += tokens
+        self._entry.charge_tokens(output_tokens=tokens)
 
     def _process_delta(self, prompt: int, choice: OutputProcessor, delta: TokenDelta, now_s: float) -> None:
         if delta.finish is FinishReason.DEADLINE and not self._partial:
@@ -250,8 +263,14 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
                 self._context.timeline, prompt * self._choices_per_prompt + delta.index, choice, delta, now_s
             )
         if choice.tokens > before:
-            self._context.completion_tokens += choice.tokens - before
-            self._entry.charge_tokens(output_tokens=choice.tokens - before)
+            uncharged = choice.tokens - before
+            self._context.completion_tokens += uncharged
+            if self._charged_unread:
+                charged = min(self._charged_unread, uncharged)
+                self._charged_unread -= charged
+                uncharged -= charged
+            if uncharged:
+                self._entry.charge_tokens(output_tokens=uncharged)
         self._context.reasoning_tokens += choice.reasoning_tokens - reasoning_before
         if delta.waited_ms is not None:
             for cause, waited_ms in delta.waited_ms.items():

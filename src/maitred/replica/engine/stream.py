@@ -25,10 +25,14 @@ class EngineStream:
         send_cancel: Sends a cancellation of one choice; None: of all running choices.
         send_pause: Tells the engine to pause (True) or to resume (False) the request.
         pause_at_tokens: Number of unread tokens at which the stream pauses the request.
+
+    Attributes:
+        on_unread: See `core.replica.TokenStream`.
     """
 
     __slots__ = (
         "_cancelled_choices",
+        "_counted_tokens",
         "_engine_paused",
         "_failure",
         "_is_closed",
@@ -42,6 +46,7 @@ class EngineStream:
         "_send_cancel",
         "_send_pause",
         "_waiter",
+        "on_unread",
         "wire_id",
     )
 
@@ -70,6 +75,9 @@ class EngineStream:
         self._send_pause = send_pause
         self._pause_at_tokens = pause_at_tokens
         self._pending_tokens = 0
+        self.on_unread: Callable[[int], None] | None = None
+        self._counted_tokens = 0
+        """Unread tokens of which `on_unread` was told."""
         self._pause_requested = False
         """Whether `pause` was called, without `resume` since."""
         self._engine_paused = False
@@ -120,6 +128,7 @@ class EngineStream:
             if not self._running_choices:
                 self._wake_reader()
         self._pending_tokens = sum(len(delta.tokens) for delta in self._pending)
+        self._counted_tokens = min(self._counted_tokens, self._pending_tokens)
         self._sync_pause()
 
     def pause(self) -> None:
@@ -160,6 +169,9 @@ class EngineStream:
     def wake(self) -> None:
         """Passes the pushed output to the listener, or wakes the reader if the listener does not handle it."""
         if not self._pending or self._waiter is None or self._waiter.done():
+            if self.on_unread is not None and self._pending_tokens > self._counted_tokens:
+                unread, self._counted_tokens = self._pending_tokens - self._counted_tokens, self._pending_tokens
+                self.on_unread(unread)
             return
         if self._listener is not None:
             try:
@@ -201,7 +213,7 @@ class EngineStream:
     def _take_pending(self) -> list[TokenDelta]:
         """Removes the pending output and returns it."""
         batch, self._pending = self._pending, []
-        self._pending_tokens = 0
+        self._pending_tokens = self._counted_tokens = 0
         if self._engine_paused:
             self._sync_pause()
         return batch
