@@ -47,12 +47,13 @@ class FairThreadPool:
         self._queue.add(entry, entry.arrived_s)
         self._start_next()
         try:
-            await turn
+            # Shielded, so that a turn which comes while its caller is being cancelled is not given to nobody.
+            await asyncio.shield(turn)
         except asyncio.CancelledError:
-            if turn.cancelled():
-                self._queue.remove(entry)
-            else:
+            if turn.done():
                 self._on_end(flow)
+            else:
+                self._queue.remove(entry)
             raise
         return await self._run_in_thread(flow, function)
 

@@ -32,6 +32,11 @@ class HeldThread:
         self._gate.set()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def release(self):
+        """Returns when the thread is free, and before the event loop knows."""
+        self._gate.set()
+        self.threads._pool.submit(int).result()
+
     async def submit(self, name, organisation, key, cost=1.0):
         return await self._submit(principal(organisation, key), cost, lambda: self.order.append(name))
 
@@ -70,6 +75,19 @@ async def test_who_leaves_while_waiting_takes_no_turn():
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaving
+    assert held.order == ["stayed"]
+    assert await held.threads.run(principal("c", "c1"), 1.0, lambda: 5) == 5
+
+
+async def test_who_is_being_cancelled_when_the_thread_is_freed_takes_no_turn():
+    async with HeldThread() as held:
+        leaving = await held.submit("left", "a", "a1")
+        staying = await held.submit("stayed", "a", "a1")
+        held.release()
+        leaving.cancel()
+        await asyncio.wait({leaving, staying}, timeout=60)
+        assert leaving.cancelled()
+        assert staying.done()
     assert held.order == ["stayed"]
     assert await held.threads.run(principal("c", "c1"), 1.0, lambda: 5) == 5
 
