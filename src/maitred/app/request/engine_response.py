@@ -220,7 +220,7 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
         """
         requests = self._continuation.remaining_requests(self._clock.monotonic_s())
         return EngineAttempt(
-            endpoint, requests, on_submitted, self._on_unread, self._context.timeline, clock=self._clock
+            endpoint, requests, on_submitted, self._on_unread, timeline=self._context.timeline, clock=self._clock
         )
 
     async def _requeue(self, failure: ReplicaLost | ReplicaUnavailable) -> None:
