@@ -6,7 +6,7 @@ in pieces, so the texts of an answer are masked once more, across their deltas.
 """
 
 from collections.abc import Iterable, Iterator, Sequence, Set
-from typing import Any
+from typing import Any, AnyStr
 
 from msgspec.structs import replace
 
@@ -34,13 +34,13 @@ class SecretMask:
         self.secrets = tuple({secret for secret in secrets if len(secret) >= _MIN_SECRET_CHARACTERS})
         values = {secret.encode() for secret in self.secrets}
         values |= {value.replace(b"/", b"\\/") for value in values}  # the same in JSON
-        self._masks = [(value, b"*" * len(value)) for value in values]
+        self._values = tuple(values)
 
     def apply(self, data: bytes) -> bytes:
         """Returns the data with all secrets masked."""
-        for value, mask in self._masks:
+        for value in self._values:
             if value in data:
-                data = data.replace(value, mask)
+                data = data.replace(value, b"*" * len(value))
         return data
 
     def split(self, data: bytes, *, body_over: bool) -> tuple[bytes, bytes]:
@@ -56,12 +56,7 @@ class SecretMask:
         data = self.apply(data)
         if body_over or not data:
             return data, b""
-        held = 0
-        for value, _ in self._masks:
-            if data[-1] not in value:
-                continue  # the common case: data ends with a line break
-            longest = min(len(value) - 1, len(data))
-            held = max(held, next((size for size in range(longest, 0, -1) if data.endswith(value[:size])), 0))
+        held = _held_length(data, self._values)
         return data[: len(data) - held], data[len(data) - held :]
 
 
@@ -75,14 +70,14 @@ class DeltaMask:
         secrets: The secrets.
 
     Attributes:
-        first_characters: First character of each secret: without one of them, a text begins no secret.
         held: Ends of texts that may begin a secret, by choice and text, with the scores of their tokens.
     """
 
     def __init__(self, secrets: Sequence[str]) -> None:
-        self.first_characters = tuple({secret[0] for secret in secrets})
         self.held: dict[tuple[int, object], tuple[str, list[TokenScore]]] = {}
         self._secrets = secrets
+        self._first_characters = tuple({secret[0] for secret in secrets})
+        """Without one of them, a text begins no secret."""
         self._beginnings = tuple({secret[:length] for secret in secrets for length in range(1, len(secret))})
 
     def is_concerned(self, batch: TextBatch) -> bool:
@@ -93,7 +88,7 @@ class DeltaMask:
             if part.extra is not None or part.metadata is not None or part.block is not None:
                 return True
             text = part.text
-            for character in self.first_characters:
+            for character in self._first_characters:
                 if character in text and (text.endswith(self._beginnings) or self._mask_text(text) != text):
                     return True
         return False
@@ -159,21 +154,13 @@ class DeltaMask:
         masked = self._mask_text(whole)
         if masked != whole:
             scores = []
-        held = 0 if is_last else self._held_length(masked)
+        held = 0 if is_last else _held_length(masked, self._secrets)
         if held:
             held = len(masked) if scores else held
             masked, rest = masked[: len(masked) - held], masked[len(masked) - held :]
             self.held[place] = rest, scores
             scores = []
         return masked, scores or None
-
-    def _held_length(self, text: str) -> int:
-        """Returns the length of the end of a text that may begin a secret."""
-        for secret in self._secrets:
-            for at in range(max(0, len(text) - len(secret) + 1), len(text)):
-                if secret.startswith(text[at:]):
-                    return len(text) - at
-        return 0
 
     def _mask_call(self, index: int, call: Any, *, is_last: bool) -> Any:  # noqa: ANN401 - whatever JSON can be
         """Masks a piece of a tool call."""
@@ -200,6 +187,17 @@ class DeltaMask:
             case dict():
                 return {name: self._mask_value(entry) for name, entry in value.items()}
         return value
+
+
+def _held_length(text: AnyStr, secrets: Sequence[AnyStr]) -> int:
+    """Returns the length of the longest end of a text that may begin a secret."""
+    held = 0
+    for secret in secrets:
+        if text[-1:] not in secret:
+            continue  # the common case: data of a stream ends with a line break
+        longest = min(len(secret) - 1, len(text))
+        held = max(held, next((size for size in range(longest, 0, -1) if text.endswith(secret[:size])), 0))
+    return held
 
 
 def _texts_of(part: TextDelta) -> Iterator[tuple[int, object]]:
