@@ -54,7 +54,7 @@ lowest: ## Run tests with the lowest versions that pyproject.toml allows (constr
 		"$$folder/bin/pip" install --quiet --disable-pip-version-check -c constraints-lowest.txt \
 			-e '.[engine,load,oidc,otel,postgres,redis]' transformers \
 			$$(grep -xE '($(subst $() ,|,$(TOOLS)))==.*' constraints.txt) && \
-		PYTHONPATH=src "$$folder/bin/python" -m pytest $(CHOSEN) --numprocesses logical --maxprocesses 4 --dist loadfile \
+		PYTHONPATH=src "$$folder/bin/python" -m pytest $(CHOSEN) --numprocesses $(WORKERS) --dist loadfile \
 			-p no:cacheprovider $(or $(ARGS),$(LOWEST))
 
 # A benchmark that needs what is not installed says so in a sentence, exits with 77, and the next one is run.

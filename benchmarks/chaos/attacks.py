@@ -78,7 +78,6 @@ class Size:
 
 FULL = Size(rounds=5, seconds=4.0)
 QUICK = Size(rounds=1, seconds=1.5)
-QUICK_ATTACKS: tuple[str, ...] = tuple(attack.name for attack in ATTACKS)
 
 
 @dataclass
@@ -121,8 +120,7 @@ def main() -> int:
     arguments = parser.parse_args()
     size = QUICK if arguments.quick else FULL
     size = replace(size, rounds=arguments.rounds or size.rounds)
-    names = QUICK_ATTACKS if arguments.quick else [attack.name for attack in ATTACKS]
-    attacks = [attack for attack in ATTACKS if attack.name in names and (arguments.only or "") in attack.name]
+    attacks = [attack for attack in ATTACKS if (arguments.only or "") in attack.name]
     report = Report("attacks", seed=SEED, quick=arguments.quick)
     victim, neighbour, stranger = Key(), Key(), Key(("inference", "metrics"))
     with served(organisations(victim, neighbour, stranger), settings()) as server:
@@ -257,18 +255,15 @@ class Memory:
     def __init__(self, pid: int) -> None:
         self.growth_mib: dict[str, float] = {}
         self._gateway = psutil.Process(pid)
-        self._before = self._resident_mib()
+        self._before = resident_mib(self._gateway)
 
     async def watch(self) -> None:
         """Samples until it is cancelled."""
         while True:
-            for name, now_mib in self._resident_mib().items():
+            for name, now_mib in resident_mib(self._gateway).items():
                 grown_mib = round(now_mib - self._before.get(name, 0.0), 1)
                 self.growth_mib[name] = max(self.growth_mib.get(name, 0.0), grown_mib)
             await asyncio.sleep(SAMPLE_S)
-
-    def _resident_mib(self) -> dict[str, float]:
-        return resident_mib(self._gateway)
 
 
 def resident_mib(gateway: psutil.Process) -> dict[str, float]:

@@ -6,10 +6,25 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.console_server import CHROMIUM
 from tests.support.servers.postgres_server import postgres_server, postgres_url
 from tests.support.stores import store_config
 
 __all__ = ["postgres_server", "postgres_url", "store_config"]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A browser without a window."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="Playwright is not installed: pip install 'maitred[dev]'"
+    )
+    if CHROMIUM is None:
+        pytest.skip("There is no chromium on the path: scripts/services.sh has it.")
+    with playwright.sync_playwright() as drivers:
+        one = drivers.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        yield one
+        one.close()
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def store_config(request: pytest.FixtureRequest, tmp_path: Path) -> StoreConfig:
 
 @contextmanager
 def deadline(database: Database, seconds: float) -> Iterator[None]:
-    """What begins within the block has so much time; everything else has enough on a crowded machine."""
+    """Statements that begin within the block have so much time; everything else has enough on a crowded machine."""
     usual_s, database._deadline_s = database._deadline_s, seconds
     try:
         yield

@@ -122,7 +122,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     """Exact bytes of the token, because `text` cannot hold half a character."""
     logprob: float
     members: dict[str, Any] | None = None
-    """What else an external server says of the token, in its words."""
+    """Other members that an external server has for the token."""
 
 
 class TokenScore(msgspec.Struct, frozen=True):

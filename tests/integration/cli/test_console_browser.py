@@ -7,17 +7,14 @@ import sys
 import httpx
 import pytest
 
-from tests.support.console_server import AXE, CHROMIUM, Complaints, consoled
+from tests.support.console_server import AXE, Complaints, consoled
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="Playwright is not installed: pip install 'maitred[dev]'"
 )
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="There is no chromium on the path: scripts/services.sh has it."
-)
 expect = playwright.expect
 PATIENCE_MS = 300_000
-"""What takes longer does not come."""
+"""Longest wait: whatever takes longer does not come."""
 expect.set_options(timeout=PATIENCE_MS)
 
 WIDE = {"width": 1280, "height": 900}
@@ -32,14 +29,6 @@ def system():
         running.key("acme")
         running.put("limits/acme", {"subject": "tenant:acme", "kind": "concurrent_requests", "value": 24})
         yield running
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as drivers:
-        one = drivers.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
-        yield one
-        one.close()
 
 
 @pytest.fixture

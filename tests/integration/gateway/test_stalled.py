@@ -66,7 +66,7 @@ async def test_a_stream_that_is_not_read_is_paused_and_then_ended(headers):
 
 
 async def test_tokens_that_nobody_has_read_yet_are_charged_as_they_come():
-    """Whoever does not read holds slots like everybody else, and its tenant is as far behind the others for it."""
+    """A stream that is not read holds its slots like any other, and its tenant is as far behind the others for it."""
     async with gateway(lambda request: MANY, unread_tokens=64) as system:
         charges = []
         listen(system.dispatcher.core.queues[0].fair_queue, lambda flow, service: charges.append(service))

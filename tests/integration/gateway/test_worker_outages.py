@@ -1,4 +1,4 @@
-"""What workers know together of a server that refuses requests: real processes, one connection to each worker."""
+"""Common knowledge of workers about a server that refuses requests: real processes, one connection to each worker."""
 
 import asyncio
 import os

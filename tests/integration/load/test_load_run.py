@@ -42,7 +42,7 @@ def server():
 
 
 class LoopLag:
-    """How late this process is with what it has to do, as its own timer finds it."""
+    """Delay of this process with what it has to do, as its own timer finds it."""
 
     most_s = 0.0
 

@@ -9,27 +9,12 @@ from maitred.load.analysis.compare import compare
 from maitred.load.measure.result import LoadResult
 from maitred.load.report import canvas, comparison, html
 from maitred.load.report.outline import draw, outline
-from tests.support.console_server import AXE, CHROMIUM
+from tests.support.console_server import AXE
 from tests.support.load_results import synthetic_result
-
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="Playwright is not installed: pip install 'maitred[dev]'"
-)
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="There is no chromium on the path: scripts/services.sh has it."
-)
 
 SIZES = [(360, "light"), (390, "dark"), (1280, "dark")]
 SMALLEST_TEXT_PX = 8.0
 """Height of the font of a figure. What people call readable begins there."""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as drivers:
-        one = drivers.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
-        yield one
-        one.close()
 
 
 def report_of(result: LoadResult) -> str:

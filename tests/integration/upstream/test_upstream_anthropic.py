@@ -77,18 +77,22 @@ async def test_tools_in_requests_and_answers():
         assert server.asked[0].body["tools"] == [{"name": "look", "input_schema": {"type": "object"}}]
 
 
+async def message_of(system, asked, *, streams):
+    """The message that the official client takes."""
+    async with anthropic.AsyncAnthropic(base_url=system.url, api_key="none", max_retries=0) as client:
+        if not streams:
+            return await client.messages.create(**asked)
+        async with client.messages.stream(**asked) as events:
+            return await events.get_final_message()
+
+
 @pytest.mark.parametrize("streams", [False, True])
 async def test_a_client_that_speaks_anthropic_gets_tools_through(streams):
     tools = [{"name": "look", "input_schema": {"type": "object"}}]
     asked = {"model": MODEL, "messages": ASKED[1:], "max_tokens": 20, "tools": tools}
     async with ScriptedAnthropic([Reply(tool_use("look", '{"at": ', '"wood"}'))]) as server:
         async with behind(server) as system:
-            async with anthropic.AsyncAnthropic(base_url=system.url, api_key="none", max_retries=0) as client:
-                if streams:
-                    async with client.messages.stream(**asked) as stream:
-                        message = await stream.get_final_message()
-                else:
-                    message = await client.messages.create(**asked)
+            message = await message_of(system, asked, streams=streams)
         (block,) = message.content
         assert (block.type, block.id, block.name, block.input) == ("tool_use", "toolu_1", "look", {"at": "wood"})
         assert message.stop_reason == "tool_use"

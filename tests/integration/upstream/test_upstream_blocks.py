@@ -2,11 +2,10 @@
 
 import json
 
-import anthropic
 import pytest
 
 from maitred.testing.scripted_anthropic import Reply, ScriptedAnthropic, block, end, start
-from tests.integration.upstream.test_upstream_anthropic import ASKED, VERSION, behind, client_of
+from tests.integration.upstream.test_upstream_anthropic import ASKED, VERSION, behind, client_of, message_of
 from tests.integration.upstream.test_upstream_members import COUNTED, DONE, USER, Bytes, chunk, events_of
 from tests.integration.upstream.test_upstream_passing import Server, running
 from tests.support.upstream_gateway import MODEL, upstream_gateway
@@ -101,12 +100,7 @@ def assembled(events):
 async def asked_of_messages(system, *, streams, **fields):
     """The message, which the official client takes without a complaint."""
     asked = {"model": MODEL, "max_tokens": 4096, "messages": ASKED[1:], **fields}
-    async with anthropic.AsyncAnthropic(base_url=system.url, api_key="none", max_retries=0) as client:
-        if streams:
-            async with client.messages.stream(**asked) as events:
-                taken = await events.get_final_message()
-        else:
-            taken = await client.messages.create(**asked)
+    taken = await message_of(system, asked, streams=streams)
     response = await system.client.post("/v1/messages", json={**asked, "stream": streams}, headers=VERSION)
     message = assembled(events_of(response)) if streams else response.json()
     assert [each.type for each in taken.content] == [each["type"] for each in message["content"]]

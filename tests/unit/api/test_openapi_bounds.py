@@ -81,7 +81,7 @@ COMPANIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "min_tokens": lambda value: {"max_tokens": openai.MAX_TOKEN_ID},
     "messages": lambda value: {},
 }
-"""What a field needs beside it."""
+"""Fields that a field needs beside it."""
 
 NUMBERS = [
     *(-(2**63) - 1, -(2**63), -(2**31), -101, -100, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 10, 11, 15, 16, 17, 20, 21, 100),

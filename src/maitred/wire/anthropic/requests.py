@@ -47,7 +47,7 @@ class ToolUseBlock(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     name: str
     input: dict[str, Any]
     extra_content: Any = None
-    """What the server of another API sent with the call, such as Google's signatures."""
+    """Members that the server of another API sent with the call, such as Google's signatures."""
     cache_control: Any = None
 
 

@@ -66,7 +66,7 @@ class ToolCall(msgspec.Struct, frozen=True):
     type: str = "function"
     custom: CustomCall | UnsetType = UNSET
     extra_content: Any = UNSET
-    """What the server sent with the call, such as Google's signatures."""
+    """Members that the server sent with the call, such as Google's signatures."""
 
 
 def failed_result(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What a grammar certainly costs is known from its text, and nothing else is refused for it."""
+"""The certain cost of a grammar is known from its text, and nothing else is refused for it."""
 
 from fractions import Fraction
 
