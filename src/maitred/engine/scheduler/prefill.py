@@ -10,8 +10,13 @@ _LEAST_SHARE = 8
 """Divisor of the prefill tokens that gives the oldest prompt's minimum, whatever others are owed. So the oldest prefill
 ends in a bounded number of steps, and then the next one, until all have ended."""
 
+_FINISH_TOKENS = 1024
+"""Tokens up to which it counts how much a prompt still needs. By so many a flow can be served ahead of the others, so
+this bounds how unequal their shares can be."""
+
 Claim = tuple[int, float]
-"""Sort key of a flow's prompts, smallest first: priority class (if used) and lead in service."""
+"""Sort key of a flow's prompts, smallest first: priority class (if used), and the lead in service that the flow will
+have when its prompt ends."""
 
 
 class PrefillBudget:
@@ -50,15 +55,21 @@ class PrefillBudget:
 class ServiceOwed:
     """Cache of the service owed to flows, computed once per flow and step.
 
+    The flow goes first whose prompt ends at the smallest lead, as in weighted fair queueing (Demers, Keshav and
+    Shenker, SIGCOMM'89). So a short prompt is not computed in pieces beside a long one, and each flow still gets its
+    share.
+
     Args:
         over_service: Returns the lead in service of a flow over the least served flow of its class.
+        token_service: Service per prompt token; 0: how long prompts are makes no difference.
         by_class: Whether more urgent classes go first.
     """
 
-    __slots__ = ("_by_class", "_known", "_over_service")
+    __slots__ = ("_by_class", "_known", "_over_service", "_token_service")
 
-    def __init__(self, over_service: Callable[[Flow], float], *, by_class: bool) -> None:
+    def __init__(self, over_service: Callable[[Flow], float], token_service: float, *, by_class: bool) -> None:
         self._over_service = over_service
+        self._token_service = token_service
         self._by_class = by_class
         self._known: dict[int, Claim] = {}
 
@@ -68,8 +79,12 @@ class ServiceOwed:
         claim = self._known.get(id(account))
         if claim is None:
             flow = account.flow
-            claim = (flow.priority.rank if self._by_class else 0, self._over_service(flow))
-            self._known[id(account)] = claim
+            lead = self._over_service(flow)
+            if self._token_service:
+                table = sequence.table
+                needed = sequence.pending - (0 if table.blocks else table.cached_tokens(sequence.tokens))
+                lead += self._token_service * min(needed, _FINISH_TOKENS) / flow.path[0].weight
+            claim = self._known[id(account)] = (flow.priority.rank if self._by_class else 0, lead)
         return claim
 
     def on_charge(self, sequence: Sequence) -> None:

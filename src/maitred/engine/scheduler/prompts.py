@@ -23,7 +23,7 @@ class PromptPlanner:
         budget: Budget of the step for prefill.
         times: Model of step times.
         slots: Maximum running sequences.
-        by_class: Whether more urgent classes go first.
+        claims: Service that is owed to flows.
         now_s: The time.
     """
 
@@ -35,7 +35,7 @@ class PromptPlanner:
         times: StepTimes,
         *,
         slots: int,
-        by_class: bool,
+        claims: ServiceOwed,
         now_s: float,
     ) -> None:
         self._state = state
@@ -44,8 +44,10 @@ class PromptPlanner:
         self._times = times
         self._slots = slots
         self._now_s = now_s
-        self._claims = ServiceOwed(state.line.over_service, by_class=by_class)
+        self._claims = claims
         self._chunks: dict[int, Chunk] = {}
+        self._ending: set[int] = set()
+        """Accounts with a prompt that ends in this step, by their ids."""
         self._refused: WaitCause | None = None
         self._passed: list[Sequence] = []
         """Sequences that found no blocks, and are out of the queue while others are tried."""
@@ -64,15 +66,16 @@ class PromptPlanner:
         self._refused = hold
         while not budget.spent:
             head = self._head() if self._refused is None else None
-            if head is not None and (not prefilling or claims.claim_of(head) < claims.claim_of(prefilling[-1])):
-                self._try(head)
-                claims.on_charge(head)
-            elif prefilling:
-                sequence = prefilling.pop()
-                self._extend(sequence, sequence.pending)
-                claims.on_charge(sequence)
-            else:
+            admits = head is not None and (not prefilling or claims.claim_of(head) < claims.claim_of(prefilling[-1]))
+            following = head if admits else prefilling[-1] if prefilling else None
+            if following is None or (self._ending and self._delays(following)):
                 break
+            if admits:
+                self._try(following)
+            else:
+                prefilling.pop()
+                self._extend(following, following.pending)
+            claims.on_charge(following)
         for sequence in self._passed:
             state.wait_queue.enter(sequence, self._now_s)
             self._refused = WaitCause.KV_FULL
@@ -80,6 +83,17 @@ class PromptPlanner:
         state.batch.skipped = [
             s for s in state.batch.prefilling.values() if s.key not in self._chunks and not s.output_tokens
         ]
+
+    def _delays(self, sequence: Sequence) -> bool:
+        """Returns whether a piece of this prompt costs the prompts that end in this step more time than it saves.
+
+        Without the piece the step ends earlier, and so do the first answers of these prompts. The piece is computed in
+        a step of its own instead, whose fixed time is lost. So a processor, for which each token costs the same, ends
+        the step, and an accelerator, on which a larger step is hardly longer, fills it.
+        """
+        length = min(sequence.pending, self._budget.tokens)
+        ends = length == sequence.pending or id(sequence.account) in self._ending
+        return not ends and self._times.chunk(sequence.computed, length) > self._times.fixed_s
 
     def _head(self) -> Sequence | None:
         while (head := self._state.wait_queue.head(self._now_s)) is not None and too_late(
@@ -137,6 +151,8 @@ class PromptPlanner:
         if overcommitted:
             state.overcommit.on_admit()
         chunk = self._chunks[sequence.key] = Chunk(sequence, cached, length)
+        if chunk.samples:
+            self._ending.add(id(sequence.account))
         (self._plan.decodes if sequence.pending == 1 else self._plan.prefills).append(chunk)
         state.book(sequence, cached, cached + length)
         return None
@@ -153,6 +169,8 @@ class PromptPlanner:
             self._plan.prefills.append(chunk)
         else:
             chunk.length += length
+        if chunk.samples:
+            self._ending.add(id(sequence.account))
         self._state.book(sequence, start, start + length)
 
 

@@ -9,8 +9,10 @@ Agrawal et al., OSDI'24, for mixing chunks of prefill into it; Sheng et al., OSD
    of tenants with few slots run (`overcommit`).
 2. **Running prefills**, which did not fit into an earlier step (`prompts`).
 3. **Admissions** from the waiting queue, in its order, while budget, slots and blocks last. Passes 2 and 3 are merged:
-   a new sequence whose flow is owed more service gets its tokens before the running prefills. The prefill budget after
-   the decodes is limited to what fits into the tightest inter-token objective of the decoding sequences.
+   the flow whose prompt ends at the smallest lead in service goes first, so short prompts are not computed in pieces
+   beside long ones. The prefill budget after the decodes is limited to what fits into the tightest inter-token
+   objective of the decoding sequences. A step in which a prompt ends takes no pieces of other flows' prompts, unless
+   they cost less time than a step of their own (`PromptPlanner`).
 
 A sequence gets blocks for all its known tokens when it is admitted, so only decodes need further blocks. If too few
 blocks are free, victims are preempted (`victims`) before any decode is planned, and wait again. Their full blocks stay
@@ -47,6 +49,7 @@ from maitred.engine.scheduler.kv_shares import KVShares
 from maitred.engine.scheduler.overcommit import OvercommitSlots
 from maitred.engine.scheduler.pins import PinTable
 from maitred.engine.scheduler.plan import StepPlan
+from maitred.engine.scheduler.prefill import ServiceOwed
 from maitred.engine.scheduler.prompts import PromptPlanner, too_late
 from maitred.engine.scheduler.sequence import Sequence
 from maitred.engine.scheduler.sequence_factory import SequenceFactory
@@ -102,6 +105,8 @@ class Scheduler:
         self._by_class = config.line.policy in ("fair", "priority")
         self._step_tokens = step_tokens
         self._service_unit = step_tokens * weights.prompt
+        # The other policies are orders of arrival, or of turns.
+        self._token_service = weights.prompt if config.line.policy == "fair" else 0.0
         self.block_tokens = block_tokens
         self._window = BatchingWindow(config.batching_window_s, config.batching_window_requests)
         self._pace = StepSizer(
@@ -331,7 +336,7 @@ class Scheduler:
             self._pace.budget(batch, plan.tokens),
             self._pace.times,
             slots=slots,
-            by_class=self._by_class,
+            claims=ServiceOwed(state.line.over_service, self._token_service, by_class=self._by_class),
             now_s=now_s,
         )
         planner.run(hold)

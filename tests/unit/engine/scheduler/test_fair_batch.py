@@ -55,6 +55,19 @@ def step(scheduler, now_s=0.0):
     return plan, scheduler.commit(plan, [[1] for chunk in plan.sampling])
 
 
+def running_or_waiting(scheduler):
+    state = scheduler._state
+    return [*state.batch.prefilling.values(), *state.batch.decoding.values(), *(entry.value for entry in state.line)]
+
+
+def learn(scheduler, *, fixed_s, token_s):
+    """Steps of all sizes, which take this time."""
+    for tokens in (1, 2, 4, 8, 16, 32, 64) * 8:
+        work = StepWork(chunks=1, prefill_tokens=tokens, pairs=pairs_of(0, tokens))
+        scheduler.on_step_time(work, fixed_s + token_s * tokens)
+        scheduler.on_step_time(StepWork(decodes=tokens, context_tokens=tokens), fixed_s + token_s * tokens)
+
+
 def run_until_idle(scheduler):
     finished = []
     while scheduler.busy:
@@ -157,8 +170,74 @@ def test_the_oldest_prompt_advances_whoever_else_is_owed():
     for number in range(5):
         add(scheduler, f"new{number}", prompt=30)
         plan, _ = step(scheduler)
-        assert computed(plan)["old"] >= 2
+        assert computed(plan)["old"] >= max(1, (16 - len(plan.decodes)) // 8)
         assert plan.tokens == 16
+
+
+def test_of_two_that_are_owed_the_same_the_shorter_prompt_goes_first():
+    scheduler = make_scheduler(step_tokens=16, max_sequences=4)
+    add(scheduler, "long", prompt=200)
+    step(scheduler)
+    short = add(scheduler, "short", prompt=40)
+    least = 2  # of the oldest prompt, in any case
+    for computed_tokens in (14, 14, 12):
+        plan, _ = step(scheduler)
+        assert computed(plan) == {"short": computed_tokens, "long": 16 - computed_tokens}
+        assert computed(plan)["long"] >= least
+    assert short.output_tokens == 1
+
+
+def test_what_is_cached_of_a_prompt_does_not_make_it_long():
+    scheduler = make_scheduler(step_tokens=16, max_sequences=4, blocks=200)
+    again = add(scheduler, "chat", prompt=160, output=1)
+    run_until_idle(scheduler)
+    add(scheduler, "long", prompt=100)
+    step(scheduler)
+    flow = Flow((FlowLevel("chat"),), PriorityClass.STANDARD)
+    (turn,) = scheduler.add(
+        EngineRequest("chat", [*again.request.prompt, 7, 8], SamplingParams(max_tokens=1, seed=0), flow=flow), 0.0
+    )
+    step(scheduler)
+    assert turn.output_tokens == 1
+
+
+@pytest.mark.parametrize(("short", "count"), [(20, 6), (100, 3), (900, 2)])
+def test_short_prompts_get_ahead_of_long_ones_by_a_bounded_service(short, count):
+    scheduler = make_scheduler(step_tokens=64, max_sequences=8, blocks=4000)
+    charges = Charges(scheduler)
+    for _ in range(2):
+        add(scheduler, "long", prompt=6000)
+    most = 0
+    for _ in range(150):
+        while sum(s.account.flow.path[0].id == "short" for s in running_or_waiting(scheduler)) < count:
+            add(scheduler, "short", prompt=short, output=1)
+        step(scheduler)
+        most = max(most, abs(charges.of("short") - charges.of("long")))
+    # The cap, and a step that is under way, with the token of output of each of its prompts.
+    assert most <= 1024 + 64 + 2 * count
+
+
+@pytest.mark.parametrize(("fixed_s", "tokens"), [(0.001, 20), (0.5, 64)])
+def test_a_step_that_ends_a_prompt_is_filled_only_where_that_is_cheap(fixed_s, tokens):
+    scheduler = make_scheduler(step_tokens=64, max_sequences=4, blocks=400)
+    learn(scheduler, fixed_s=fixed_s, token_s=0.001)
+    add(scheduler, "long", prompt=1000)
+    step(scheduler)
+    short = add(scheduler, "short", prompt=12)
+    plan, _ = step(scheduler)
+    assert plan.tokens == tokens
+    assert short.output_tokens == 1
+
+
+def test_a_step_that_ends_a_prompt_is_filled_with_prompts_that_end_in_it_and_with_its_own_flow():
+    scheduler = make_scheduler(step_tokens=64, max_sequences=4, blocks=400)
+    learn(scheduler, fixed_s=0.001, token_s=0.001)
+    first = add(scheduler, "one", prompt=12)
+    add(scheduler, "one", prompt=1000)
+    second = add(scheduler, "two", prompt=20)
+    plan, _ = step(scheduler)
+    assert plan.tokens == 64
+    assert (first.output_tokens, second.output_tokens) == (1, 1)
 
 
 def test_decodes_come_before_any_prompt():
