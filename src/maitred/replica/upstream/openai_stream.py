@@ -33,7 +33,13 @@ from maitred.replica.upstream.chunk import (
     text_of,
 )
 from maitred.replica.upstream.dialects import UpstreamDialect
-from maitred.replica.upstream.errors import make_replica_lost, make_response_error, parse_error
+from maitred.replica.upstream.errors import (
+    ReportedError,
+    make_replica_lost,
+    make_stream_error,
+    parse_error,
+    parse_error_in_place,
+)
 from maitred.replica.upstream.whole_body import WholeBody
 from maitred.wire.answer_event import (
     AnswerBroken,
@@ -70,16 +76,27 @@ class OpenAIStreamParser:
         choice_count: Number of requested choices, of all prompts together.
         dialect: Dialect of the server.
         choices_per_prompt: Number of choices of each prompt (`n`).
+        request_body: Body of the request, to tell the caller's words from the server's.
 
     Attributes:
         has_begun: Whether any part of the response was received; a role alone does not count.
         is_complete: Whether the whole response was received.
     """
 
-    def __init__(self, server: str, choice_count: int, dialect: UpstreamDialect, choices_per_prompt: int = 1) -> None:
+    def __init__(
+        self,
+        server: str,
+        choice_count: int,
+        dialect: UpstreamDialect,
+        choices_per_prompt: int = 1,
+        request_body: bytes | None = None,
+    ) -> None:
         self.has_begun = False
         self.is_complete = False
         self._server_name = server
+        self._request_body = request_body
+        self._error_in_place: ReportedError | None = None
+        """What an object that is no chunk says of an error, before the answer."""
         self._dialect = dialect
         self._splitter = SSESplitter()
         self._finish_reasons: dict[int, FinishReason] = {}
@@ -151,6 +168,7 @@ class OpenAIStreamParser:
             self.is_complete = True
             batch = None if batch is None else TextBatch(batch.parts, batch.usage, batch.chunks, whole=True)
         if not self.is_complete:
+            self._raise_error_in_place()
             if not self.has_begun and body is None and self._body.unfinished_bytes:
                 raise make_replica_lost("it was asked for a stream of events and sent something else")
             raise make_replica_lost("the body ended before [DONE]" if self.has_begun else "the body was empty")
@@ -275,6 +293,7 @@ class OpenAIStreamParser:
     def _on_done(self) -> None:
         """Handles ``[DONE]``; raises ReplicaLost if a choice is unfinished."""
         if not self._has_finished:
+            self._raise_error_in_place()
             unfinished = self._choice_count - len(self._finish_reasons)
             raise make_replica_lost(f"it ended with {unfinished} of {self._choice_count} choices unfinished")
         self.is_complete = True
@@ -292,6 +311,8 @@ class OpenAIStreamParser:
         if fields.get("error") or choices is None:
             self._raise_reported_error(fields)
             if choices is None and fields.get("usage") is None:
+                if not self.has_begun:
+                    self._error_in_place = parse_error_in_place(fields)
                 return  # an event of another kind
         if not isinstance(choices, list | None):
             raise make_replica_lost("it sent an event that is no chunk of an answer")
@@ -557,16 +578,15 @@ class OpenAIStreamParser:
         return usage
 
     def _raise_reported_error(self, fields: Mapping[str, Any]) -> None:
-        """Raises an exception if the event is an error event.
-
-        An error after the first output is always ReplicaLost, because the request was valid.
-        """
+        """Raises an exception if the event is an error event."""
         error = parse_error(fields)
-        if error is None:
-            return
-        if self.has_begun:
-            raise make_replica_lost(f"it reported an error: {error.message[:200]}")
-        raise make_response_error(self._server_name, None, error)
+        if error is not None:
+            raise make_stream_error(self._server_name, error, self._request_body, has_begun=self.has_begun)
+
+    def _raise_error_in_place(self) -> None:
+        """Raises the error that came in the form of no known API, if nothing else came."""
+        if self._error_in_place is not None and not self.has_begun:
+            raise make_stream_error(self._server_name, self._error_in_place, self._request_body, has_begun=False)
 
 
 def _speaks_of_tokens(metadata: ChunkMetadata) -> bool:

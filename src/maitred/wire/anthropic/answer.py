@@ -37,19 +37,6 @@ from maitred.wire.openai.responses import REASONING_FIELDS
 from maitred.wire.reported_usage import is_empty, read_usage
 from maitred.wire.sse import SSEEvent
 
-ERROR_STATUSES: Mapping[str, int] = {
-    "invalid_request_error": 400,
-    "authentication_error": 401,
-    "billing_error": 402,
-    "permission_error": 403,
-    "not_found_error": 404,
-    "request_too_large": 413,
-    "rate_limit_error": 429,
-    "api_error": 500,
-    "timeout_error": 504,
-    "overloaded_error": 529,
-}
-"""Map from each error type to the HTTP status of the error before a stream."""
 _KNOWN_BLOCKS = frozenset({"text", "tool_use", "thinking", "redacted_thinking"})
 """Blocks that chat completions have a place for."""
 _OUTPUT_COUNT = frozenset({"input_tokens", "output_tokens"})
@@ -68,16 +55,14 @@ class AnswerFailed(Exception):
     Args:
         kind: The type of the error, such as ``overloaded_error``.
         message: The message of the server.
-
-    Attributes:
-        status: HTTP status that the error has if it comes before the stream.
+        fields: All that the server said of it.
     """
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: str, message: str, fields: Mapping[str, Any]) -> None:
         super().__init__(f"{kind}: {message}")
         self.kind = kind
         self.message = message
-        self.status = ERROR_STATUSES.get(kind, 500)
+        self.fields = fields
 
 
 class OpenBlock:
@@ -390,6 +375,8 @@ class MessagesStreamParser:
         fields, is_mended = decode_event(event.data.strip().encode("utf-8", "surrogateescape"))
         if fields is None and event.type != "error" and event.data.strip().isalnum():
             return {}  # a word that keeps the connection alive
+        if event.type == "error" and not (isinstance(fields, dict) and "error" in fields):
+            fields = {"error": fields or replace_surrogates(event.data.strip())}
         if not isinstance(fields, dict):
             raise AnswerBroken("it sent an event that is no JSON object")
         if is_mended or self._characters.held:
@@ -398,11 +385,11 @@ class MessagesStreamParser:
                 name: self._characters.join((place, name), value) if name == "delta" else replace_surrogates(value)
                 for name, value in fields.items()
             }
+        if not isinstance(fields.get("type"), str) and event.type != "message":
+            fields["type"] = event.type  # the name of the event says it, too
         _raise_error(fields)
         if not isinstance(fields.get("type"), str):
-            if event.type == "message":
-                raise AnswerBroken("it sent an event without a type")
-            fields["type"] = event.type  # the name of the event says it, too
+            raise AnswerBroken("it sent an event without a type")
         return fields
 
     def _merge_counts(self, counts: object, without: str = "") -> None:
@@ -419,10 +406,11 @@ class MessagesStreamParser:
 
 def _raise_error(fields: Mapping[str, Any]) -> None:
     error = fields.get("error")
-    if fields.get("type") == "error" or isinstance(error, dict):
+    is_typed = isinstance(fields.get("type"), str)
+    if fields.get("type") == "error" or not is_empty(error) or (_text(fields.get("message")) and not is_typed):
         reported = error if isinstance(error, dict) else fields
         error_type = "" if reported is fields else _text(reported.get("type"))
-        raise AnswerFailed(error_type or "api_error", _text(reported.get("message")))
+        raise AnswerFailed(error_type, _text(error) or _text(reported.get("message")), fields)
 
 
 def _tool_call(block: Mapping[str, Any], number: int) -> dict[str, Any]:
