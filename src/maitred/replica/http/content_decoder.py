@@ -10,6 +10,7 @@ from collections.abc import Sequence
 _GZIP = ("gzip", "x-gzip")
 _ZLIB_CODINGS = (*_GZIP, "deflate")
 _GZIP_MAGIC = b"\x1f\x8b"
+_GZIP_WINDOW = 16 + zlib.MAX_WBITS
 _MAX_CODINGS = 4
 _MAX_MEMBERS = 16_384
 """Most gzip members of a body: each costs time, even if it is empty."""
@@ -61,9 +62,7 @@ class ContentDecoder:
                 self._members += 1
                 if self._members > _MAX_MEMBERS:
                     raise ContentBroken("it sent a compressed body of too many members")
-                decompressor = self._decompressor = _open(self._coding, _GZIP_MAGIC)
-                if decompressor is None:
-                    break
+                decompressor = self._decompressor = zlib.decompressobj(_GZIP_WINDOW)
             try:
                 piece = decompressor.decompress(data, most_bytes)
             except zlib.error:
@@ -90,7 +89,7 @@ def make_content_decoder(content_encoding: bytes | None) -> ContentDecoder | Non
 def _open(coding: str, begin: bytes) -> "zlib._Decompress | None":
     """Opens the decompressor of a body that begins like this; None: it is not compressed."""
     if begin.startswith(_GZIP_MAGIC):
-        return zlib.decompressobj(16 + zlib.MAX_WBITS)
+        return zlib.decompressobj(_GZIP_WINDOW)
     if coding in _GZIP:
         return None
     # HTTP means the form with zlib's header (RFC 1950); some servers send the bare one (RFC 1951).

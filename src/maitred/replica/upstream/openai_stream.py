@@ -325,9 +325,11 @@ class OpenAIStreamParser:
             self._read_choice(choice, members, deltas, is_mended=is_mended)
         if not choices and members:
             self._append_delta(TextDelta(0, ""), ChunkMetadata(members, self._choice_members(0)), deltas)
-        reported = fields.get("usage") or next((choice["usage"] for choice in choices if choice.get("usage")), None)
+        reported = fields.get("usage") or _usage_elsewhere(fields, choices)
         self._is_plain_likely = len(deltas) == before + 1 and deltas[-1].plain
         if reported is not None and (usage := read_usage(reported)) is not None:
+            if self._has_usage and not (usage.prompt_tokens or usage.completion_tokens):
+                return  # zeros behind the counts
             self._usage = self._total_usage(usage, running=bool(choices)) or self._usage
         elif self._choice_count == len(choices) == 1 and len(deltas) == before + 1 and not (is_mended or has_held):
             self._is_padded = "obfuscation" in fields
@@ -343,7 +345,7 @@ class OpenAIStreamParser:
         call: ToolCallState | None = None
         match delta:
             case TextDelta(text=text, extra=None):
-                member = "text" if isinstance(choices[0].get("text"), str) else "content"
+                member = "text" if choices[0].get("text") else "content"
             case TextDelta(text="", extra={"tool_calls": [{"function": {"arguments": text, **body}, **piece}], **rest}):
                 if body or rest or piece.keys() != {"index"}:
                     return
@@ -448,8 +450,8 @@ class OpenAIStreamParser:
         """Returns the text of a choice's delta and its other members."""
         delta = choice.get("delta")
         if (
-            delta is None
-            and choice.get("text") is None
+            (delta is None or (not delta and not self.has_begun))
+            and not choice.get("text")
             and not (self._text_offsets[index] or index in self._assemblers)
         ):
             delta = choice.get("message")  # a whole answer
@@ -457,9 +459,7 @@ class OpenAIStreamParser:
             delta = {}
         if not isinstance(delta, dict):
             raise make_replica_lost("it sent a delta that is no object")
-        content = choice.get("text")
-        if content is None:
-            content = delta.get("content")
+        content = choice.get("text") or delta.get("content")
         extra: dict[str, Any] = {}
         text = content if isinstance(content, str) else "" if content is None else self._read_parts(content, extra)
         if delta:
@@ -510,7 +510,7 @@ class OpenAIStreamParser:
         Args:
             index: The choice.
             reason: Its `finish_reason`.
-            extra: Members of its delta; gets the ids that its calls lack.
+            extra: Members of its delta; gets what its calls lack.
             goes_on: Whether the chunk has text, calls or thoughts of the choice.
         """
         earlier = self._finish_reasons.get(index)
@@ -527,8 +527,10 @@ class OpenAIStreamParser:
             return None
         self._finish_reasons[index] = finish
         self._drop_template()
-        if assembler is not None and (ids := assembler.close()):
-            extra["tool_calls"] = [*extra.get("tool_calls", ()), *ids]
+        if assembler is not None:
+            is_cut = finish not in (FinishReason.STOP, FinishReason.TOOL_CALLS)
+            if lacking := assembler.close(is_cut=is_cut):
+                extra["tool_calls"] = [*extra.get("tool_calls", ()), *lacking]
         return finish
 
     # --- cut characters ---
@@ -587,6 +589,14 @@ class OpenAIStreamParser:
         """Raises the error that came in the form of no known API, if nothing else came."""
         if self._error_in_place is not None and not self.has_begun:
             raise make_stream_error(self._server_name, self._error_in_place, self._request_body, has_begun=False)
+
+
+def _usage_elsewhere(fields: Mapping[str, Any], choices: Sequence[Any]) -> object:
+    """Returns the usage that does not stand at the top of a chunk: in a choice, at Groq, or by Google's name."""
+    groq = fields.get("x_groq")
+    places = (*choices, groq) if isinstance(groq, dict) else choices
+    usages = (place["usage"] for place in places if isinstance(place, dict) and place.get("usage"))
+    return next(usages, None) or fields.get("usageMetadata") or fields.get("usage_metadata")
 
 
 def _speaks_of_tokens(metadata: ChunkMetadata) -> bool:
