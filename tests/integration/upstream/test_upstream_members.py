@@ -164,6 +164,19 @@ async def test_an_answer_without_text_keeps_what_it_has():
     assert [piece for piece in pieces if piece] == [[call], more["tool_calls"]]
 
 
+async def test_the_text_of_a_custom_call_is_a_member_of_its_input_for_messages():
+    call = {"index": 0, "id": "t", "type": "custom", "custom": {"name": "shell", "input": ""}}
+    pieces = [call, *({"index": 0, "custom": {"input": piece}} for piece in ('echo "', "\\n\n", 'ö"'))]
+    body = b"".join(chunk({"tool_calls": [piece]}) for piece in pieces) + chunk({}, "tool_calls") + COUNTED + DONE
+    server = Bytes(body)
+    async with running(server.answer) as url, upstream_gateway(f"{url}/v1", dialect="openai") as system:
+        asked = {"model": "far", "max_tokens": 100, "messages": USER}
+        whole = (await system.client.post("/v1/messages", json=asked)).json()
+        events = events_of(await system.client.post("/v1/messages", json={**asked, "stream": True}))
+    written = "".join(entry["delta"].get("partial_json", "") for entry in events if "delta" in entry)
+    assert json.loads(written) == whole["content"][0]["input"] == {"input": 'echo "\\n\nö"'}
+
+
 ANSWER = {
     "object": "chat.completion",
     "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello"}, "finish_reason": "stop"}],

@@ -356,6 +356,24 @@ def test_a_choice_that_has_not_ended_goes_on(word):
     assert text_of(read(chunk("He", finish=word) + chunk("llo") + chunk(finish="stop") + DONE)[0]) == "Hello"
 
 
+@pytest.mark.parametrize(
+    ("word", "reason"), [({"type": "stop"}, "stop"), ({"reason": "max_tokens"}, "length"), (1, "stop"), (True, "stop")]
+)
+def test_an_end_may_be_no_word(word, reason):
+    assert finishes_of(read(chunk("He") + chunk(finish=word) + DONE)[0]) == [reason]
+
+
+def test_the_only_choice_may_stand_in_no_list():
+    parts, _ = read(event({"choices": {"delta": {"content": "Hi"}}}) + chunk(finish="stop") + DONE)
+    assert text_of(parts) == "Hi"
+
+
+def test_a_refusal_in_parts_is_a_refusal():
+    parts, _ = read(chunk([{"type": "refusal", "refusal": "No."}]) + chunk(finish="stop") + DONE)
+    assert text_of(parts) == ""
+    assert parts[0].extra == {"refusal": "No."}
+
+
 def test_an_end_may_be_said_again():
     again = chunk("", finish="stop", role="assistant", usage={"prompt_tokens": 7, "completion_tokens": 3})
     parts, usage = read(chunk("He") + chunk(finish="stop") + again + chunk() + DONE)

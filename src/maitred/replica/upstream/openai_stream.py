@@ -314,6 +314,8 @@ class OpenAIStreamParser:
                 if not self.has_begun:
                     self._error_in_place = parse_error_in_place(fields)
                 return  # an event of another kind
+        if isinstance(choices, dict):
+            choices = [choices]
         if not isinstance(choices, list | None):
             raise make_replica_lost("it sent an event that is no chunk of an answer")
         members = {
@@ -471,8 +473,13 @@ class OpenAIStreamParser:
         """Returns the text of a content of parts, and adds what else it has to the other members."""
         parts = MessageParts()
         parts.add(content)
-        named = (("reasoning_content", parts.thought), ("images", parts.images), ("content_parts", parts.others))
-        extra |= {name: value for name, value in named if value}
+        named = {
+            "reasoning_content": parts.thought,
+            "refusal": parts.refusal,
+            "images": parts.images,
+            "content_parts": parts.others,
+        }
+        extra |= {name: value for name, value in named.items() if value}
         return parts.text
 
     def _read_members(self, index: int, delta: Mapping[str, Any], extra: dict[str, Any]) -> None:
