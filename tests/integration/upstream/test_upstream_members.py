@@ -8,11 +8,12 @@ from aiohttp import web
 from maitred.config.tree import TextModelConfig
 from maitred.replica.upstream.config import UpstreamConfig
 from tests.integration.upstream.test_upstream_passing import client, running
-from tests.support.upstream_gateway import upstream_gateway
+from tests.support.upstream_gateway import MODEL, upstream_gateway
 
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in "fg"]
 CLAUDE_TOOLS = [{"name": name, "input_schema": {"type": "object"}} for name in "fg"]
 USER = [{"role": "user", "content": "Hi"}]
+VERSION = {"anthropic-version": "2023-06-01"}
 USAGE = {
     "prompt_tokens": 30,
     "completion_tokens": 7,
@@ -170,9 +171,9 @@ async def test_the_text_of_a_custom_call_is_a_member_of_its_input_for_messages()
     body = b"".join(chunk({"tool_calls": [piece]}) for piece in pieces) + chunk({}, "tool_calls") + COUNTED + DONE
     server = Bytes(body)
     async with running(server.answer) as url, upstream_gateway(f"{url}/v1", dialect="openai") as system:
-        asked = {"model": "far", "max_tokens": 100, "messages": USER}
-        whole = (await system.client.post("/v1/messages", json=asked)).json()
-        events = events_of(await system.client.post("/v1/messages", json={**asked, "stream": True}))
+        asked = {"model": MODEL, "max_tokens": 100, "messages": USER}
+        whole = (await system.client.post("/v1/messages", json=asked, headers=VERSION)).json()
+        events = events_of(await system.client.post("/v1/messages", json={**asked, "stream": True}, headers=VERSION))
     written = "".join(entry["delta"].get("partial_json", "") for entry in events if "delta" in entry)
     assert json.loads(written) == whole["content"][0]["input"] == {"input": 'echo "\\n\nö"'}
 
