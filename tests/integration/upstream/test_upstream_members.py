@@ -165,6 +165,27 @@ async def test_an_answer_without_text_keeps_what_it_has():
     assert [piece for piece in pieces if piece] == [[call], more["tool_calls"]]
 
 
+@pytest.mark.parametrize(
+    ("settings", "thoughts", "named"),
+    [
+        ({"dialect": "openai"}, {"reasoning_content": "Hmm"}, "messages.reasoning_content"),
+        ({"dialect": "groq"}, {"reasoning_content": "Hmm", "reasoning": "Hmm"}, None),
+        ({"dialect": "vllm"}, {"thinking_blocks": [{"type": "redacted_thinking"}]}, "messages.thinking_blocks"),
+        ({"dialect": "generic"}, {"reasoning_content": "Hmm"}, None),
+        ({"kind": "anthropic"}, {"reasoning": "Hmm"}, "messages.reasoning"),
+        ({"kind": "anthropic"}, {"thinking_blocks": [{"type": "redacted_thinking", "data": "D"}]}, None),
+    ],
+)
+async def test_a_thought_that_a_server_does_not_get_is_named(settings, thoughts, named):
+    history = [*USER, {"role": "assistant", "content": "So.", **thoughts}, *USER]
+    message = {"type": "message", "content": "Hello", "stop_reason": "end_turn"}
+    server = Bytes(json.dumps(message).encode() if "kind" in settings else STREAM)
+    async with running(server.answer) as url, upstream_gateway(f"{url}/v1", **settings) as system:
+        answer = await system.chat(messages=history)
+    assert answer.status_code == 200
+    assert answer.headers.get("x-maitred-ignored") == named
+
+
 async def test_the_text_of_a_custom_call_is_a_member_of_its_input_for_messages():
     call = {"index": 0, "id": "t", "type": "custom", "custom": {"name": "shell", "input": ""}}
     pieces = [call, *({"index": 0, "custom": {"input": piece}} for piece in ('echo "', "\\n\n", 'ö"'))]

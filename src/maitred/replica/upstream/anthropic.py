@@ -10,7 +10,7 @@ from maitred.core.inference import TextDelta
 from maitred.core.text_replica import TextBatch, TextRequest
 from maitred.replica.upstream.dialects import ANTHROPIC_DIALECT
 from maitred.replica.upstream.errors import make_replica_lost, make_stream_error, parse_error, parse_error_in_place
-from maitred.replica.upstream.request_body import split_fields
+from maitred.replica.upstream.request_body import split_fields, unread_thought
 from maitred.replica.upstream.whole_body import WholeBody
 from maitred.wire.answer_event import AnswerBroken, decode_event, replace_surrogates
 from maitred.wire.anthropic.answer import AnswerFailed, MessagesStreamParser
@@ -56,6 +56,8 @@ def encode_messages_body(
     if "thinking" in body and (request.given or not _may_think(messages_request, body["thinking"], asked_tokens)):
         del body["thinking"]
     ignored += [name for name in members.ignored if name != "messages.content_blocks"]
+    if (thought := unread_thought(passed["messages"], ("thinking_blocks",))) is not None:
+        ignored.append(f"messages.{thought}")  # only signed thoughts are accepted
     return msgspec.json.encode(body), ignored
 
 
