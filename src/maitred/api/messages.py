@@ -414,6 +414,8 @@ class MessagesFormatter:
 
     def _write_call(self, call: "_ToolUse", *, at_end: bool = False) -> Iterator[StreamEvent | dict[str, Any]]:
         """Writes the new arguments of the open call; the block starts with them, because the name is whole then."""
+        if at_end:
+            call.end()
         if call.unwritten or at_end:
             if not call.is_started:
                 call.is_started = True
@@ -474,15 +476,16 @@ class _ToolUse:
     Attributes:
         id: Id of the call.
         name: Name of the tool.
-        arguments: Arguments so far.
+        arguments: Arguments so far. The input of a custom call, which is a text, is their member ``input``.
         members: Members that the server sent beside these.
         is_started: Whether the start of its block was written.
     """
 
-    __slots__ = ("_written_length", "arguments", "id", "is_started", "members", "name")
+    __slots__ = ("_is_text_open", "_written_length", "arguments", "id", "is_started", "members", "name")
 
     def __init__(self) -> None:
         self.id = self.name = self.arguments = ""
+        self._is_text_open = False
         self.members: dict[str, Any] = {}
         self.is_started = False
         self._written_length = 0
@@ -493,7 +496,19 @@ class _ToolUse:
         body = piece.get("function") or piece.get("custom") or {}
         self.name += body.get("name") or ""
         self.members |= members_of_call(piece)
-        self.arguments += body.get("arguments") or body.get("input") or ""
+        if "custom" in piece:
+            if not self._is_text_open:
+                self._is_text_open = True
+                self.arguments = '{"input":"'
+            self.arguments += msgspec.json.encode(body.get("input") or "")[1:-1].decode()
+        else:
+            self.arguments += body.get("arguments") or ""
+
+    def end(self) -> None:
+        """Ends the arguments of a custom call."""
+        if self._is_text_open:
+            self._is_text_open = False
+            self.arguments += '"}'
 
     @property
     def unwritten(self) -> bool:

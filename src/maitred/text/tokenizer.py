@@ -59,6 +59,7 @@ class Tokenizer:
         chat_template: ChatTemplate | None,
         *,
         adds_eos: bool = False,
+        text_prompt: str = "",
         allows_control_tokens: bool = False,
     ) -> None:
         self._backend = backend
@@ -86,6 +87,7 @@ class Tokenizer:
         self.bos_token = special_tokens.get("bos_token")
         self.eos_token = special_tokens.get("eos_token")
         self.chat_template = chat_template
+        self.text_prompt = text_prompt
         self._control = (
             None if allows_control_tokens or not self.control_tokens else ControlTokens(backend, self.control_tokens)
         )
@@ -121,6 +123,7 @@ class Tokenizer:
             config.special_tokens,
             template,
             adds_eos=config.adds_eos,
+            text_prompt=config.text_prompt,
             allows_control_tokens=allows_control_tokens,
         )
 

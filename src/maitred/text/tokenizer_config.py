@@ -52,6 +52,7 @@ class TokenizerConfig(msgspec.Struct, frozen=True):
         adds_eos: Whether a text ends with the end-of-text token, beside what ``tokenizer.json`` says.
         longest_text: Most tokens of a text; None: the files do not say.
         lowercases: Whether sentence-transformers writes a text in lower case before the model reads it.
+        text_prompt: What sentence-transformers puts before a text whose caller names no prompt.
         prepend_scheme: Which texts between special tokens a SentencePiece vocabulary puts a space before, where the
             settings decide it and not ``tokenizer.json``; None: as that file says.
     """
@@ -64,6 +65,7 @@ class TokenizerConfig(msgspec.Struct, frozen=True):
     adds_eos: bool
     longest_text: int | None
     lowercases: bool = False
+    text_prompt: str = ""
     prepend_scheme: PrependScheme | None = None
     splits_special_tokens: bool = False
     """Whether a text that spells special tokens is read as text, by `split_special_tokens`."""
@@ -95,8 +97,22 @@ class TokenizerConfig(msgspec.Struct, frozen=True):
             adds_eos=fields.get("add_eos_token") is True,
             longest_text=int(longest) if isinstance(longest, int | float) and 0 < longest < _UNLIMITED_TOKENS else None,
             lowercases=_read_object(folder / "sentence_bert_config.json").get("do_lower_case") is True,
+            text_prompt=_text_prompt(folder),
             prepend_scheme=_prepend_scheme(folder, fields),
         )
+
+
+def _text_prompt(folder: Path) -> str:
+    """Returns the prompt that ``config_sentence_transformers.json`` names as the default; empty: none."""
+    path = folder / "config_sentence_transformers.json"
+    fields = _read_object(path)
+    name, prompts = fields.get("default_prompt_name"), fields.get("prompts") or {}
+    if name is None:
+        return ""
+    prompt = prompts.get(name) if isinstance(prompts, dict) else None
+    if not isinstance(prompt, str):
+        raise ConfigInvalid(f"{path}: the prompt {name!r}, which is the default, is not among its prompts.")
+    return prompt
 
 
 def _prepend_scheme(folder: Path, fields: Mapping[str, Any]) -> PrependScheme | None:

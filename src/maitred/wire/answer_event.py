@@ -54,14 +54,18 @@ class AnswerBroken(Exception):
 def parse_finish_reason(value: object, *, has_calls: bool) -> FinishReason | None:
     """Returns the finish reason in a server's words; None: the choice goes on.
 
-    An unknown word is an end, unless it speaks of a failure. A choice with tool calls ends for them whatever the word,
-    unless it was cut, and one without them does not.
+    An unknown word, or a number, is an end, unless it speaks of a failure. A choice with tool calls ends for them,
+    whatever the word, unless it was cut, and one without them does not.
 
     Raises:
         AnswerBroken: The choice is incomplete.
     """
-    if not value or not isinstance(value, str):
+    if isinstance(value, dict):
+        value = value.get("type") or value.get("reason")
+    if not value:
         return None
+    if not isinstance(value, str):
+        value = "end"
     word = value.lower()
     if word in _FINISH_REASONS:
         reason = _FINISH_REASONS[word]

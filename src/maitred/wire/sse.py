@@ -138,7 +138,7 @@ class SSESplitter:
         ):
             return [data[6:-2]]
         if self._decoder is not None:
-            return [event.data.encode("utf-8", "surrogateescape") for event in self._decoder.feed(data)]
+            return [_data_of(event) for event in self._decoder.feed(data)]
         if self._unfinished:
             data = self._unfinished + data
         if b"\r" in data:
@@ -161,6 +161,15 @@ class SSESplitter:
         self._unfinished = b""
         self.idle = False
         return self.feed(data)
+
+
+def _data_of(event: SSEEvent) -> bytes:
+    """Returns the data of an event; that of an error whose name alone says so becomes the member `error`."""
+    data = event.data.encode("utf-8", "surrogateescape")
+    if event.type != "error" or b'"error"' in data:
+        return data
+    is_json = data.startswith((b"{", b"[", b'"'))
+    return b'{"error":%b}' % (data if is_json else encode_text(event.data.encode("utf-8", "replace").decode()))
 
 
 encode_text = msgspec.json.Encoder().encode

@@ -1,6 +1,8 @@
 """`POST /v1/embeddings`, from OpenAI's own client to an encoder in its own process."""
 
 import base64
+import json
+import shutil
 import struct
 import time
 
@@ -287,3 +289,21 @@ def test_the_timeline_shows_each_slice_of_a_request(server):
     assert sum(engine["facts"]["texts"] for engine in engines) == 70
     assert sum(engine["inside"][1]["facts"]["prompt_tokens"] for engine in engines) == 280
     assert max(engine["inside"][0]["facts"]["waited_ms"].get("slots", 0.0) for engine in engines) > 0
+
+
+def test_the_default_prompt_of_the_files_stands_before_texts_alone(folder, oracle, tmp_path):
+    prompted = tmp_path / "prompted"
+    shutil.copytree(folder, prompted)
+    settings = {"prompts": {"ask": "world "}, "default_prompt_name": "ask", "truncate_dim": 3}
+    (prompted / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    modules = [
+        {"type": f"sentence_transformers.models.{name}", "path": f"1_{name}"} for name in ("Transformer", "Pooling")
+    ]
+    (prompted / "modules.json").write_text(json.dumps([*modules, {"type": "models.Normalize", "path": "2"}]))
+    (prompted / "1_Pooling").mkdir()
+    (prompted / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
+    with serving(settings={"encoder.path": str(prompted), "encoder.threads": "1"}) as server:
+        wait_for_both(server)
+        for given, read in (("hello", "world hello"), ([2, 4, 3], [2, 4, 3])):
+            answer = embed(server, model="prompted", input=given).json()
+            assert answer["data"][0]["embedding"] == pytest.approx(oracle(read)[:3], abs=1e-4)

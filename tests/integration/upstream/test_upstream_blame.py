@@ -14,6 +14,8 @@ from maitred.routing.config import RoutingConfig
 from maitred.routing.pools.config import FallbackConfig
 from maitred.testing.scripted_openai import FaultKind, ScriptedFault, ServerScript, scripted_openai
 from tests.integration.upstream.test_upstream_faults import TEXT, stream
+from tests.integration.upstream.test_upstream_members import Bytes
+from tests.integration.upstream.test_upstream_passing import running
 from tests.support.upstream_gateway import upstream_gateway
 
 KEY = "sk-upstream-0123456789"
@@ -93,9 +95,76 @@ async def test_an_account_falls_back_to_the_next_model():
             assert len(poor.truth().requests) == 1
 
 
+ODD_REQUEST = [
+    'event: error\ndata: {"message": "too odd", "code": 400}\n\n',
+    'event: error\ndata: {"message": "too odd", "type": "invalid_request_error"}\n\n',
+    'data: {"code": 400, "message": "too odd", "data": null}\n\ndata: [DONE]\n\n',
+    '{"code": "400", "message": "too odd"}',
+    '{"type": "error", "error": {"type": "None", "code": "400", "message": "too odd"}}',
+    'event: error\ndata: {"type": "error", "error": {"message": "too odd", "code": 400}}\n\n',
+]
+NO_MONEY = [
+    f"data: {json.dumps(CREDIT)}\n\n",
+    json.dumps(CREDIT),
+    f'event: error\ndata: {{"type": "error", "error": {json.dumps(CREDIT["error"])}}}\n\n',
+    "event: error\ndata: insufficient_quota\n\n",
+    '{"error": "invalid_api_key"}',
+    '{"code": "InvalidApiKey", "message": "Not this one."}',
+    '{"base_resp": {"status_code": 1008, "status_msg": "insufficient balance"}}',
+]
+
+
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+@pytest.mark.parametrize("body", ODD_REQUEST)
+async def test_an_error_in_place_of_an_answer_is_the_requests_in_any_form(kind, body):
+    server = Bytes(body.encode())
+    async with running(server.answer) as url, upstream_gateway(f"{url}/v1", kind=kind, retries=2) as system:
+        for answer in (await system.chat(), (await stream(system))[0]):
+            assert (answer.status_code, answer.json()["error"]["message"]) == (400, "too odd")
+        assert server.calls == 2
+
+
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+@pytest.mark.parametrize("body", NO_MONEY)
+async def test_an_error_in_place_of_an_answer_is_the_accounts_in_any_form(kind, body):
+    server = Bytes(body.encode())
+    async with running(server.answer) as url, upstream_gateway(f"{url}/v1", kind=kind, retries=2) as system:
+        for answer in (await system.chat(), (await stream(system))[0]):
+            assert answer.status_code == 503
+            assert "credit" not in answer.text.lower()
+        assert server.calls == 2
+        assert system.upstream.status.account_refused
+
+
+async def test_an_account_that_ends_in_the_middle_is_asked_once():
+    begun = json.dumps({"choices": [{"index": 0, "delta": {"content": "Once"}}]})
+    body = f"data: {begun}\n\ndata: {json.dumps(CREDIT)}\n\n"
+    with scripted_openai(refusing(200, body, "text/event-stream")) as poor, scripted_openai(ServerScript()) as sound:
+        async with upstream_gateway("", model=model(poor.url, sound.url), retries=2) as system:
+            whole = await system.chat()
+            assert whole.json()["choices"][0]["message"]["content"] == TEXT
+            assert len(poor.truth().requests) == 1
+            assert any(server.status.account_refused for server in system.model.replicas)
+
+
+@pytest.mark.parametrize("status", [500, 502, 503])
+async def test_an_account_is_refused_whatever_the_status(status):
+    with scripted_openai(refusing(status, CREDIT)) as poor, scripted_openai(ServerScript()) as sound:
+        async with upstream_gateway("", model=model(poor.url, sound.url), retries=2) as system:
+            assert (await system.chat()).status_code == 200
+            assert any(server.status.account_refused for server in system.model.replicas)
+            assert len(poor.truth().requests) <= 1
+
+
 async def test_words_of_the_caller_raise_no_alarm():
     said = {"error": {"message": "messages.0.content: 'my credit balance' is no valid content"}}
     with scripted_openai(refusing(400, said)) as server:
+        async with upstream_gateway("", model=model(server.url)) as system:
+            answer = await system.chat(messages=[{"role": "user", "content": "my credit balance"}])
+            assert answer.status_code == 400
+            assert not system.upstream.status.account_refused
+    said["error"]["code"] = 400
+    with scripted_openai(refusing(200, said)) as server:
         async with upstream_gateway("", model=model(server.url)) as system:
             answer = await system.chat(messages=[{"role": "user", "content": "my credit balance"}])
             assert answer.status_code == 400

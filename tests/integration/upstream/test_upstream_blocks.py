@@ -160,7 +160,7 @@ async def test_other_servers_get_the_text_of_foreign_blocks_and_the_rest_is_name
     async with running(server.answer) as url, upstream_gateway(f"{url}/v1") as system:
         asked = {"model": MODEL, "max_tokens": 9, "messages": history}
         answer = await system.client.post("/v1/messages", json=asked, headers=VERSION)
-    assert answer.headers["x-maitred-ignored"] == "messages.content_blocks"
+    assert answer.headers["x-maitred-ignored"] == "messages.content_blocks, messages.thinking_blocks"
     sent = server.bodies[0]["messages"][1]
     assert sent.keys() <= {"role", "content"}
     assert "".join(part["text"] for part in sent["content"]) == TEXT

@@ -3,6 +3,7 @@
 import gzip
 import json
 import zlib
+from functools import partial
 
 import pytest
 from aiohttp import web
@@ -34,14 +35,32 @@ LONG_FORMS = {
     "messages stream": ("anthropic", MESSAGE_EVENTS.replace(b"Hello", LONG.encode())),
     "messages whole": ("anthropic", json.dumps({**MESSAGE, "padding": LONG}).encode()),
 }
-CODINGS = {"identity": bytes, "gzip": gzip.compress, "deflate": zlib.compress}
+
+
+def by_members(body):
+    """A gzip member for every few bytes, as servers make them that flush each event."""
+    size = len(body) // 50 + 1
+    return b"".join(gzip.compress(body[at : at + size]) for at in range(0, len(body), size)) + bytes(8)
+
+
+CODINGS = {
+    "identity": bytes,
+    "gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "x-gzip": by_members,
+    "Deflate": partial(zlib.compress, wbits=-zlib.MAX_WBITS),  # without its header
+    "identity, gzip": gzip.compress,
+    "deflate, gzip": lambda body: gzip.compress(zlib.compress(body)),
+    "GZIP": bytes,  # it is not compressed
+    "utf-8": bytes,
+}
 
 
 class Compressed:
     """A server that compresses its answers, though nobody asked for that."""
 
     def __init__(self, body, coding):
-        self.body, self.coding, self.calls = CODINGS[coding](body), coding, 0
+        self.body, self.coding, self.calls, self.status = CODINGS[coding](body), coding, 0, 200
 
     async def answer(self, request):
         if request.method == "GET":
@@ -49,7 +68,7 @@ class Compressed:
         await request.read()
         self.calls += 1
         headers = {"content-type": "text/event-stream", "content-encoding": self.coding}
-        return web.Response(body=self.body, headers=headers)
+        return web.Response(body=self.body, headers=headers, status=self.status)
 
 
 @pytest.mark.parametrize("coding", CODINGS)
@@ -78,11 +97,33 @@ async def test_an_answer_has_at_most_so_many_bytes_as_text(form, coding):
             await system.wait_until(lambda: system.nothing_left)
 
 
-async def test_what_is_no_compressed_body_is_a_failure():
-    server = Compressed(STREAM, "identity")
-    server.coding = "gzip"
+@pytest.mark.parametrize(
+    ("coding", "body"),
+    [
+        ("gzip", gzip.compress(STREAM)[:-20]),
+        ("gzip", gzip.compress(STREAM)[:10] + STREAM),
+        ("deflate", zlib.compress(STREAM)[:-20]),
+        ("gzip", gzip.compress(b"") * 20_000 + gzip.compress(STREAM)),
+        ("br", STREAM),
+        ("gzip, " * 8 + "gzip", STREAM),
+    ],
+)
+async def test_what_is_no_compressed_body_is_a_failure(coding, body):
+    server = Compressed(body, "identity")
+    server.coding = coding
     async with running(server.answer) as url, upstream_gateway(f"{url}/v1") as system:
         assert (await system.chat()).status_code == 502
+        await system.wait_until(lambda: system.nothing_left)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "Deflate", "x-gzip", "deflate, gzip"])
+async def test_the_words_of_a_compressed_refusal_are_told(coding):
+    server = Compressed(json.dumps({"error": {"message": "too odd", "param": "top_p"}}).encode(), coding)
+    server.status = 400
+    async with running(server.answer) as url, upstream_gateway(f"{url}/v1") as system:
+        answer = await system.chat()
+        assert (answer.status_code, answer.json()["error"]["message"]) == (400, "too odd")
+        assert answer.json()["error"]["param"] == "top_p"
 
 
 async def test_calls_and_parts_without_end_end_the_answer():

@@ -8,11 +8,12 @@ from aiohttp import web
 from maitred.config.tree import TextModelConfig
 from maitred.replica.upstream.config import UpstreamConfig
 from tests.integration.upstream.test_upstream_passing import client, running
-from tests.support.upstream_gateway import upstream_gateway
+from tests.support.upstream_gateway import MODEL, upstream_gateway
 
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in "fg"]
 CLAUDE_TOOLS = [{"name": name, "input_schema": {"type": "object"}} for name in "fg"]
 USER = [{"role": "user", "content": "Hi"}]
+VERSION = {"anthropic-version": "2023-06-01"}
 USAGE = {
     "prompt_tokens": 30,
     "completion_tokens": 7,
@@ -162,6 +163,40 @@ async def test_an_answer_without_text_keeps_what_it_has():
     ]
     pieces = [entry["choices"][0]["delta"].get("tool_calls") for entry in events if entry["choices"]]
     assert [piece for piece in pieces if piece] == [[call], more["tool_calls"]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "thoughts", "named"),
+    [
+        ({"dialect": "openai"}, {"reasoning_content": "Hmm"}, "messages.reasoning_content"),
+        ({"dialect": "groq"}, {"reasoning_content": "Hmm", "reasoning": "Hmm"}, None),
+        ({"dialect": "vllm"}, {"thinking_blocks": [{"type": "redacted_thinking"}]}, "messages.thinking_blocks"),
+        ({"dialect": "generic"}, {"reasoning_content": "Hmm"}, None),
+        ({"kind": "anthropic"}, {"reasoning": "Hmm"}, "messages.reasoning"),
+        ({"kind": "anthropic"}, {"thinking_blocks": [{"type": "redacted_thinking", "data": "D"}]}, None),
+    ],
+)
+async def test_a_thought_that_a_server_does_not_get_is_named(settings, thoughts, named):
+    history = [*USER, {"role": "assistant", "content": "So.", **thoughts}, *USER]
+    message = {"type": "message", "content": "Hello", "stop_reason": "end_turn"}
+    server = Bytes(json.dumps(message).encode() if "kind" in settings else STREAM)
+    async with running(server.answer) as url, upstream_gateway(f"{url}/v1", **settings) as system:
+        answer = await system.chat(messages=history)
+    assert answer.status_code == 200
+    assert answer.headers.get("x-maitred-ignored") == named
+
+
+async def test_the_text_of_a_custom_call_is_a_member_of_its_input_for_messages():
+    call = {"index": 0, "id": "t", "type": "custom", "custom": {"name": "shell", "input": ""}}
+    pieces = [call, *({"index": 0, "custom": {"input": piece}} for piece in ('echo "', "\\n\n", 'ö"'))]
+    body = b"".join(chunk({"tool_calls": [piece]}) for piece in pieces) + chunk({}, "tool_calls") + COUNTED + DONE
+    server = Bytes(body)
+    async with running(server.answer) as url, upstream_gateway(f"{url}/v1", dialect="openai") as system:
+        asked = {"model": MODEL, "max_tokens": 100, "messages": USER}
+        whole = (await system.client.post("/v1/messages", json=asked, headers=VERSION)).json()
+        events = events_of(await system.client.post("/v1/messages", json={**asked, "stream": True}, headers=VERSION))
+    written = "".join(entry["delta"].get("partial_json", "") for entry in events if "delta" in entry)
+    assert json.loads(written) == whole["content"][0]["input"] == {"input": 'echo "\\n\nö"'}
 
 
 ANSWER = {

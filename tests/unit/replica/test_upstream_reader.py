@@ -162,6 +162,41 @@ def test_usage_may_stand_in_the_choice():
     assert read(chunk("He") + event(last) + DONE)[1] == Usage(7, 3, 2)
 
 
+@pytest.mark.parametrize("place", ["x_groq", "usageMetadata", "usage_metadata"])
+def test_usage_may_stand_elsewhere(place):
+    google = {"promptTokenCount": 7, "candidatesTokenCount": 3}
+    last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    last[place] = {"id": "r", "usage": USAGE} if place == "x_groq" else google
+    _, usage = read(chunk("Hi") + event(last) + DONE, dialect="generic")
+    assert (usage.prompt_tokens, usage.completion_tokens) == (7, 3)
+
+
+def test_zeros_behind_the_usage_are_no_usage():
+    zeros = event({"choices": [], "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}})
+    _, usage = read(chunk("Hi") + chunk(finish="stop", usage=USAGE) + zeros + DONE)
+    assert (usage.prompt_tokens, usage.completion_tokens) == (7, 3)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"text": "", "delta": {"content": "Hello"}},
+        {"text": None, "delta": {"content": "Hello"}},
+        {"text": "Hello", "delta": {}},
+        {"delta": {}, "message": {"role": "assistant", "content": "Hello"}},
+        {"delta": None, "message": {"role": "assistant", "content": "Hello"}},
+        {"text": "", "message": {"content": "Hello"}},
+    ],
+)
+def test_the_text_of_a_choice_may_stand_at_any_of_its_places(choice):
+    for data in (
+        event({"choices": [{"index": 0, **choice, "finish_reason": "stop"}]}),
+        event({"choices": [{"index": 0, **choice}]}) + chunk(finish="stop"),
+    ):
+        parts, _ = read(data + DONE, dialect="generic")
+        assert "".join(part.text for part in parts) == "Hello"
+
+
 def test_the_number_of_a_choice_may_be_written_as_text():
     data = chunk("a", index="1") + chunk("b", index=0.0) + chunk("c", index=None)
     parts, _ = read(data + chunk(finish="stop", index="1") + chunk(finish="stop") + DONE, choices=2)
@@ -319,6 +354,24 @@ def test_a_word_of_failure_is_no_end(word):
 @pytest.mark.parametrize("word", [None, "", "null", 0, False])
 def test_a_choice_that_has_not_ended_goes_on(word):
     assert text_of(read(chunk("He", finish=word) + chunk("llo") + chunk(finish="stop") + DONE)[0]) == "Hello"
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"), [({"type": "stop"}, "stop"), ({"reason": "max_tokens"}, "length"), (1, "stop"), (True, "stop")]
+)
+def test_an_end_may_be_no_word(word, reason):
+    assert finishes_of(read(chunk("He") + chunk(finish=word) + DONE)[0]) == [reason]
+
+
+def test_the_only_choice_may_stand_in_no_list():
+    parts, _ = read(event({"choices": {"delta": {"content": "Hi"}}}) + chunk(finish="stop") + DONE)
+    assert text_of(parts) == "Hi"
+
+
+def test_a_refusal_in_parts_is_a_refusal():
+    parts, _ = read(chunk([{"type": "refusal", "refusal": "No."}]) + chunk(finish="stop") + DONE)
+    assert text_of(parts) == ""
+    assert parts[0].extra == {"refusal": "No."}
 
 
 def test_an_end_may_be_said_again():
@@ -591,6 +644,21 @@ TWO = [("a", "f", '{"x":1}'), ("b", "g", '{"y":2}')]
             piece('{"x":1}', index=0, id="a", name="f"),
             piece('{"y":2}', index=1, id="b", name="g"),
         ],
+        # an empty object before the arguments
+        [
+            piece("{}", index=0, id="a", name="f"),
+            piece('{"x":', index=0),
+            piece("1}", index=0),
+            piece({}, index=1, id="b", name="g"),
+            piece('{"y":2}', index=1, id="b", name="g"),
+        ],
+        [
+            piece("", index=0, id="a", name="f"),
+            piece("{}", index=0),
+            piece('{"x":1}', index=0),
+            piece("{}", id="b", name="g"),
+            piece('{"y":2}'),
+        ],
         # an index only later
         [piece("", id="a", name="f"), piece('{"x":1}', index=0), piece('{"y":2}', index=1, id="b", name="g")],
         # nulls and nothing
@@ -604,6 +672,20 @@ TWO = [("a", "f", '{"x":1}'), ("b", "g", '{"y":2}')]
 )
 def test_pieces_of_calls_find_their_call(pieces):
     assert calls_of(*pieces) == (TWO, FinishReason.TOOL_CALLS)
+
+
+@pytest.mark.parametrize("arguments", [None, "", "{}", {}])
+def test_a_call_without_arguments_has_an_empty_object(arguments):
+    for pieces in (
+        [piece(arguments, index=0, id="a", name="f"), piece(arguments, index=1, id="b", name="g")],
+        [piece(arguments, id="a", name="f"), piece(arguments, id="b", name="g"), piece(arguments, id="b", name="g")],
+        [[piece(arguments, id="a", name="f"), piece(arguments, id="b", name="g")]],
+    ):
+        assert calls_of(*pieces)[0] == [("a", "f", "{}"), ("b", "g", "{}")]
+
+
+def test_a_call_that_was_cut_before_its_arguments_has_none():
+    assert calls_of(piece("", index=0, id="a", name="f"), finish="length") == ([("a", "f", "")], FinishReason.LENGTH)
 
 
 def test_a_name_that_is_said_again_begins_no_call():
@@ -666,12 +748,12 @@ def test_members_of_calls_stay_beside_what_is_read_of_them():
     signed = {"google": {"thought_signature": "SIG"}}
     (part, _), _ = read(
         chunk(
-            tool_calls=[{"id": "a", "function": {"name": "f", "arguments": "{}", "parsed": 1}, "extra_content": signed}]
+            tool_calls=[{"id": "a", "function": {"name": "f", "arguments": "[]", "parsed": 1}, "extra_content": signed}]
         )
         + chunk(finish="tool_calls")
         + DONE
     )
-    function = {"name": "f", "arguments": "{}", "parsed": 1}
+    function = {"name": "f", "arguments": "[]", "parsed": 1}
     call = {"id": "a", "type": "function", "function": function, "extra_content": signed}
     assert part.extra == {"tool_calls": [{"index": 0, **call}]}
     assert merge_deltas([part.extra])["tool_calls"] == [call]

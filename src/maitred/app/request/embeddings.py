@@ -145,7 +145,10 @@ class Embedder:
     ) -> _EmbeddingRequest:
         """Tokenises and checks the inputs, and predicts the queue position; rejects what would be late."""
         with context.timeline.span(SpanName.PLAN, self._clock.monotonic_s, model=model.name) as span:
-            prompts = await tokenize_prompts(model, request.prompts, principal=principal)
+            before, inputs = model.tokenizer.text_prompt, request.prompts
+            if before:
+                inputs = [before + text if isinstance(text, str) else text for text in inputs]
+            prompts = await tokenize_prompts(model, inputs, principal=principal)
             texts = [
                 model.tokenizer.append_end(tokens) if isinstance(prompt, str) else tokens
                 for prompt, tokens in zip(request.prompts, prompts, strict=True)

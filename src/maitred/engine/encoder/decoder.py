@@ -38,7 +38,7 @@ class PooledDecoder:
     def __init__(self, decoder: Decoder, pooling: Pooling, context_tokens: int) -> None:
         self.context_tokens = context_tokens
         self.vocab_size = decoder.config.vocab_size
-        self.dimensions = decoder.config.hidden_size * len(pooling.modes)
+        self.dimensions = pooling.dimensions(decoder.config.hidden_size)
         self._decoder = decoder
         self._pooling = pooling
         self._nothing = KVCache(

@@ -50,7 +50,7 @@ class Encoder:
     @property
     def dimensions(self) -> int:
         """Number of dimensions of a vector."""
-        return self.shape.hidden_size * len(self.shape.pooling.modes)
+        return self.shape.pooling.dimensions(self.shape.hidden_size)
 
     @property
     def context_tokens(self) -> int:

@@ -1,8 +1,9 @@
 """Files of sentence-transformers: the modules that follow a model's transformer, and its maximum text length.
 
 ``modules.json`` lists the modules that follow the transformer, ``1_Pooling/config.json`` says how its rows become one
-vector, and ``sentence_bert_config.json`` or ``tokenizer_config.json`` how long the texts of its training were. This
-module imports nothing heavy: the gateway uses it to find out whether a folder contains an embedding model.
+vector, ``sentence_bert_config.json`` or ``tokenizer_config.json`` how long the texts of its training were, and
+``config_sentence_transformers.json`` how long its vectors are. This module imports nothing heavy: the gateway uses it
+to find out whether a folder contains an embedding model.
 """
 
 import json
@@ -30,16 +31,27 @@ The vectors of several modes are concatenated in this order.
 """
 
 
+_PLAIN_MODALITIES: Mapping[str, Any] = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
+"""How sentence-transformers says that a text goes through the model, and that its last rows come out."""
+
+
 class Pooling(Struct, frozen=True, kw_only=True):
     """Method by which the rows of a text become its vector.
 
     Attributes:
         modes: Modes of pooling. Each gives as many numbers as a row has; several are concatenated.
         normalised: Whether the vector is scaled to length 1.
+        longest_vector: Most numbers of a vector, the first ones of all; None: all of them.
     """
 
     modes: tuple[PoolingMode, ...]
     normalised: bool = True
+    longest_vector: int | None = None
+
+    def dimensions(self, hidden_size: int) -> int:
+        """Returns the length of a vector that is pooled from rows of this width."""
+        whole = hidden_size * len(self.modes)
+        return whole if self.longest_vector is None else min(whole, self.longest_vector)
 
 
 def has_modules(folder: Path) -> bool:
@@ -71,23 +83,63 @@ def read_pooling(folder: Path, otherwise: PoolingMode, wanted: PoolingMode | Non
     if not has_modules(folder):
         return Pooling(modes=(wanted or otherwise,))
     path = folder / "modules.json"
-    modes: tuple[PoolingMode, ...] = (otherwise,)
+    modes: tuple[PoolingMode, ...] = ()
     normalised = False
     for module in read_json(path):
         match str(module["type"]).rpartition(".")[2]:
             case "Transformer":
-                pass
-            case "Pooling":
-                modes = _modes_in(folder / module["path"] / "config.json")
-            case "Normalize":
+                _check_transformer(folder)
+            case "Pooling" if not normalised:
+                modes = _modes_in(folder, folder / module["path"] / "config.json")
+            case "Normalize" if modes:
                 normalised = True
+            case "Dropout":
+                pass  # it drops nothing but in training
+            case "Pooling" | "Normalize":
+                raise ConfigInvalid(f"{path} normalises before it pools, which is not supported. Use another model.")
             case other:
                 raise ConfigInvalid(f"{path} has a module {other}, which is not supported. Use another model.")
-    return Pooling(modes=modes if wanted is None else (wanted,), normalised=normalised)
+    if not modes and wanted is None:
+        raise ConfigInvalid(
+            f"{path} has no module Pooling, so a text has no vector. Set the pooling, or use another model."
+        )
+    return Pooling(
+        modes=modes if wanted is None else (wanted,), normalised=normalised, longest_vector=_longest_vector(folder)
+    )
 
 
-def _modes_in(path: Path) -> tuple[PoolingMode, ...]:
+def _check_transformer(folder: Path) -> None:
+    """Checks that the transformer is used as its rows are: text in, the last rows out.
+
+    Raises:
+        ConfigInvalid: The files ask for something else.
+    """
+    path = folder / "sentence_bert_config.json"
+    settings = read_object(path) if path.is_file() else {}
+    modalities = settings.get("modality_config") or _PLAIN_MODALITIES
+    others = {
+        "transformer_task": settings.get("transformer_task", "feature-extraction") != "feature-extraction",
+        "modality_config": modalities.get("text") != _PLAIN_MODALITIES["text"],
+        "module_output_name": settings.get("module_output_name", "token_embeddings") != "token_embeddings",
+        "query_expansion": settings.get("query_expansion") is not None,
+        "processing_kwargs": any((settings.get("processing_kwargs") or {}).values()),
+    }
+    for name, is_other in others.items():
+        if is_other:
+            raise ConfigInvalid(f"{path} sets {name} to {settings[name]}, which is not supported. Use another model.")
+
+
+def _longest_vector(folder: Path) -> int | None:
+    """Reads the length that vectors are cut to; None: they are not."""
+    path = folder / "config_sentence_transformers.json"
+    length = read_object(path).get("truncate_dim") if path.is_file() else None
+    return None if length is None else int(length)
+
+
+def _modes_in(folder: Path, path: Path) -> tuple[PoolingMode, ...]:
     settings = read_object(path)
+    if settings.get("include_prompt") is False and TokenizerConfig.load(folder).text_prompt:
+        raise ConfigInvalid(f"{path} leaves the prompt of a text out of its vector, which is not supported.")
     named = settings.get("pooling_mode")
     if named is None:
         names = [_LEGACY.get(name, name) for name in _legacy_fields(settings) if settings[name]]

@@ -22,10 +22,11 @@ def pool(rows: Tensor, batch: PackedRows, pooling: Pooling) -> Tensor:
         pooling: Modes and normalisation.
 
     Returns:
-        fp32 ``[N, hidden_size * modes]``
+        fp32 ``[N, dimensions]``
     """
     vectors = torch.cat([_pool(rows, batch, mode) for mode in pooling.modes], dim=-1)
-    return functional.normalize(vectors, dim=-1) if pooling.normalised else vectors
+    vectors = functional.normalize(vectors, dim=-1) if pooling.normalised else vectors
+    return vectors[:, : pooling.longest_vector]
 
 
 def _pool(rows: Tensor, batch: PackedRows, mode: PoolingMode) -> Tensor:

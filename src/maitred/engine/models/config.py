@@ -209,6 +209,10 @@ def _sliding_window(architecture: str, fields: Mapping[str, Any]) -> int | None:
 def _rotary(fields: Mapping[str, Any]) -> RotaryConfig:
     """Parses the rotary settings under ``rope_parameters`` (new) or ``rope_scaling`` and ``rope_theta`` (old)."""
     rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    if any(isinstance(value, dict) for value in rope.values()):
+        raise ConfigInvalid(
+            "Models whose layers have rotary embeddings of their own (rope_parameters) are not supported."
+        )
     theta = float(rope.get("rope_theta") or fields.get("rope_theta") or 10_000.0)
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if float(rope.get("partial_rotary_factor") or fields.get("partial_rotary_factor") or 1.0) != 1.0:

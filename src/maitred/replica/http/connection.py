@@ -11,6 +11,7 @@ from typing import cast
 import httptools
 
 from maitred.core.cohort import COHORT, CohortStage
+from maitred.replica.http.content_decoder import ContentBroken, make_content_decoder
 
 MAX_HEAD_BYTES = 64 * 1024
 """Largest size of a response's head; a chunk extension and the trailers have the same limit."""
@@ -126,12 +127,20 @@ class Response:
             await self._wait_for_data()
 
     async def read_body(self, max_bytes: int) -> bytes:
-        """Reads the body, up to `max_bytes`; raises what `read` raises."""
+        """Reads the body without its coding, up to `max_bytes`.
+
+        Raises:
+            ResponseBroken: The connection ended before the end of the body, or the body does not have its coding.
+        """
         chunks: list[bytes] = []
         size = 0
-        while size < max_bytes and (chunk := await self.read()):
-            chunks.append(chunk)
-            size += len(chunk)
+        try:
+            decoder = make_content_decoder(self.headers.get(b"content-encoding"))
+            while size < max_bytes and (chunk := await self.read()):
+                chunks.append(chunk if decoder is None else decoder.decode(chunk, max_bytes - size))
+                size += len(chunks[-1])
+        except ContentBroken as failure:
+            raise ResponseBroken(str(failure)) from None
         return b"".join(chunks)[:max_bytes]
 
     def close(self) -> None:

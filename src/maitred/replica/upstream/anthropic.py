@@ -9,8 +9,8 @@ from maitred.core.errors import InvalidRequest, Unsupported
 from maitred.core.inference import TextDelta
 from maitred.core.text_replica import TextBatch, TextRequest
 from maitred.replica.upstream.dialects import ANTHROPIC_DIALECT
-from maitred.replica.upstream.errors import ReportedError, make_replica_lost, make_response_error, parse_error
-from maitred.replica.upstream.request_body import split_fields
+from maitred.replica.upstream.errors import make_replica_lost, make_stream_error, parse_error, parse_error_in_place
+from maitred.replica.upstream.request_body import split_fields, unread_thought
 from maitred.replica.upstream.whole_body import WholeBody
 from maitred.wire.answer_event import AnswerBroken, decode_event, replace_surrogates
 from maitred.wire.anthropic.answer import AnswerFailed, MessagesStreamParser
@@ -56,6 +56,8 @@ def encode_messages_body(
     if "thinking" in body and (request.given or not _may_think(messages_request, body["thinking"], asked_tokens)):
         del body["thinking"]
     ignored += [name for name in members.ignored if name != "messages.content_blocks"]
+    if (thought := unread_thought(passed["messages"], ("thinking_blocks",))) is not None:
+        ignored.append(f"messages.{thought}")  # only signed thoughts are accepted
     return msgspec.json.encode(body), ignored
 
 
@@ -88,16 +90,18 @@ class AnthropicStreamParser:
 
     Args:
         server: Name of the server, for log messages.
+        request_body: Body of the request, to tell the caller's words from the server's.
 
     Attributes:
         has_begun: Whether any part of the response was received.
         is_complete: Whether the whole response was received.
     """
 
-    def __init__(self, server: str) -> None:
+    def __init__(self, server: str, request_body: bytes | None = None) -> None:
         self.has_begun = False
         self.is_complete = False
         self._server = server
+        self._request_body = request_body
         self._body = WholeBody()
         self._decoder = SSEDecoder("surrogateescape")
         self._parser = MessagesStreamParser()
@@ -125,11 +129,9 @@ class AnthropicStreamParser:
         except AnswerBroken as failure:
             raise make_replica_lost(str(failure)) from None
         except AnswerFailed as failure:
-            if self.has_begun or deltas:
-                raise make_replica_lost(f"it reported an error: {str(failure)[:200]}") from None
-            raise make_response_error(
-                self._server, failure.status, ReportedError(failure.message, failure.kind), None
-            ) from None
+            has_begun = self.has_begun or bool(deltas)
+            error = parse_error(failure.fields) or parse_error_in_place(failure.fields)
+            raise make_stream_error(self._server, error, self._request_body, has_begun=has_begun) from None
         self.has_begun = self.has_begun or bool(deltas)
         self.is_complete = self._parser.is_complete
         usage, self._parser.usage = self._parser.usage, None
@@ -160,7 +162,7 @@ class AnthropicStreamParser:
         if fields.get("type") == "message":
             return fields
         # The error may be that of a proxy, in the form of another API.
-        error = parse_error(fields)
+        error = parse_error_in_place(fields)
         if error is None:
             raise make_replica_lost("it was asked for an answer and sent another object")
-        raise make_response_error(self._server, None, error)
+        raise make_stream_error(self._server, error, self._request_body, has_begun=False)

@@ -33,6 +33,7 @@ class MessageParts(msgspec.Struct):
 
     text: str = ""
     thought: str = ""
+    refusal: str = ""
     images: list[Any] = []
     others: list[Any] = []
     """Parts that are neither text nor image, as the server sent them."""
@@ -60,7 +61,7 @@ class MessageParts(msgspec.Struct):
                 self.text += text
                 self._add_rest(content, ("text",))
             case {"type": "refusal", "refusal": str() as text}:
-                self.text += text
+                self.refusal += text
             case {"type": "image_url" | "image"}:
                 self.images.append(content)
             case dict():
@@ -88,7 +89,7 @@ def text_of(value: object) -> str:
     """
     parts = MessageParts()
     parts.add(value)
-    return parts.thought + parts.text
+    return parts.thought + parts.text + parts.refusal
 
 
 class _PlainUsage(msgspec.Struct, forbid_unknown_fields=True):

@@ -79,6 +79,8 @@ _STATUSES_BY_TYPE = {
     **dict.fromkeys(("overloadederror", "overloaded", "serviceunavailable", "unavailable"), 503),
     **dict.fromkeys(("notfounderror", "modelnotfound"), 404),
     **dict.fromkeys(("permissionerror", "permissiondenied"), 403),
+    "requesttoolarge": 413,
+    "timeouterror": 504,
 }
 """HTTP status by the type or code of an error, in lower case and letters alone, for errors without a status."""
 _TAGS = re.compile(r"<(script|style|head)\b.*?</\1\s*>|<[^>]*>", re.DOTALL | re.IGNORECASE)
@@ -103,8 +105,8 @@ def parse_error(fields: Any) -> ReportedError | None:  # noqa: ANN401 - whatever
 
     The formats are ``{"error": {"message", "type", "param", "code"}}`` (OpenAI and most others), ``{"error": text,
     "error_type"}`` (TGI), ``{"object": "error", "message", "type", "code"}`` (SGLang and vLLM before 0.9), ``{"type":
-    "error", "error": …}`` (Anthropic), ``{"detail": …}`` (validation errors of FastAPI), and each of them in a list
-    (Google).
+    "error", "error": …}`` (Anthropic), ``{"detail": …}`` (validation errors of FastAPI), ``{"base_resp":
+    {"status_code", "status_msg"}}`` (MiniMax), and each of them in a list (Google).
     """
     match fields:
         case {"error": dict() as inner}:
@@ -117,6 +119,10 @@ def parse_error(fields: Any) -> ReportedError | None:  # noqa: ANN401 - whatever
             return ReportedError(detail if isinstance(detail, str) else _to_json(detail))
         case {"error": inner} if inner:
             return ReportedError(str(inner))
+        case {"type": "error"}:
+            return _parse_error_object(fields)
+        case {"base_resp": {"status_code": code, "status_msg": str() as text}} if code:
+            return ReportedError(text, str(code))
         case {"errors": [first, *_]}:
             return parse_error(first) or (
                 _parse_error_object(first) if isinstance(first, dict) else ReportedError(_to_text(first))
@@ -124,6 +130,17 @@ def parse_error(fields: Any) -> ReportedError | None:  # noqa: ANN401 - whatever
         case [dict() as first, *_]:
             return parse_error(first)
     return None
+
+
+def parse_error_in_place(fields: Any) -> ReportedError | None:  # noqa: ANN401 - whatever JSON can be
+    """Returns the error in an object that came where an answer should be; None if it says no word of one.
+
+    Without an answer beside it, a message at the top is that of an error (Alibaba, Zhipu and others).
+    """
+    error = parse_error(fields)
+    if error is None and isinstance(fields, dict):
+        error = _parse_error_object(fields)
+    return error if error is not None and error.message else None
 
 
 def parse_error_body(body: bytes) -> ReportedError:
@@ -234,10 +251,8 @@ def make_response_error(
     if retry_after_s is None:
         retry_after_s = error.retry_after_s
     # An account without credit is told like a rate that is used up; only the latter names a time.
-    is_rate = status == 429 and retry_after_s is not None
-    if status in _ACCOUNT_STATUSES or (
-        400 <= status < 500 and _is_about_account(error, None if is_rate else request_body)
-    ):
+    is_rate = status in _BUSY_STATUSES and retry_after_s is not None
+    if status in _ACCOUNT_STATUSES or (status >= 400 and _is_about_account(error, None if is_rate else request_body)):
         log.error(
             "The upstream %s refuses the account or the credential of this gateway with %d: %s. Until its operator "
             "mends that, it answers nothing.",
@@ -265,9 +280,21 @@ def make_response_error(
     return ReplicaLost()
 
 
+def make_stream_error(
+    server: str, error: ReportedError | None, request_body: bytes | None, *, has_begun: bool
+) -> MaitredError:
+    """Makes the exception for an error that came where an answer should be, or in its middle.
+
+    After the first output it is the server's fault, because the request was valid; or that of the operator's account.
+    """
+    if not has_begun or (error is not None and _is_about_account(error, request_body)):
+        return make_response_error(server, None, error, request_body=request_body)
+    return make_replica_lost(f"it reported an error: {error.message[:200] if error is not None else ''}")
+
+
 def _status_of_type(error: ReportedError) -> int:
     """Returns the HTTP status that an error has by its code or its type; 502 if these say nothing."""
-    names = _letters(error.code), _letters(error.kind)
+    names = _names(error)
     if not _ACCOUNT_CODES.isdisjoint(names):
         return 402
     return next((_STATUSES_BY_TYPE[name] for name in names if name in _STATUSES_BY_TYPE), 502)
@@ -278,12 +305,17 @@ def _is_about_account(error: ReportedError, request_body: bytes | None) -> bool:
 
     Words that stand in the request are the caller's: a server may repeat them.
     """
-    if _letters(error.code) in _ACCOUNT_CODES or _letters(error.kind) in _ACCOUNT_CODES:
+    if not _ACCOUNT_CODES.isdisjoint(_names(error)):
         return True
     if request_body is None:
         return False
     sent = request_body.decode("utf-8", "replace").lower()
     return any(found.group().lower() not in sent for found in _ACCOUNT_PHRASES.finditer(error.message))
+
+
+def _names(error: ReportedError) -> Sequence[str]:
+    """Returns what an error is called: its code, its type, or its message, which may be nothing but a code."""
+    return _letters(error.code), _letters(error.kind), _letters(error.message)
 
 
 def _letters(code: str) -> str:

@@ -33,7 +33,13 @@ from maitred.replica.upstream.chunk import (
     text_of,
 )
 from maitred.replica.upstream.dialects import UpstreamDialect
-from maitred.replica.upstream.errors import make_replica_lost, make_response_error, parse_error
+from maitred.replica.upstream.errors import (
+    ReportedError,
+    make_replica_lost,
+    make_stream_error,
+    parse_error,
+    parse_error_in_place,
+)
 from maitred.replica.upstream.whole_body import WholeBody
 from maitred.wire.answer_event import (
     AnswerBroken,
@@ -70,16 +76,27 @@ class OpenAIStreamParser:
         choice_count: Number of requested choices, of all prompts together.
         dialect: Dialect of the server.
         choices_per_prompt: Number of choices of each prompt (`n`).
+        request_body: Body of the request, to tell the caller's words from the server's.
 
     Attributes:
         has_begun: Whether any part of the response was received; a role alone does not count.
         is_complete: Whether the whole response was received.
     """
 
-    def __init__(self, server: str, choice_count: int, dialect: UpstreamDialect, choices_per_prompt: int = 1) -> None:
+    def __init__(
+        self,
+        server: str,
+        choice_count: int,
+        dialect: UpstreamDialect,
+        choices_per_prompt: int = 1,
+        request_body: bytes | None = None,
+    ) -> None:
         self.has_begun = False
         self.is_complete = False
         self._server_name = server
+        self._request_body = request_body
+        self._error_in_place: ReportedError | None = None
+        """What an object that is no chunk says of an error, before the answer."""
         self._dialect = dialect
         self._splitter = SSESplitter()
         self._finish_reasons: dict[int, FinishReason] = {}
@@ -151,6 +168,7 @@ class OpenAIStreamParser:
             self.is_complete = True
             batch = None if batch is None else TextBatch(batch.parts, batch.usage, batch.chunks, whole=True)
         if not self.is_complete:
+            self._raise_error_in_place()
             if not self.has_begun and body is None and self._body.unfinished_bytes:
                 raise make_replica_lost("it was asked for a stream of events and sent something else")
             raise make_replica_lost("the body ended before [DONE]" if self.has_begun else "the body was empty")
@@ -275,6 +293,7 @@ class OpenAIStreamParser:
     def _on_done(self) -> None:
         """Handles ``[DONE]``; raises ReplicaLost if a choice is unfinished."""
         if not self._has_finished:
+            self._raise_error_in_place()
             unfinished = self._choice_count - len(self._finish_reasons)
             raise make_replica_lost(f"it ended with {unfinished} of {self._choice_count} choices unfinished")
         self.is_complete = True
@@ -292,7 +311,11 @@ class OpenAIStreamParser:
         if fields.get("error") or choices is None:
             self._raise_reported_error(fields)
             if choices is None and fields.get("usage") is None:
+                if not self.has_begun:
+                    self._error_in_place = parse_error_in_place(fields)
                 return  # an event of another kind
+        if isinstance(choices, dict):
+            choices = [choices]
         if not isinstance(choices, list | None):
             raise make_replica_lost("it sent an event that is no chunk of an answer")
         members = {
@@ -304,9 +327,11 @@ class OpenAIStreamParser:
             self._read_choice(choice, members, deltas, is_mended=is_mended)
         if not choices and members:
             self._append_delta(TextDelta(0, ""), ChunkMetadata(members, self._choice_members(0)), deltas)
-        reported = fields.get("usage") or next((choice["usage"] for choice in choices if choice.get("usage")), None)
+        reported = fields.get("usage") or _usage_elsewhere(fields, choices)
         self._is_plain_likely = len(deltas) == before + 1 and deltas[-1].plain
         if reported is not None and (usage := read_usage(reported)) is not None:
+            if self._has_usage and not (usage.prompt_tokens or usage.completion_tokens):
+                return  # zeros behind the counts
             self._usage = self._total_usage(usage, running=bool(choices)) or self._usage
         elif self._choice_count == len(choices) == 1 and len(deltas) == before + 1 and not (is_mended or has_held):
             self._is_padded = "obfuscation" in fields
@@ -322,7 +347,7 @@ class OpenAIStreamParser:
         call: ToolCallState | None = None
         match delta:
             case TextDelta(text=text, extra=None):
-                member = "text" if isinstance(choices[0].get("text"), str) else "content"
+                member = "text" if choices[0].get("text") else "content"
             case TextDelta(text="", extra={"tool_calls": [{"function": {"arguments": text, **body}, **piece}], **rest}):
                 if body or rest or piece.keys() != {"index"}:
                     return
@@ -427,8 +452,8 @@ class OpenAIStreamParser:
         """Returns the text of a choice's delta and its other members."""
         delta = choice.get("delta")
         if (
-            delta is None
-            and choice.get("text") is None
+            (delta is None or (not delta and not self.has_begun))
+            and not choice.get("text")
             and not (self._text_offsets[index] or index in self._assemblers)
         ):
             delta = choice.get("message")  # a whole answer
@@ -436,9 +461,7 @@ class OpenAIStreamParser:
             delta = {}
         if not isinstance(delta, dict):
             raise make_replica_lost("it sent a delta that is no object")
-        content = choice.get("text")
-        if content is None:
-            content = delta.get("content")
+        content = choice.get("text") or delta.get("content")
         extra: dict[str, Any] = {}
         text = content if isinstance(content, str) else "" if content is None else self._read_parts(content, extra)
         if delta:
@@ -450,8 +473,13 @@ class OpenAIStreamParser:
         """Returns the text of a content of parts, and adds what else it has to the other members."""
         parts = MessageParts()
         parts.add(content)
-        named = (("reasoning_content", parts.thought), ("images", parts.images), ("content_parts", parts.others))
-        extra |= {name: value for name, value in named if value}
+        named = {
+            "reasoning_content": parts.thought,
+            "refusal": parts.refusal,
+            "images": parts.images,
+            "content_parts": parts.others,
+        }
+        extra |= {name: value for name, value in named.items() if value}
         return parts.text
 
     def _read_members(self, index: int, delta: Mapping[str, Any], extra: dict[str, Any]) -> None:
@@ -489,7 +517,7 @@ class OpenAIStreamParser:
         Args:
             index: The choice.
             reason: Its `finish_reason`.
-            extra: Members of its delta; gets the ids that its calls lack.
+            extra: Members of its delta; gets what its calls lack.
             goes_on: Whether the chunk has text, calls or thoughts of the choice.
         """
         earlier = self._finish_reasons.get(index)
@@ -506,8 +534,10 @@ class OpenAIStreamParser:
             return None
         self._finish_reasons[index] = finish
         self._drop_template()
-        if assembler is not None and (ids := assembler.close()):
-            extra["tool_calls"] = [*extra.get("tool_calls", ()), *ids]
+        if assembler is not None:
+            is_cut = finish not in (FinishReason.STOP, FinishReason.TOOL_CALLS)
+            if lacking := assembler.close(is_cut=is_cut):
+                extra["tool_calls"] = [*extra.get("tool_calls", ()), *lacking]
         return finish
 
     # --- cut characters ---
@@ -557,16 +587,23 @@ class OpenAIStreamParser:
         return usage
 
     def _raise_reported_error(self, fields: Mapping[str, Any]) -> None:
-        """Raises an exception if the event is an error event.
-
-        An error after the first output is always ReplicaLost, because the request was valid.
-        """
+        """Raises an exception if the event is an error event."""
         error = parse_error(fields)
-        if error is None:
-            return
-        if self.has_begun:
-            raise make_replica_lost(f"it reported an error: {error.message[:200]}")
-        raise make_response_error(self._server_name, None, error)
+        if error is not None:
+            raise make_stream_error(self._server_name, error, self._request_body, has_begun=self.has_begun)
+
+    def _raise_error_in_place(self) -> None:
+        """Raises the error that came in the form of no known API, if nothing else came."""
+        if self._error_in_place is not None and not self.has_begun:
+            raise make_stream_error(self._server_name, self._error_in_place, self._request_body, has_begun=False)
+
+
+def _usage_elsewhere(fields: Mapping[str, Any], choices: Sequence[Any]) -> object:
+    """Returns the usage that does not stand at the top of a chunk: in a choice, at Groq, or by Google's name."""
+    groq = fields.get("x_groq")
+    places = (*choices, groq) if isinstance(groq, dict) else choices
+    usages = (place["usage"] for place in places if isinstance(place, dict) and place.get("usage"))
+    return next(usages, None) or fields.get("usageMetadata") or fields.get("usage_metadata")
 
 
 def _speaks_of_tokens(metadata: ChunkMetadata) -> bool:

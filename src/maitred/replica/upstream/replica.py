@@ -149,13 +149,16 @@ class UpstreamCall:
         upstream, request = self._upstream, self._request
         parameters, model = upstream.config.parameters, request.model or upstream.server_model
         if upstream.config.kind == "anthropic":
-            self._parser = AnthropicStreamParser(upstream.name)
             continues_answers = upstream.config.continues_answers
-            return "messages", *encode_messages_body(request, model, parameters, continues_answers=continues_answers)
+            body, ignored = encode_messages_body(request, model, parameters, continues_answers=continues_answers)
+            self._parser = AnthropicStreamParser(upstream.name, body)
+            return "messages", body, ignored
+        body, ignored = encode_body(request, upstream.dialect, model, parameters, upstream.config.request_fields)
         choices_per_prompt = int(request.fields.get("n") or 1)
-        self._parser = OpenAIStreamParser(upstream.name, request.choices, upstream.dialect, choices_per_prompt)
-        path = "chat/completions" if request.chat else "completions"
-        return path, *encode_body(request, upstream.dialect, model, parameters, upstream.config.request_fields)
+        self._parser = OpenAIStreamParser(
+            upstream.name, request.choices, upstream.dialect, choices_per_prompt, request_body=body
+        )
+        return "chat/completions" if request.chat else "completions", body, ignored
 
     async def _send(self, path: str, body: bytes, first_token_deadline_s: float) -> Response:
         """Sends the request, waits for the response head and returns the response."""

@@ -1,7 +1,7 @@
 """Encoder of request bodies of OpenAI's API, in the dialect of the server."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -81,6 +81,8 @@ def encode_body(
     if request.chat:
         if any("content_blocks" in message for message in body["messages"]):
             ignored.append("messages.content_blocks")
+        if (thought := unread_thought(body["messages"], dialect.thought_fields)) is not None:
+            ignored.append(f"messages.{thought}")
         body["messages"] = _adapt_messages(body["messages"], dialect)
         if "thinking_blocks" in dialect.thought_fields and MESSAGES_THINKING in request.fields:
             body["thinking"] = request.fields[MESSAGES_THINKING]
@@ -93,6 +95,20 @@ def encode_body(
         body[dialect.max_tokens_field if request.chat else "max_tokens"] = request.max_tokens
     body |= {"model": model, "stream": True, "stream_options": dialect.stream_options}
     return msgspec.json.encode(body), ignored
+
+
+def unread_thought(messages: Sequence[Mapping[str, Any]], read: Collection[str]) -> str | None:
+    """Returns the member with a thought of an earlier answer that a server does not get; None: it gets all there are.
+
+    Args:
+        messages: Messages of the conversation.
+        read: Members with thoughts that the server reads; one of them has the whole thought of a message.
+    """
+    for message in messages:
+        thoughts = [name for name in THOUGHT_FIELDS if message.get(name)]
+        if thoughts and not any(name in read for name in thoughts):
+            return thoughts[0]
+    return None
 
 
 def _adapt_messages(messages: Sequence[dict[str, Any]], dialect: UpstreamDialect) -> list[dict[str, Any]]:

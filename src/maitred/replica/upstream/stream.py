@@ -1,19 +1,16 @@
 """Text stream of one response: parses the body into batches and enforces the time limits."""
 
 import asyncio
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
 from maitred.core.errors import AnswerTooLarge, ReplicaLost, ReplicaNotInTime, ReplicaStalled, ReplicaTooSlow
 from maitred.core.text_replica import TextBatch
 from maitred.replica.http.connection import Response
+from maitred.replica.http.content_decoder import ContentBroken, make_content_decoder
 from maitred.replica.upstream.errors import make_replica_lost, make_timeout_error
 from maitred.replica.upstream.secret_mask import DeltaMask, SecretMask
 
-_CODINGS = frozenset({b"gzip", b"x-gzip", b"deflate"})
-_ANY_ZLIB_WINDOW = 32 + zlib.MAX_WBITS
-"""Window size with which zlib reads either of its two headers."""
 _DRAIN_TIMEOUT_S = 0.05
 """Time to wait for the end of the HTTP body after ``[DONE]``, so that the connection can be reused."""
 
@@ -91,9 +88,12 @@ class UpstreamStream:
         self._deadline_s = deadline_s
         self._remaining_bytes = max_bytes
         self._mask = mask
-        coding = response.headers.get(b"content-encoding", b"").strip().lower()
-        self._decompressor = zlib.decompressobj(_ANY_ZLIB_WINDOW) if coding in _CODINGS else None
-        """Decompressor of a body that is compressed, though nobody asked for that."""
+        try:
+            self._decoder = make_content_decoder(response.headers.get(b"content-encoding"))
+            """Decoder of a body that is compressed, though nobody asked for that."""
+        except ContentBroken as failure:
+            response.close()
+            raise make_replica_lost(str(failure)) from None
         self._delta_mask = DeltaMask(mask.secrets) if mask.secrets else None
         self._held_data = b""
         """End of the data that may begin a credential."""
@@ -182,8 +182,11 @@ class UpstreamStream:
         batch, data = None, response.take_body()
         body_over = response.has_ended or response.failure is not None
         if data or (self._held_data and body_over):
-            if self._decompressor is not None:
-                data = self._decompress(self._decompressor, data)
+            if self._decoder is not None:
+                try:
+                    data = self._decoder.decode(data, self._remaining_bytes)
+                except ContentBroken as failure:
+                    raise make_replica_lost(str(failure)) from None
             self._remaining_bytes -= len(data)
             if self._remaining_bytes < 0:
                 raise make_replica_lost("its answer has more bytes than answers may have", AnswerTooLarge)
@@ -201,13 +204,6 @@ class UpstreamStream:
             self._on_first_token = None
             self._stop_timer()  # the next wait may have an earlier deadline
         return batch
-
-    def _decompress(self, decompressor: "zlib._Decompress", data: bytes) -> bytes:
-        """Returns decompressed data, of at most one byte more than the answer may have."""
-        try:
-            return decompressor.decompress(data, max(1, self._remaining_bytes + 1))
-        except zlib.error:
-            raise make_replica_lost("it sent a compressed body that cannot be read") from None
 
     def _wait_deadline_s(self, wait_started_s: float) -> float:
         """Returns the deadline of a wait that started at this time."""

@@ -37,19 +37,6 @@ from maitred.wire.openai.responses import REASONING_FIELDS
 from maitred.wire.reported_usage import is_empty, read_usage
 from maitred.wire.sse import SSEEvent
 
-ERROR_STATUSES: Mapping[str, int] = {
-    "invalid_request_error": 400,
-    "authentication_error": 401,
-    "billing_error": 402,
-    "permission_error": 403,
-    "not_found_error": 404,
-    "request_too_large": 413,
-    "rate_limit_error": 429,
-    "api_error": 500,
-    "timeout_error": 504,
-    "overloaded_error": 529,
-}
-"""Map from each error type to the HTTP status of the error before a stream."""
 _KNOWN_BLOCKS = frozenset({"text", "tool_use", "thinking", "redacted_thinking"})
 """Blocks that chat completions have a place for."""
 _OUTPUT_COUNT = frozenset({"input_tokens", "output_tokens"})
@@ -68,16 +55,14 @@ class AnswerFailed(Exception):
     Args:
         kind: The type of the error, such as ``overloaded_error``.
         message: The message of the server.
-
-    Attributes:
-        status: HTTP status that the error has if it comes before the stream.
+        fields: All that the server said of it.
     """
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: str, message: str, fields: Mapping[str, Any]) -> None:
         super().__init__(f"{kind}: {message}")
         self.kind = kind
         self.message = message
-        self.status = ERROR_STATUSES.get(kind, 500)
+        self.fields = fields
 
 
 class OpenBlock:
@@ -183,7 +168,7 @@ class MessagesStreamParser:
         fields = self._decode(event)
         match fields.get("type"):
             case "message_start":
-                self._start(fields.get("message"))
+                return list(self._start(fields.get("message")))
             case "content_block_start" | "content_block_delta" | "content_block_stop" as kind:
                 added = list(self._apply(kind, fields))
                 if self._finish is None:
@@ -192,7 +177,7 @@ class MessagesStreamParser:
                     raise AnswerBroken("it went on after its end")
             case "message_delta":
                 return list(self._end(fields))
-            case "message" if isinstance(fields.get("content"), list) and not self._has_content:
+            case "message" if isinstance(fields.get("content"), list | str) and not self._has_content:
                 return self.feed_whole(fields)  # a whole answer in place of a stream
             case "message_stop":
                 if self._finish is None:
@@ -203,13 +188,9 @@ class MessagesStreamParser:
     def feed_whole(self, message: Mapping[str, Any]) -> list[TextDelta]:
         """Parses an answer that has come as one object, though a stream was asked for; raises as `feed` does."""
         _raise_error(message)
-        content = message.get("content")
-        if message.get("type") != "message" or not isinstance(content, list):
+        if message.get("type") != "message" or not isinstance(message.get("content"), list | str):
             raise AnswerBroken("the body is no message")
-        deltas: list[TextDelta] = []
-        for index, block in enumerate(content):
-            deltas += self._open(index, {"content_block": block})
-            deltas += self._close(self._blocks.pop(index))
+        deltas = list(self._add_blocks(message))
         deltas += self._end({"delta": message, "usage": message.get("usage")})
         if self._finish is None:
             raise AnswerBroken("it does not say why it ended")
@@ -226,13 +207,22 @@ class MessagesStreamParser:
         if not self.is_complete:
             raise AnswerBroken("it ended before message_stop" if self._counts or self._has_content else "it was empty")
 
-    def _start(self, message: object) -> None:
+    def _start(self, message: object) -> Iterator[TextDelta]:
         if self._has_content:
             raise AnswerBroken("message_start came twice")
         if isinstance(message, dict):
             # The output tokens are final in message_delta only.
             self._merge_counts(message.get("usage"), without="output_tokens")
             self._keep_members(message)
+            yield from self._add_blocks(message)
+
+    def _add_blocks(self, message: Mapping[str, Any]) -> Iterator[TextDelta]:
+        """Adds the blocks that a message has at once."""
+        content = message.get("content")
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        for index, block in enumerate(blocks if isinstance(blocks, list) else ()):
+            yield from self._open(index, {"content_block": block})
+            yield from self._close(self._blocks.pop(index))
 
     def _apply(self, kind: str, fields: Mapping[str, Any]) -> Iterator[TextDelta]:
         index = fields.get("index")
@@ -260,6 +250,8 @@ class MessagesStreamParser:
         start = fields.get("content_block")
         if not isinstance(start, dict):
             raise AnswerBroken("it sent a content_block_start without a block")
+        if "type" not in start and isinstance(start.get("text"), str):
+            start = {"type": "text", **start}
         self._has_content = True
         earlier = self._blocks.get(index)
         if earlier is not None:
@@ -303,11 +295,13 @@ class MessagesStreamParser:
                     yield self._text(block, text)
             case {"type": "input_json_delta", "partial_json": piece} if block.type == "tool_use":
                 written = piece if isinstance(piece, str) else _encode_json(piece)
-                if written:
+                if written and (block.pieces or written != "{}"):  # arguments may follow an empty object
                     block.pieces.append(written)
                     yield _arguments(block.number, written)
-            case {"type": "thinking_delta", "thinking": thought} if block.type == "thinking":
-                yield from self._add_thought(block, thought)
+            case {"type": "thinking_delta"} | {"type": "text_delta"} if block.type == "thinking":
+                yield from self._add_thought(block, delta.get("thinking") or delta.get("text"))
+            case {"type": "thinking_delta", "thinking": str() as thought} if block.type == "text" and thought:
+                yield TextDelta(0, "", extra=dict.fromkeys(REASONING_FIELDS, thought))
             case {"type": "signature_delta", "signature": str() as signature} if block.type == "thinking":
                 block.signature += signature
             case {"type": "text_delta" | "input_json_delta" as kind} if block.type in ("text", "tool_use"):
@@ -316,6 +310,9 @@ class MessagesStreamParser:
                 block.add(delta)
                 self._has_foreign = True
                 yield TextDelta(0, "", block={"type": "content_block_delta", "delta": dict(delta)})
+            case _ if _has_beyond(delta, _READ_OF_TEXT):
+                block.add(delta)
+                self._has_foreign = True
 
     def _add_thought(self, block: OpenBlock, thought: object) -> Iterator[TextDelta]:
         if text := _text(thought):
@@ -382,7 +379,7 @@ class MessagesStreamParser:
         """Decodes an event; an event without content is an empty object.
 
         Raises:
-            AnswerBroken: The event is no JSON object with a type.
+            AnswerBroken: The event is no JSON object.
             AnswerFailed: The event is an error.
         """
         if event.data.strip() in _END_MARKERS:
@@ -390,6 +387,8 @@ class MessagesStreamParser:
         fields, is_mended = decode_event(event.data.strip().encode("utf-8", "surrogateescape"))
         if fields is None and event.type != "error" and event.data.strip().isalnum():
             return {}  # a word that keeps the connection alive
+        if event.type == "error" and not (isinstance(fields, dict) and "error" in fields):
+            fields = {"error": fields or replace_surrogates(event.data.strip())}
         if not isinstance(fields, dict):
             raise AnswerBroken("it sent an event that is no JSON object")
         if is_mended or self._characters.held:
@@ -398,11 +397,9 @@ class MessagesStreamParser:
                 name: self._characters.join((place, name), value) if name == "delta" else replace_surrogates(value)
                 for name, value in fields.items()
             }
-        _raise_error(fields)
-        if not isinstance(fields.get("type"), str):
-            if event.type == "message":
-                raise AnswerBroken("it sent an event without a type")
+        if not isinstance(fields.get("type"), str) and event.type != "message":
             fields["type"] = event.type  # the name of the event says it, too
+        _raise_error(fields)
         return fields
 
     def _merge_counts(self, counts: object, without: str = "") -> None:
@@ -419,10 +416,11 @@ class MessagesStreamParser:
 
 def _raise_error(fields: Mapping[str, Any]) -> None:
     error = fields.get("error")
-    if fields.get("type") == "error" or isinstance(error, dict):
+    is_typed = isinstance(fields.get("type"), str)
+    if fields.get("type") == "error" or not is_empty(error) or (_text(fields.get("message")) and not is_typed):
         reported = error if isinstance(error, dict) else fields
         error_type = "" if reported is fields else _text(reported.get("type"))
-        raise AnswerFailed(error_type or "api_error", _text(reported.get("message")))
+        raise AnswerFailed(error_type, _text(error) or _text(reported.get("message")), fields)
 
 
 def _tool_call(block: Mapping[str, Any], number: int) -> dict[str, Any]:

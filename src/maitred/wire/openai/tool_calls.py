@@ -27,9 +27,11 @@ class ToolCallState:
         id: Id of the call; empty: no piece had one yet.
         name: Name of the tool as far as it is known.
         written: Arguments so far, as the model wrote them.
+        is_empty: Whether the arguments so far are an empty object, which is held back: some servers begin with it and
+            send the arguments behind it.
     """
 
-    __slots__ = ("field", "id", "name", "number", "written")
+    __slots__ = ("field", "id", "is_empty", "name", "number", "written")
 
     def __init__(self, number: int, field: str) -> None:
         self.number = number
@@ -37,11 +39,12 @@ class ToolCallState:
         self.id = ""
         self.name = ""
         self.written = ""
+        self.is_empty = False
 
     @property
     def is_whole(self) -> bool:
         """Whether the arguments so far are a whole JSON object."""
-        return is_json_object(self.written)
+        return self.is_empty or is_json_object(self.written)
 
 
 class ToolCallAssembler:
@@ -71,13 +74,24 @@ class ToolCallAssembler:
         numbered = (self._add(piece, named) for piece in pieces)
         return [piece for piece in numbered if piece is not None]
 
-    def close(self) -> list[dict[str, Any]]:
-        """Returns a piece with a new id for each call that came without one, because clients answer calls by id."""
-        added = []
+    def close(self, *, is_cut: bool = False) -> list[dict[str, Any]]:
+        """Returns pieces with what calls lack: a new id, because clients answer calls by id, and an empty object.
+
+        Args:
+            is_cut: Whether the answer was cut, so that arguments may be missing.
+        """
+        added: list[dict[str, Any]] = []
         for call in self.calls:
+            has_nothing = call.is_empty or not (call.written or is_cut or call.field != "function")
+            written = "{}" if has_nothing else ""
+            call.is_empty = False
+            piece = {"index": call.number, call.field: {_BODY_FIELDS[call.field]: written}}
             if not call.id:
-                call.id = new_object_id("call")
-                added.append({"index": call.number, "id": call.id, call.field: {_BODY_FIELDS[call.field]: ""}})
+                piece["id"] = call.id = new_object_id("call")
+                added.append(piece)
+            elif written:
+                added.append(piece)
+            call.written += written
         return added
 
     def _add(self, piece: Mapping[str, Any], named: set[int]) -> dict[str, Any] | None:
@@ -115,6 +129,9 @@ class ToolCallAssembler:
         call.name += added_name
         if text and text == call.written and call.is_whole:
             text = ""  # the server repeats the arguments once they are whole
+        if text:
+            call.is_empty = text == "{}" and not call.written
+            text = "" if call.is_empty else text
         call.written += text
         if field not in piece and not is_first:
             field = call.field  # official clients want it in each piece

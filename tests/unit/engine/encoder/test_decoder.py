@@ -170,3 +170,56 @@ def test_sentences_get_the_vectors_of_sentence_transformers(tmp_path):
     ours = load(tmp_path).encode([tokenizer.encode(sentence, add_special_tokens=True) for sentence in sentences])
     theirs = library.SentenceTransformer(str(tmp_path), device="cpu").encode(sentences, convert_to_tensor=True)
     assert (ours - theirs).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("default", [None, "query"])
+@pytest.mark.parametrize("cut", [None, 5, 10_000])
+def test_prompts_and_lengths_are_those_of_sentence_transformers(tmp_path, default, cut):
+    library = pytest.importorskip("sentence_transformers")
+    make_model(tmp_path, "qwen3").model.save_pretrained(tmp_path)
+    save_letters(tmp_path, ends="tokenizer")
+    saved_by_sentence_transformers(tmp_path, {"pooling_mode_mean_tokens": True})
+    settings = {"prompts": {"query": "q ", "document": ""}, "default_prompt_name": default, "truncate_dim": cut}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    tokenizer, decoder = Tokenizer.load(tmp_path), load(tmp_path)
+    sentences = [tokenizer.text_prompt + sentence for sentence in ("a", "x y z")]
+    ours = decoder.encode([tokenizer.encode(sentence, add_special_tokens=True) for sentence in sentences])
+    theirs = library.SentenceTransformer(str(tmp_path), device="cpu").encode(["a", "x y z"], convert_to_tensor=True)
+    assert decoder.dimensions == theirs.shape[1]
+    assert (ours - theirs).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "reason"),
+    [
+        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "transformer_task"),
+        ("sentence_bert_config.json", {"module_output_name": "scores"}, "module_output_name"),
+        ("sentence_bert_config.json", {"query_expansion": {"length": 32}}, "query_expansion"),
+        (
+            "sentence_bert_config.json",
+            {"processing_kwargs": {"text": {"padding": "longest"}}},
+            "processing_kwargs",
+        ),
+        (
+            "sentence_bert_config.json",
+            {"modality_config": {"text": {"method": "forward", "method_output_name": "pooler_output"}}},
+            "modality_config",
+        ),
+        ("config_sentence_transformers.json", {"default_prompt_name": "query", "prompts": {}}, "'query'"),
+        ("1_Pooling/config.json", {"pooling_mode": "mean", "include_prompt": False}, "leaves the prompt"),
+        ("modules.json", [{"type": "x.Transformer", "path": ""}], "no module Pooling"),
+        (
+            "modules.json",
+            [{"type": "x.Normalize", "path": ""}, {"type": "x.Pooling", "path": "1_Pooling"}],
+            "normalises before it pools",
+        ),
+    ],
+)
+def test_settings_that_would_give_other_vectors_are_refused(tmp_path, name, settings, reason):
+    make_model(tmp_path, "qwen3")
+    saved_by_sentence_transformers(tmp_path, {"pooling_mode": "mean"})
+    prompts = {"prompts": {"query": "q "}, "default_prompt_name": "query"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    (tmp_path / name).write_text(json.dumps(settings))
+    with pytest.raises(ConfigInvalid, match=reason):
+        load(tmp_path)

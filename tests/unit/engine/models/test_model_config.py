@@ -154,6 +154,7 @@ def test_the_end_of_turns_in_the_older_file_of_tokens(tmp_path):
         ({"num_key_value_heads": 3}, "shared out"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "'yarn' is not supported"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "rotary embeddings of their own"),
     ],
 )
 def test_refusals_name_the_fault(tmp_path, changes, words):
