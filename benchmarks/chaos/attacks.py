@@ -55,9 +55,6 @@ ENGINE_MODULE = "maitred.cli.local_engine"
 """What an engine's process runs."""
 MAX_IN_FLIGHT = 256
 """Few, so that one attacker reaches it."""
-STEP_TOKENS = 256
-"""A step cannot be interrupted. On two cores a token of a prompt costs the same in steps of 256 and of 512 tokens, so
-an operator whom the first token matters to takes the shorter ones."""
 RATIO = 1.5
 GATEWAY_MIB, ENGINES_MIB = 256, 256
 """That they may grow by during an attack. Bodies of up to 10 MiB come four at a time."""
@@ -142,7 +139,6 @@ def organisations(victim: Key, neighbour: Key, stranger: Key) -> dict[str, Organ
 def settings() -> Settings:
     """Settings of the server beside its tenants: as they come, but that one attacker can reach `max_in_flight`."""
     return {
-        "engine": {"step_tokens": STEP_TOKENS},
         "server": {"max_in_flight": MAX_IN_FLIGHT},
         "encoder": {"path": str(BUNDLED_MODEL), "served_name": ENCODER},
     }
