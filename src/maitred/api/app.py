@@ -195,13 +195,17 @@ class GatewayApp:
                 with self._in_flight.acquire(visitor, even_if_full=administers) as block:
                     if not exchange.has_body(self._max_body_bytes):
                         await exchange.read_body(self._max_body_bytes, self._body_timeout_s)
+                    is_checked = False
                     if head.content_encoding is not None:
                         # A repeated request is answered from its recording, whatever the limits are.
                         least_output = route.least_output if head.repeat_key is None else None
-                        await exchange.decompress_body(self._max_body_bytes, self._large_bodies, least_output)
+                        is_checked = await exchange.decompress_body(
+                            self._max_body_bytes, self._large_bodies, least_output
+                        )
                     if len(exchange.body) > LARGE_BODY_BYTES:
+                        least_output = None if is_checked else route.least_output
                         exchange.large_body = LargeBody(
-                            exchange.body, exchange.context, self._large_bodies, route.least_output
+                            exchange.body, exchange.context, self._large_bodies, least_output
                         )
                     with exchange.cancel_on_disconnect(block):  # the client may disconnect
                         handler = route.handler if head.repeat_key is None else route.repeat_handler or route.handler

@@ -211,8 +211,8 @@ class HttpExchange:
         self.body = body
         return True
 
-    async def decompress_body(self, limit_bytes: int, reader: LargeBodyReader, least_output: int | None) -> None:
-        """Takes the coding off the body that was read.
+    async def decompress_body(self, limit_bytes: int, reader: LargeBodyReader, least_output: int | None) -> bool:
+        """Takes the coding off the body that was read; returns whether the caller's limits were checked for it.
 
         Args:
             limit_bytes: Largest size of the body without its coding.
@@ -226,8 +226,10 @@ class HttpExchange:
             UnsupportedBody: The server does not know the coding.
         """
         coding = read_coding(self.parsed_head.content_encoding)
-        if coding is not None:
-            self.body = await reader.decompress(self.body, coding, limit_bytes, self.context, least_output)
+        if coding is None:
+            return False
+        self.body, is_checked = await reader.decompress(self.body, coding, limit_bytes, self.context, least_output)
+        return is_checked
 
     async def decode(self, decode: Callable[..., T], **options: Any) -> T:  # noqa: ANN401 - those of `decode`
         """Returns what `decode` makes of the body and the options: a large body beside the event loop, others at once.

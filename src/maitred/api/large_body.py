@@ -99,8 +99,8 @@ class LargeBodyReader:
 
     async def decompress(
         self, body: bytes, coding: str, limit_bytes: int, context: RequestContext, least_output: int | None
-    ) -> bytes:
-        """Returns a body without its coding: at once if it is small without it, otherwise in the thread.
+    ) -> tuple[bytes, bool]:
+        """Removes the coding of a body: at once if it is small without it, otherwise in the thread.
 
         Args:
             body: The compressed body.
@@ -109,6 +109,9 @@ class LargeBodyReader:
             context: Context of the request.
             least_output: See `check`.
 
+        Returns:
+            The body without its coding, and whether the limits were checked, which is done once per request.
+
         Raises:
             LimitReached: The body is large, and the caller's limits have no room for any request.
             BodyTooLarge: The body is longer than `limit_bytes`.
@@ -116,9 +119,10 @@ class LargeBodyReader:
         """
         if len(body) <= LARGE_BODY_BYTES:
             with suppress(BodyTooLarge):
-                return decompress(body, coding, min(limit_bytes, LARGE_BODY_BYTES))
+                return decompress(body, coding, min(limit_bytes, LARGE_BODY_BYTES)), False
         await self.check(context, least_output)
-        return await self.run(context, limit_bytes, partial(decompress, body, coding, limit_bytes))
+        text = await self.run(context, limit_bytes, partial(decompress, body, coding, limit_bytes))
+        return text, least_output is not None
 
 
 class LargeBody:

@@ -196,7 +196,7 @@ class MessagesFormatter:
         others = merge_deltas(self._others)
         if self._citations:
             others["annotations"] = [*self._citations, *others.get("annotations", ())]
-        members = members_of(self._metadata, others)
+        members = members_of(self._metadata, others, self._stop.stop_sequence)
         if members or usage.details:
             # Anthropic tells these beside the delta, everything else of a message within it.
             beside = {name: members.pop(name) for name in ("context_management",) if name in members}
@@ -219,7 +219,7 @@ class MessagesFormatter:
         if finish is FinishReason.TOOL_CALLS and all(type_of(block) != "tool_use" for block in content):
             finish = FinishReason.STOP
         answer = self._answer([], _stop_of(finish, choice.stop), usage)
-        members = members_of(metadata, others)
+        members = members_of(metadata, others, choice.stop)
         return encode({**members, **to_builtins(answer), "content": content, "usage": usage_fields(usage)})
 
     def _blocks_of(self, text: str, extra: Mapping[str, Any], others: dict[str, Any]) -> list[Any]:

@@ -96,7 +96,8 @@ class LocalEngine:
         command: Returns the command to run, such as `engine_command(model, config)`.
         environment: Variables for the engine in addition to the gateway's own.
         start_timeout_s: Time limit from the start of the process to its hello.
-        stop_grace_s: Time from SIGTERM to SIGKILL. By then the gateway has drained; there is no work to wait for.
+        stop_grace_s: Time from SIGTERM to SIGKILL. By then the gateway has drained; there is no work to wait for. An
+            engine that hangs gets none.
         expected_start_s: Expected time of a start before one has been measured.
         backoff: Decides when to start again after a death.
         silence_timeout_s: Time after which an engine that sends nothing is ended and started again; None: it never is.
@@ -233,6 +234,7 @@ class LocalEngine:
         except OSError as error:
             return 0.0, f"The system cannot run its command: {error}"
         self._process = process
+        grace_s = self._stop_grace_s
         try:
             await self._connect(process)
             ready_since_s = self._clock.monotonic_s()
@@ -244,11 +246,12 @@ class LocalEngine:
             ready_s = self._clock.monotonic_s() - ready_since_s
             self._ready_at_s = ready_since_s + ready_s + self._expected_start_s
             await asyncio.wait({process.exited}, timeout=EXIT_WAIT_S)
+            grace_s = 0.0  # It lives without its connection: it hangs, and callers wait for the next one.
         except ReplicaUnavailable as failure:
             ready_s, reason = 0.0, failure.message
         finally:
             self.client.close()
-            await process.stop(self._stop_grace_s)
+            await process.stop(grace_s)
             self._process = None
         return ready_s, f"{reason}\n{process.exit_reason()}"
 

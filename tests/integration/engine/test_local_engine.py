@@ -232,6 +232,17 @@ async def test_an_engine_that_ignores_sigterm_is_killed():
     assert not psutil.pid_exists(pid)
 
 
+async def test_an_engine_that_hangs_is_killed_without_a_grace():
+    """A stopped process reads no SIGTERM, so waiting for it would only keep callers waiting."""
+    async with LocalEngine(scripted(), sleep=Pauses(), silence_timeout_s=2.0, stop_grace_s=100 * LIMIT_S) as engine:
+        await engine.wait_started()
+        pid = engine.pid
+        os.kill(pid, signal.SIGSTOP)
+        await restarted(engine, 1)
+        assert not psutil.pid_exists(pid)
+        assert await answer(engine) == [5, 6, 7, 5]
+
+
 async def test_long_and_broken_lines_are_logged(caplog):
     chatty = python("import sys; sys.stdout.buffer.write(b'x' * 40000 + b'\\n\\xff end'); raise SystemExit(1)")
     with caplog.at_level("INFO", "maitred.engine"):

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from maitred.api.large_body import LARGE_BODY_BYTES, LargeBodyReader
 from maitred.core.limits import Limit, LimitKind
 from tests.support.gateway import CARD, MODEL, gateway
 from tests.support.openai_schemas import validate
@@ -293,3 +294,26 @@ async def test_a_large_body_is_not_decoded_while_the_rate_of_tokens_is_used_up(b
         # No limit holds for it.
         count = await system.client.post("/tokenize", json={"prompt": "a" * 400_000})
         assert count.status_code == 200
+
+
+@pytest.mark.parametrize("repeat_key", [None, "again"])
+@pytest.mark.parametrize("coding", [None, "gzip", "gzip, of few bytes"])
+async def test_limits_are_asked_once_for_a_large_body(coding, repeat_key, monkeypatch):
+    asked, check = [], LargeBodyReader.check
+
+    async def counted(self, context, least_output):
+        if least_output is not None:
+            asked.append(least_output)
+        await check(self, context, least_output)
+
+    monkeypatch.setattr(LargeBodyReader, "check", counted)
+    filling = " " * LARGE_BODY_BYTES if coding == "gzip, of few bytes" else "".join(map(chr, range(65, 127))) * 10_000
+    body = json.dumps({"model": MODEL, "messages": USER, "max_tokens": 1, "user": filling}).encode()
+    headers = {"content-type": "application/json"}
+    if repeat_key is not None:
+        headers["idempotency-key"] = repeat_key
+    if coding is not None:
+        body, headers["content-encoding"] = gzip.compress(body), "gzip"
+    async with gateway() as system:
+        await system.client.post(CHAT, content=body, headers=headers)
+    assert asked == [1]

@@ -105,17 +105,18 @@ async def test_tools_pass_in_requests_and_answers_whole_and_streamed():
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "told", "kept"),
     [
-        ({"stop_reason": "END"}, ("stop_sequence", "END")),
-        ({"matched_stop": "END"}, ("stop_sequence", "END")),
-        ({"stop_reason": 128001}, ("end_turn", None)),
-        ({"matched_stop": 128001}, ("end_turn", None)),
-        ({"stop_reason": None}, ("end_turn", None)),
-        ({"stop_reason": "configured at the server"}, ("end_turn", None)),
+        ({"stop_reason": "END"}, ("stop_sequence", "END"), {}),
+        ({"matched_stop": "END"}, ("stop_sequence", "END"), {"matched_stop": "END"}),
+        ({"stop_reason": 128001}, ("end_turn", None), {"native_stop_reason": 128001}),
+        ({"stop_reason": 0}, ("end_turn", None), {"native_stop_reason": 0}),
+        ({"matched_stop": 128001}, ("end_turn", None), {"matched_stop": 128001}),
+        ({"stop_reason": None}, ("end_turn", None), {}),
+        ({"stop_reason": "set at the server"}, ("end_turn", None), {"native_stop_reason": "set at the server"}),
     ],
 )
-async def test_the_stop_sequence_that_a_server_names_is_told_to_clients_of_messages(said, told):
+async def test_what_ended_the_answer_of_a_server_is_told_to_clients_of_messages(said, told, kept):
     ended = chunk(finish="stop")
     ended["choices"][0] |= said
     server = Server([chunk(content="Hi"), ended])
@@ -123,11 +124,12 @@ async def test_the_stop_sequence_that_a_server_names_is_told_to_clients_of_messa
     headers = {"anthropic-version": "2023-06-01"}
     async with running(server.answer) as url, upstream_gateway(f"{url}/v1", dialect="vllm") as system:
         whole = (await system.client.post("/v1/messages", json=asked, headers=headers)).json()
-        assert (whole["stop_reason"], whole["stop_sequence"]) == told
         streamed = await system.client.post("/v1/messages", json={**asked, "stream": True}, headers=headers)
         events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: ")]
         (delta,) = [event["delta"] for event in events if event["type"] == "message_delta"]
-        assert (delta["stop_reason"], delta["stop_sequence"]) == told
+    for end in (whole, delta):
+        assert (end["stop_reason"], end["stop_sequence"]) == told
+        assert {name: end[name] for name in ("matched_stop", "native_stop_reason") if name in end} == kept
 
 
 async def test_credentials_go_in_the_header_that_the_dialect_wants_and_nowhere_else():

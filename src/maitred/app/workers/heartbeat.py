@@ -12,7 +12,7 @@ from typing import Any
 
 _INTERVAL_S = 1.0
 _COUNTER = struct.Struct("=Q")
-SILENCE_LIMIT_S = 20.0
+SILENCE_LIMIT_S = 12.0
 """Longest pause of an event loop. On a machine with too few cores a start alone blocks it for seconds."""
 START_LIMIT_S = 120.0
 """Longest time that a process may take to start its event loop."""

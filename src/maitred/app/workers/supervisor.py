@@ -49,7 +49,7 @@ _HANDLED_SIGNALS = {*_STOP_SIGNALS, signal.SIGCHLD, REPLACE_WORKERS, signal.SIGH
 _RESTART_BACKOFF = BackoffCeiling(first_s=0.1, most_s=5.0)
 """Minimum time between two starts of a process, by the number of early deaths in a row."""
 _EARLY_DEATH_S = 10.0
-_CHECK_INTERVAL_S = 2.0
+_CHECK_INTERVAL_S = 1.0
 """Time between two looks at the heartbeats."""
 _ROLE_NAMES = {CONTROLLER: "controller", ENGINE_HOST: "keeper"}
 _log = logging.getLogger(__name__)

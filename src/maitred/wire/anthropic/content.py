@@ -32,9 +32,16 @@ def members_of_call(call: Mapping[str, Any]) -> dict[str, Any]:
     return members
 
 
-def members_of(metadata: ChunkMetadata, others: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the members of a message that the gateway does not decide."""
+def members_of(metadata: ChunkMetadata, others: Mapping[str, Any], stop_sequence: str | None) -> dict[str, Any]:
+    """Returns the members of a message that the gateway does not decide.
+
+    A chat server's `stop_reason` is what ended the answer: a stop string, or the number of a stop token. In a message
+    this word means something else, so the server's becomes `native_stop_reason`, unless the message tells it as its
+    stop sequence.
+    """
     members = {**metadata.chunk, **metadata.choice, **others}
+    if (ended_by := metadata.choice.get("stop_reason")) is not None and ended_by != stop_sequence:
+        members["native_stop_reason"] = ended_by
     return {name: value for name, value in members.items() if name not in _DECIDED}
 
 

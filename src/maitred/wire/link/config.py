@@ -56,4 +56,4 @@ class LinkConfig(Struct, frozen=True, kw_only=True):
             "answers; it is given three times the longest step that its measured times foresee, if that is more.",
             extra={"unit": "seconds"},
         ),
-    ] = 20.0
+    ] = 12.0
