@@ -99,6 +99,9 @@ class SSEDecoder:
                 self._data.append(value)
             case "event":
                 self._type = value
+            case "error" if value.startswith("{"):  # older builds of llama.cpp
+                self._type = "error"
+                self._data.append(value)
             case "id" if "\0" not in value:
                 self._id = value
             case "retry" if value.isascii() and value.isdigit() and len(value) <= 18:

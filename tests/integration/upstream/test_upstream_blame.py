@@ -102,6 +102,7 @@ ODD_REQUEST = [
     '{"code": "400", "message": "too odd"}',
     '{"type": "error", "error": {"type": "None", "code": "400", "message": "too odd"}}',
     'event: error\ndata: {"type": "error", "error": {"message": "too odd", "code": 400}}\n\n',
+    'error: {"message": "too odd", "code": 400}\n\n',
 ]
 NO_MONEY = [
     f"data: {json.dumps(CREDIT)}\n\n",
@@ -134,6 +135,25 @@ async def test_an_error_in_place_of_an_answer_is_the_accounts_in_any_form(kind, 
             assert "credit" not in answer.text.lower()
         assert server.calls == 2
         assert system.upstream.status.account_refused
+
+
+async def test_an_error_within_a_choice_is_an_error():
+    error = {"code": 400, "message": "too odd"}
+    body = f"data: {json.dumps({'choices': [{'index': 0, 'delta': {}, 'finish_reason': 'error', 'error': error}]})}\n\n"
+    server = Bytes(body.encode())
+    async with running(server.answer) as url, upstream_gateway(f"{url}/v1", retries=2) as system:
+        answer = await system.chat()
+        assert (answer.status_code, answer.json()["error"]["message"], server.calls) == (400, "too odd", 1)
+
+
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+async def test_a_greeting_before_the_answer_is_no_error(kind):
+    message = {"type": "message", "content": "Hello", "stop_reason": "end_turn"}
+    answer = {"choices": [{"index": 0, "delta": {"content": "Hello"}, "finish_reason": "stop"}]}
+    body = f'data: {{"message": "connected"}}\n\ndata: {json.dumps(message if kind == "anthropic" else answer)}\n\n'
+    server = Bytes(body.encode())
+    async with running(server.answer) as url, upstream_gateway(f"{url}/v1", kind=kind) as system:
+        assert (await system.chat()).json()["choices"][0]["message"]["content"] == "Hello"
 
 
 async def test_an_account_that_ends_in_the_middle_is_asked_once():

@@ -659,6 +659,13 @@ TWO = [("a", "f", '{"x":1}'), ("b", "g", '{"y":2}')]
             piece("{}", id="b", name="g"),
             piece('{"y":2}'),
         ],
+        # the name and the arguments beside the id
+        [
+            {"index": 0, "id": "a", "type": "function", "name": "f", "arguments": ""},
+            {"index": 0, "arguments": '{"x":'},
+            {"index": 0, "arguments": "1}"},
+            {"index": 1, "id": "b", "type": "tool_use", "name": "g", "input": '{"y":2}'},
+        ],
         # an index only later
         [piece("", id="a", name="f"), piece('{"x":1}', index=0), piece('{"y":2}', index=1, id="b", name="g")],
         # nulls and nothing
@@ -716,6 +723,11 @@ def test_calls_of_one_tool_without_ids_are_two_calls_with_ids():
         assert [call[1:] for call in calls] == [("f", '{"x":1}')] * 2
         assert all(call[0].startswith("call") for call in calls)
         assert calls[0][0] != calls[1][0]
+
+
+def test_a_name_that_grows_is_one_name():
+    pieces = [piece("", index=0, id="a", name="get_"), piece("[]", index=0, name="get_weather")]
+    assert calls_of(*pieces)[0] == [("a", "get_weather", "[]")]
 
 
 def test_a_name_in_pieces_is_one_name():

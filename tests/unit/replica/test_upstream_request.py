@@ -349,6 +349,8 @@ NOW_S = 1_792_567_660.0
         ("", "2.5", None, 2.5),
         ("", " 7 ", None, 7),
         ("x", "9", None, 9),
+        (None, "7, 7", None, 7),
+        (None, "7s", None, 7),
         # a date in its three forms
         (None, "Wed, 21 Oct 2026 07:28:20 GMT", None, 40),
         (None, "Wednesday, 21-Oct-26 07:28:20 GMT", None, 40),

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from maitred.core.errors import InvalidRequest, Unsupported
+from maitred.core.errors import InvalidRequest, MaitredError, Unsupported
 from maitred.core.inference import TextDelta
 from maitred.core.text_replica import TextBatch, TextRequest
 from maitred.replica.upstream.dialects import ANTHROPIC_DIALECT
@@ -129,9 +129,7 @@ class AnthropicStreamParser:
         except AnswerBroken as failure:
             raise make_replica_lost(str(failure)) from None
         except AnswerFailed as failure:
-            has_begun = self.has_begun or bool(deltas)
-            error = parse_error(failure.fields) or parse_error_in_place(failure.fields)
-            raise make_stream_error(self._server, error, self._request_body, has_begun=has_begun) from None
+            raise self._make_error(failure, has_begun=self.has_begun or bool(deltas)) from None
         self.has_begun = self.has_begun or bool(deltas)
         self.is_complete = self._parser.is_complete
         usage, self._parser.usage = self._parser.usage, None
@@ -148,8 +146,14 @@ class AnthropicStreamParser:
             self._parser.on_end()
         except AnswerBroken as failure:
             raise make_replica_lost(str(failure)) from None
+        except AnswerFailed as failure:
+            raise self._make_error(failure, has_begun=self.has_begun) from None
         self.is_complete = True
         return None
+
+    def _make_error(self, failure: AnswerFailed, *, has_begun: bool) -> MaitredError:
+        error = parse_error(failure.fields) or parse_error_in_place(failure.fields)
+        return make_stream_error(self._server, error, self._request_body, has_begun=has_begun)
 
     def _decode_message(self, body: bytes) -> Mapping[str, Any]:
         """Decodes a whole message in place of a stream; raises the error that came instead of it."""

@@ -214,7 +214,7 @@ def _google_reason(fields: dict[str, object]) -> str | None:
 def _google_retry_delay(fields: dict[str, object]) -> float | None:
     for detail in _google_details(fields):
         if isinstance(delay := detail.get("retryDelay"), str) and delay.endswith("s"):
-            return _to_seconds(delay[:-1], 1.0)
+            return _to_seconds(delay, 1.0)
     return None
 
 
@@ -361,8 +361,10 @@ def parse_retry_after(
 
 
 def _to_seconds(text: str, unit_s: float) -> float | None:
+    # A proxy joins repeated headers with a comma, and some servers write the unit.
+    number = text.partition(",")[0].strip().removesuffix("s")
     try:
-        seconds = float(text) * unit_s
+        seconds = float(number) * unit_s
     except ValueError:
         return None
     return min(seconds, _MAX_RETRY_AFTER_S) if math.isfinite(seconds) and seconds >= 0 else None

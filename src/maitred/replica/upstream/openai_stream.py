@@ -378,6 +378,8 @@ class OpenAIStreamParser:
         """Reads the addition of a chunk to one choice."""
         if not isinstance(choice, dict):
             raise make_replica_lost("it sent an event that is no chunk of an answer")
+        if choice.get("error"):
+            self._raise_reported_error(choice)
         index = self._index_of(choice.get("index"))
         if is_mended or self._characters.held:
             choice = self._join_characters(index, choice)

@@ -155,6 +155,8 @@ class MessagesStreamParser:
         """Whether something has come that chat completions have no place for."""
         self._members: dict[str, Any] = {}
         """Members of the message that are not read here."""
+        self._untyped: dict[str, Any] = {}
+        """Event without a type that has a message: an error, if no answer comes."""
         self._characters = TextAssembler()
         """Joins characters whose parts come in two events, by block and member."""
 
@@ -202,7 +204,10 @@ class MessagesStreamParser:
 
         Raises:
             AnswerBroken: The answer is not complete.
+            AnswerFailed: There is no answer but an error.
         """
+        if self._untyped and not self._has_content and self._finish is None:
+            raise AnswerFailed("", _text(self._untyped["message"]), self._untyped)
         self.is_complete = self._finish is not None
         if not self.is_complete:
             raise AnswerBroken("it ended before message_stop" if self._counts or self._has_content else "it was empty")
@@ -400,6 +405,8 @@ class MessagesStreamParser:
         if not isinstance(fields.get("type"), str) and event.type != "message":
             fields["type"] = event.type  # the name of the event says it, too
         _raise_error(fields)
+        if not isinstance(fields.get("type"), str) and _text(fields.get("message")):
+            self._untyped = fields
         return fields
 
     def _merge_counts(self, counts: object, without: str = "") -> None:
@@ -416,8 +423,7 @@ class MessagesStreamParser:
 
 def _raise_error(fields: Mapping[str, Any]) -> None:
     error = fields.get("error")
-    is_typed = isinstance(fields.get("type"), str)
-    if fields.get("type") == "error" or not is_empty(error) or (_text(fields.get("message")) and not is_typed):
+    if fields.get("type") == "error" or not is_empty(error):
         reported = error if isinstance(error, dict) else fields
         error_type = "" if reported is fields else _text(reported.get("type"))
         raise AnswerFailed(error_type, _text(error) or _text(reported.get("message")), fields)

@@ -95,6 +95,7 @@ class ToolCallAssembler:
         return added
 
     def _add(self, piece: Mapping[str, Any], named: set[int]) -> dict[str, Any] | None:
+        piece = _nested(piece)
         field, body = _body_of(piece)
         call_id, name = _text(piece.get("id")), _text(body.get("name"))
         written = body.get(_BODY_FIELDS[field])
@@ -125,7 +126,7 @@ class ToolCallAssembler:
             numbered["type"] = _text(piece.get("type")) or field
         if name:
             named.add(call.number)
-        added_name = "" if name == call.name else name
+        added_name = name.removeprefix(call.name)  # some servers say all of it again with each piece
         call.name += added_name
         if text and text == call.written and call.is_whole:
             text = ""  # the server repeats the arguments once they are whole
@@ -169,6 +170,15 @@ def _body_of(piece: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     field = "custom" if isinstance(piece.get("custom"), dict) or piece.get("type") == "custom" else "function"
     body = piece.get(field)
     return field, body if isinstance(body, dict) else {}
+
+
+def _nested(piece: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a piece with its name and arguments in `function`; some servers write them beside the id."""
+    written = piece.get("arguments", piece.get("input"))
+    if any(piece.get(field) is not None for field in _BODY_FIELDS) or (piece.get("name") is None and written is None):
+        return piece
+    rest = {name: value for name, value in piece.items() if name not in ("name", "arguments", "input", "type")}
+    return {**rest, "function": {"name": piece.get("name"), "arguments": written}}
 
 
 def _text(value: object) -> str:
