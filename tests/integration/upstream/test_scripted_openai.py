@@ -163,8 +163,8 @@ class TestTimes:
     def test_the_client_sees_the_times_of_the_log_and_the_log_those_of_the_script(self):
         script = ServerScript(ttft=DelayDistribution(mean_s=0.15), itl=DelayDistribution(mean_s=0.03))
         with scripted_openai(script) as server, connect(server) as client:
-            client.sendall(request(max_tokens=20))
             asked_s = time.monotonic()
+            client.sendall(request(max_tokens=20))
             arrivals_s = []
             data = b""
             while not data.endswith(b"0\r\n\r\n"):
