@@ -13,8 +13,8 @@ the gateway that uses it.
 import asyncio
 import gc
 import socket
-from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import AbstractContextManager, AsyncExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -86,7 +86,7 @@ def _several(loaded: LoadedConfig, command: CommandFactory | None, read: Read, l
         return uvloop.run(heartbeat.run(run_worker(in_force.config, number, listener, ipc, SystemClock())))
 
     listener.listen(_BACKLOG)
-    with _let(loaded.config), open_ipc() as ipc:
+    with _lock_data(loaded.config), open_ipc() as ipc:
         parts: dict[int, ProcessMain] = {
             number: partial(work, number) for number in range(1, loaded.config.server.workers + 1)
         }
@@ -95,18 +95,8 @@ def _several(loaded: LoadedConfig, command: CommandFactory | None, read: Read, l
         return Supervisor({CONTROLLER: control, **parts}, read_again, _prepare).run()
 
 
-@contextmanager
-def _let(config: Config) -> Iterator[None]:
-    """Locks the data folder for all processes that are forked within the block together."""
-    stack = AsyncExitStack()
-    uvloop.run(stack.enter_async_context(_lock_data(config)))
-    try:
-        yield
-    finally:
-        uvloop.run(stack.aclose())
-
-
-def _lock_data(config: Config) -> AbstractAsyncContextManager[None]:
+def _lock_data(config: Config) -> AbstractContextManager[None]:
+    """Locks the data folder, also for processes that are forked meanwhile."""
     return lock_data(config.store, exclusive=config.counters.url is None)
 
 
@@ -121,7 +111,7 @@ async def _start(
     clock = SystemClock()
     async with AsyncExitStack() as stack:
         if ipc is None:
-            await stack.enter_async_context(_lock_data(config))
+            stack.enter_context(_lock_data(config))
         if config.store.url is not None:
             from maitred.store.database_lock import lock_database  # slow to import
 

@@ -5,11 +5,11 @@ without any error. Each gateway therefore holds a lock on its folder while it ru
 (`flock`): the lock ends with its process in every case, even after a crash.
 """
 
-import asyncio
 import fcntl
 import os
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from maitred.core.errors import ConfigInvalid, StoreUnavailable
@@ -21,17 +21,19 @@ _POLL_S = 0.05
 _LOCK_TIMEOUT_S = 5.0
 
 
-@asynccontextmanager
-async def lock_data(config: StoreConfig, *, exclusive: bool) -> AsyncIterator[None]:
+@contextmanager
+def lock_data(config: StoreConfig, *, exclusive: bool) -> Iterator[None]:
     """Holds the locks on all files of a gateway: its folder, and its SQLite file if that is elsewhere.
+
+    It waits without an event loop, because with several workers the locks are held by the process that has none.
 
     Raises:
         ConfigInvalid: Another gateway uses the data, or a setting names a path that cannot be used.
         StoreUnavailable: The data cannot be locked.
     """
-    async with AsyncExitStack() as stack:
+    with ExitStack() as stack:
         for lock_file in _lock_files(config):
-            await stack.enter_async_context(lock_path(lock_file, exclusive=exclusive))
+            stack.enter_context(lock_path(lock_file, exclusive=exclusive))
         yield
 
 
@@ -47,8 +49,8 @@ def _lock_files(config: StoreConfig) -> list[Path]:
     return locks
 
 
-@asynccontextmanager
-async def lock_path(file: Path, *, exclusive: bool, timeout_s: float = _LOCK_TIMEOUT_S) -> AsyncIterator[None]:
+@contextmanager
+def lock_path(file: Path, *, exclusive: bool, timeout_s: float = _LOCK_TIMEOUT_S) -> Iterator[None]:
     """Holds a lock file while the block runs.
 
     Args:
@@ -68,17 +70,15 @@ async def lock_path(file: Path, *, exclusive: bool, timeout_s: float = _LOCK_TIM
         raise StoreUnavailable(_lock_failure_message(file, error)) from error
     try:
         try:
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    if _try_lock(descriptor, exclusive=exclusive):
-                        break
-                    await asyncio.sleep(_POLL_S)
-        except TimeoutError:
-            raise ConfigInvalid(
-                f"Another gateway uses {file.parent}, and two that count in their own memory would let twice as much "
-                "through as the limits say. Stop that one; or give this one a folder of its own in store.folder; or "
-                "have all of them count in one Redis, with counters.url."
-            ) from None
+            ends_s = time.monotonic() + timeout_s
+            while not _try_lock(descriptor, exclusive=exclusive):
+                if time.monotonic() >= ends_s:
+                    raise ConfigInvalid(
+                        f"Another gateway uses {file.parent}, and two that count in their own memory would let twice "
+                        "as much through as the limits say. Stop that one; or give this one a folder of its own in "
+                        "store.folder; or have all of them count in one Redis, with counters.url."
+                    )
+                time.sleep(_POLL_S)
         except OSError as error:
             raise StoreUnavailable(_lock_failure_message(file, error)) from error
         yield

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from contextlib import asynccontextmanager, contextmanager
@@ -431,6 +432,22 @@ def test_sigterm_lets_answers_finish(tmp_path, upstream):
             text += "".join(pieces)
         assert text.endswith("data: [DONE]\n\n")
         assert server.process.wait(20) == 0
+        log = server.log.read_text()
+    assert "Traceback" not in log
+    assert " ERROR " not in log
+
+
+def test_a_second_gateway_with_workers_may_not_use_the_same_data(tmp_path, upstream):
+    with gateway(tmp_path, upstream.url) as server:
+        data = server.log.parent / "data"
+        command = ["serve", "--workers", "2", "--port", "0", f"--set=store.folder={data}"]
+        command += ["--engine", f"unix:{tmp_path}/nobody.sock"]
+        second = subprocess.run(
+            [sys.executable, "-m", "maitred", *command], capture_output=True, text=True, timeout=300
+        )
+        assert second.returncode == 2
+        assert f"Another gateway uses {data}" in second.stderr
+        assert "Traceback" not in second.stderr
 
 
 async def test_a_reload_reaches_every_worker(tmp_path, upstream):

@@ -10,36 +10,38 @@ from maitred.core.errors import ConfigInvalid, StoreUnavailable
 from maitred.store.data_lock import lock_path
 
 LOCKING = """
-import asyncio, sys
+import sys, time
 from pathlib import Path
 from maitred.store.data_lock import lock_path
 
-async def hold():
-    async with lock_path(Path(sys.argv[1]), exclusive=True):
-        print("held", flush=True)
-        await asyncio.sleep(60)
-
-asyncio.run(hold())
+with lock_path(Path(sys.argv[1]), exclusive=True):
+    print("held", flush=True)
+    time.sleep(60)
 """
 
 
-async def test_two_that_must_be_alone_are_not_let_in_together(tmp_path):
+def test_two_that_must_be_alone_are_not_let_in_together(tmp_path):
     file = tmp_path / "data" / "gateway.lock"
-    async with lock_path(file, exclusive=True):
-        with pytest.raises(ConfigInvalid, match=r"Another gateway uses .*/data") as refused:
-            async with lock_path(file, exclusive=True, timeout_s=0):
-                pass
+    with lock_path(file, exclusive=True):
+        with (
+            pytest.raises(ConfigInvalid, match=r"Another gateway uses .*/data") as refused,
+            lock_path(file, exclusive=True, timeout_s=0),
+        ):
+            pass
         assert "store.folder" in refused.value.message
-    async with lock_path(file, exclusive=True, timeout_s=0):
+    with lock_path(file, exclusive=True, timeout_s=0):
         pass
 
 
-async def test_those_that_count_together_share_it_and_keep_out_who_counts_alone(tmp_path):
+def test_those_that_count_together_share_it_and_keep_out_who_counts_alone(tmp_path):
     file = tmp_path / "gateway.lock"
-    async with lock_path(file, exclusive=False), lock_path(file, exclusive=False, timeout_s=0):
-        with pytest.raises(ConfigInvalid):
-            async with lock_path(file, exclusive=True, timeout_s=0):
-                pass
+    with (
+        lock_path(file, exclusive=False),
+        lock_path(file, exclusive=False, timeout_s=0),
+        pytest.raises(ConfigInvalid),
+        lock_path(file, exclusive=True, timeout_s=0),
+    ):
+        pass
 
 
 async def test_a_gateway_that_was_killed_keeps_nobody_out(tmp_path):
@@ -48,18 +50,19 @@ async def test_a_gateway_that_was_killed_keeps_nobody_out(tmp_path):
     try:
         assert process.stdout is not None
         assert await process.stdout.readline() == b"held\n"
-        with pytest.raises(ConfigInvalid):
-            async with lock_path(file, exclusive=True, timeout_s=0):
-                pass
+        with pytest.raises(ConfigInvalid), lock_path(file, exclusive=True, timeout_s=0):
+            pass
     finally:
         process.kill()
-    async with lock_path(file, exclusive=True):
+    with lock_path(file, exclusive=True):
         pass
     await process.wait()
 
 
-async def test_a_lock_that_cannot_be_made_is_reported(tmp_path):
+def test_a_lock_that_cannot_be_made_is_reported(tmp_path):
     (tmp_path / "gateway.lock").mkdir()
-    with pytest.raises(StoreUnavailable, match="cannot be taken"):
-        async with lock_path(tmp_path / "gateway.lock", exclusive=True):
-            pass
+    with (
+        pytest.raises(StoreUnavailable, match="cannot be taken"),
+        lock_path(tmp_path / "gateway.lock", exclusive=True),
+    ):
+        pass

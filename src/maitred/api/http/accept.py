@@ -47,6 +47,10 @@ class FairAcceptor:
             self._waiting.cancel()
         self._loop.remove_reader(self._listener)
 
+    async def wait_closed(self) -> None:
+        """Waits until the connections that were accepted have their protocols, which then belong to the server."""
+        await asyncio.gather(*self._coming)
+
     def _watch(self) -> None:
         self._waiting = None
         self._loop.add_reader(self._listener, self._on_readable)
