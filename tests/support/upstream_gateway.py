@@ -50,7 +50,7 @@ from tests.support.gateway import Anyone
 from tests.support.rollout_store import PaperRollouts
 
 MODEL = "far"
-_TIMEOUTS = ("connect_timeout_s", "first_part_timeout_s", "idle_timeout_s", "probe_timeout_s")
+_TIMEOUTS = ("connect_timeout_s", "idle_timeout_s", "probe_timeout_s")
 _DEFAULTS = UpstreamConfig(url="http://127.0.0.1/v1")
 
 
