@@ -3,6 +3,7 @@
 
 import asyncio
 
+import httpx
 import openai
 import pytest
 
@@ -168,8 +169,22 @@ async def test_a_key_makes_a_repeat_safe_whole_and_streamed():
 
 async def test_an_impatient_client_retries_into_its_own_answer():
     slow = ScriptedAnswer(tokens=ANSWER.tokens, wait_steps=10)
-    async with gateway([slow], step_s=0.05) as system, async_client(system) as client:
-        patient = client.with_options(timeout=0.4, max_retries=5)
+
+    class Impatient(httpx.AsyncHTTPTransport):
+        """Gives its first request up as soon as the engine has it, as a time-out of the client does."""
+
+        async def handle_async_request(self, request):
+            answering = asyncio.ensure_future(super().handle_async_request(request))
+            if not system.contexts:
+                await system.wait_until(lambda: system.engine.submitted)
+                answering.cancel()
+                await asyncio.wait([answering])
+                await system.wait_until(lambda: system.contexts)
+                raise httpx.ReadTimeout("It took too long.", request=request)
+            return await answering
+
+    async with gateway([slow], step_s=0.05) as system, httpx.AsyncClient(transport=Impatient()) as http:
+        patient = async_client(system).with_options(http_client=http, max_retries=5)
         completion = await patient.chat.completions.create(
             model=MODEL, messages=USER, extra_headers={"Idempotency-Key": "k"}
         )

@@ -50,6 +50,8 @@ from tests.support.gateway import Anyone
 from tests.support.rollout_store import PaperRollouts
 
 MODEL = "far"
+_TIMEOUTS = ("connect_timeout_s", "idle_timeout_s", "probe_timeout_s")
+_DEFAULTS = UpstreamConfig(url="http://127.0.0.1/v1")
 
 
 @dataclass
@@ -97,6 +99,20 @@ class UpstreamGateway:
         return await self.client.post("/v1/chat/completions", json=body)
 
 
+def _with_hang_guards(model: TextModelConfig) -> TextModelConfig:
+    """The model, with minutes for what its test sets no time for: a busy machine loses no server and no answer."""
+    return replace(
+        model,
+        upstreams=[
+            replace(
+                upstream,
+                **{name: 300.0 for name in _TIMEOUTS if getattr(upstream, name) == getattr(_DEFAULTS, name)},
+            )
+            for upstream in model.upstreams
+        ],
+    )
+
+
 @asynccontextmanager
 async def upstream_gateway(
     url: str,
@@ -142,7 +158,8 @@ async def upstream_gateway(
     gate = InFlightLimiter(config.max_in_flight)
     if model is None:
         model = TextModelConfig(upstreams=[UpstreamConfig(url=url, **{"dialect": "sglang", **settings})])
-    system_config = Config(models=dict(models or {MODEL: model}), routing=routing)
+    served = {name: _with_hang_guards(each) for name, each in (models or {MODEL: model}).items()}
+    system_config = Config(models=served, routing=routing)
     async with open_upstreams(system_config.models) as upstreams:
         text_model = upstreams.models[0]
         upstream = text_model.replicas[0]

@@ -170,7 +170,8 @@ class ChatFormatter:
             self._templates.pop(part.index, None)
         events = b""
         for choice in self._chunks_of(part):
-            events += self._event(choice, part)
+            # The mark says where an answer goes on, so it is on one event alone.
+            events += self._event(choice, part, continued=part.continued and not events)
         return events
 
     def _chunks_of(self, part: TextDelta) -> Iterable[ChatChunkChoice]:
@@ -218,8 +219,8 @@ class ChatFormatter:
     def _finish_of(self, reason: FinishReason) -> Finish:
         return "function_call" if self._of_functions and reason is FinishReason.TOOL_CALLS else to_finish_reason(reason)
 
-    def _event(self, choice: ChatChunkChoice, part: TextDelta | None = None) -> bytes:
-        marks = CONTINUED if part is not None and part.continued else UNSET
+    def _event(self, choice: ChatChunkChoice, part: TextDelta | None = None, *, continued: bool = False) -> bytes:
+        marks = CONTINUED if continued else UNSET
         chunk = self._chunk([choice], None if self._include_usage else UNSET, marks)
         metadata = self._metadata.get(choice.index, _NO_METADATA)
         extra = None if part is None or choice.finish_reason is not None else part.extra

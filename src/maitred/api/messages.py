@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, to_builtins
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from maitred.api.chat import to_inference_request
@@ -253,14 +253,14 @@ class MessagesFormatter:
         return self._template.encode(text)
 
     def _encode_part(self, part: TextDelta) -> bytes:
-        return self._encode_events(self._events(part))
+        events = self._events(part)
+        return self._encode_events(_mark_first_delta(events) if part.continued else events)
 
     def _encode_events(self, events: Iterable[StreamEvent | dict[str, Any]]) -> bytes:
         return b"".join(map(encode_stream_event, events))
 
-    def _text(self, text: str, *, continued: bool = False) -> ContentBlockDelta:
-        marks = CONTINUED if continued else UNSET
-        return ContentBlockDelta(index=self._block, delta=BlockDelta(type="text_delta", text=text), maitred=marks)
+    def _text(self, text: str) -> ContentBlockDelta:
+        return ContentBlockDelta(index=self._block, delta=BlockDelta(type="text_delta", text=text))
 
     def _events(self, part: TextDelta) -> Iterator[StreamEvent | dict[str, Any]]:
         extra = part.extra or {}
@@ -279,7 +279,7 @@ class MessagesFormatter:
         for block in thinking_blocks(extra) if self._thoughts else ():
             yield from self._add_signed_block(block)
         if text := part.text + extra.get("refusal", ""):
-            yield from self._add(_TEXT, text, continued=part.continued)
+            yield from self._add(_TEXT, text)
         for piece in extra.get("tool_calls", ()):
             yield from self._call(piece)
         if not _READ_OF_DELTA.issuperset(extra):
@@ -354,15 +354,15 @@ class MessagesFormatter:
                         text = ""
         return blocks
 
-    def _add(self, of: int, text: Any, *, continued: bool = False) -> Iterator[StreamEvent | dict[str, Any]]:  # noqa: ANN401 - a text, or an event
+    def _add(self, of: int, text: Any) -> Iterator[StreamEvent | dict[str, Any]]:  # noqa: ANN401 - a text, or an event
         """Writes a text, a part of a thought or an event, or lets it wait for the call before it."""
         if self._is_call_open:
             self._waiting.append((of, text))
             yield from self._write_waiting()
         else:
-            yield from self._write(of, text, continued=continued)
+            yield from self._write(of, text)
 
-    def _write(self, of: int, text: Any, *, continued: bool = False) -> Iterator[StreamEvent | dict[str, Any]]:  # noqa: ANN401 - a text, or an event
+    def _write(self, of: int, text: Any) -> Iterator[StreamEvent | dict[str, Any]]:  # noqa: ANN401 - a text, or an event
         if of == _FOREIGN:
             yield from self._write_foreign(text)
         elif of == _REDACTED:
@@ -371,7 +371,7 @@ class MessagesFormatter:
         elif of == _TEXT:
             if self._of != _TEXT:
                 yield from self._open(_TEXT, ContentBlock(type="text", text=""))
-            yield self._text(text, continued=continued)
+            yield self._text(text)
             while self._citations:
                 yield {**citation_event(self._citations.pop(0)), "index": self._block}
         else:
@@ -526,6 +526,17 @@ def _stop_of(finish: FinishReason, stop: str | None) -> StopDelta:
     if stop is not None:
         return StopDelta(stop_reason="stop_sequence", stop_sequence=stop)
     return StopDelta(stop_reason=_STOP_REASONS.get(finish, "max_tokens"))
+
+
+def _mark_first_delta(events: Iterable[StreamEvent | dict[str, Any]]) -> Iterator[StreamEvent | dict[str, Any]]:
+    """Marks the first addition to a block as the place where another server goes on."""
+    is_marked = False
+    for event in events:
+        if not is_marked and isinstance(event, ContentBlockDelta):
+            is_marked = True
+            yield replace(event, maitred=CONTINUED)
+        else:
+            yield event
 
 
 def _thinking(thought: str) -> ContentBlock:

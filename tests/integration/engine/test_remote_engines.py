@@ -71,23 +71,27 @@ async def test_streams_survive_a_cut_connection_and_a_hung_engine_token_by_token
         await settled(server)
         undisturbed = await all_kinds(client)
 
-        midst = Midst(200)
-        round_ = asyncio.create_task(all_kinds(client, midst))
-        await midst.reached.wait()
-        with cable.resetting():
+        # An engine may be far ahead of its readers and have ended its part: then what happens to it disturbs nobody.
+        recoveries = 0.0
+        while not recoveries:
+            midst = Midst(10)
+            round_ = asyncio.create_task(all_kinds(client, midst))
+            await midst.reached.wait()
+            with cable.resetting():
+                for kind, answer in (await round_).items():
+                    assert answer.same_as(undisturbed[kind]), kind
+            recoveries = (await settled(server)).get("maitred_recoveries_total", 0.0)
+
+        cut = recoveries
+        while recoveries == cut:
+            midst = Midst(10)
+            round_ = asyncio.create_task(all_kinds(client, midst))
+            await midst.reached.wait()
+            hanging.send_signal(signal.SIGSTOP)
             for kind, answer in (await round_).items():
                 assert answer.same_as(undisturbed[kind]), kind
-        await settled(server)
-
-        midst = Midst(200)
-        round_ = asyncio.create_task(all_kinds(client, midst))
-        await midst.reached.wait()
-        hanging.send_signal(signal.SIGSTOP)
-        for kind, answer in (await round_).items():
-            assert answer.same_as(undisturbed[kind]), kind
-        hanging.send_signal(signal.SIGCONT)
-        metrics = await settled(server)
-        assert metrics["maitred_recoveries_total"] > 1
+            hanging.send_signal(signal.SIGCONT)
+            recoveries = (await settled(server))["maitred_recoveries_total"]
         assert SECRET not in server.log.read_text()
 
 

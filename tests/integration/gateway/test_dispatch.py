@@ -217,12 +217,16 @@ async def test_a_request_that_would_be_late_is_rejected_at_once_with_retry_after
 
 async def test_an_answer_ends_at_its_deadline_with_what_there_is_if_that_is_welcome(callers):
     _, light, _ = callers
-    deadline = {"x-maitred-deadline-ms": "1500"}
-    part = await light.ask("part", tokens=1_900, headers={**deadline, "x-maitred-partial": "true"})
+    for wish_ms in (1500, 15_000, 150_000):  # on a busy machine nothing may be there after a short time
+        deadline = {"x-maitred-deadline-ms": str(wish_ms)}
+        part = await light.ask("part", tokens=1_900, headers={**deadline, "x-maitred-partial": "true"})
+        if part.status_code == 200:
+            break
+        assert part.json()["error"]["code"] in ("deadline_exceeded", "deadline_unmeetable")
     (choice,) = part.json()["choices"]
     assert (part.status_code, choice["finish_reason"], choice["stop_reason"]) == (200, "length", "deadline")
     assert 0 < part.json()["usage"]["completion_tokens"] < 1_900
-    late = await light.ask("nothing", tokens=1_900, headers=deadline)
+    late = await light.ask("nothing", tokens=1_900, headers={"x-maitred-deadline-ms": "1500"})
     assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
 
 

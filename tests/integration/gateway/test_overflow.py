@@ -53,7 +53,8 @@ class OwnServer(Server):
 
 def models(own, cloud):
     def model(url, **settings):
-        return TextModelConfig(upstreams=[UpstreamConfig(url=f"{url}/v1", dialect="openai")], **settings)
+        upstream = UpstreamConfig(url=f"{url}/v1", dialect="openai", first_part_timeout_s=300.0)
+        return TextModelConfig(upstreams=[upstream], **settings)
 
     return {
         "mine": model(own, degradation=[DegradationStep(step="overflow", to="cloud")]),

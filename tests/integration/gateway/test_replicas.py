@@ -137,7 +137,9 @@ async def test_streams_survive_kills_with_exactly_the_tokens_of_an_undisturbed_r
             undisturbed = await all_kinds(client)
             received = [*undisturbed.values()]
             assert all(answer.done for answer in received)
-            for kills in range(1, 5):
+            kills, recoveries = 0, 0.0
+            while kills < 4 or not recoveries:  # an engine may be far ahead of its readers, and have ended its part
+                kills += 1
                 midst = Midst(draw.randrange(10, 400))  # of some 1,000
                 round_ = asyncio.create_task(all_kinds(client, midst))
                 await midst.reached.wait()
@@ -146,10 +148,9 @@ async def test_streams_survive_kills_with_exactly_the_tokens_of_an_undisturbed_r
                 for kind, answer in answers.items():
                     assert answer.same_as(undisturbed[kind]), (kind, answer, undisturbed[kind])
                 received += answers.values()
-                await settled(server, restarts=kills)
-            metrics = await settled(server)
-        assert metrics["maitred_recoveries_total"] > 0
-        assert metrics["maitred_engine_restarts_total"] == 4
+                metrics = await settled(server, restarts=kills)
+                recoveries = metrics.get("maitred_recoveries_total", 0.0)
+        assert metrics["maitred_engine_restarts_total"] == kills
         for name, count in [("prompt", "prompt_tokens"), ("output", "completion_tokens")]:
             ledger = f"maitred_ledger_{name}_tokens_total"
             assert metrics[ledger] - before.get(ledger, 0.0) == sum(answer.usage[count] for answer in received)

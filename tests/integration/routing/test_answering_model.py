@@ -6,8 +6,10 @@ import pytest
 
 from maitred.api.chat import ChatFormatter
 from maitred.api.completions import CompletionFormatter
+from maitred.api.messages import MessagesFormatter
 from maitred.core.context import RequestContext
 from maitred.core.inference import TextDelta
+from maitred.core.request import FinishReason
 from maitred.routing.auto.config import AutoConfig
 from maitred.routing.config import RoutingConfig
 from maitred.routing.pools.config import FallbackConfig
@@ -19,6 +21,7 @@ from tests.integration.routing.test_routing import SOUND, broken, model
 from tests.integration.upstream.test_upstream_passing import chunk
 from tests.support.upstream_gateway import upstream_gateway
 
+CONTEXT = RequestContext("r", 0.0, model="m")
 USER = {"role": "user", "content": "What is the capital of France?"}
 BODIES = {
     "/v1/chat/completions": {"messages": [USER], "max_tokens": 8},
@@ -86,3 +89,19 @@ def test_chunks_name_the_model_that_goes_on_with_an_answer():
         context.model = "second"
         events = shape.events([TextDelta(0, "b", continued=True), TextDelta(0, "c")])
         assert (events.count(b'"model":"second"'), b'"model":"first"' in events) == (2, False)
+
+
+def test_one_event_says_where_an_answer_goes_on():
+    thought, last = TextDelta(0, "", extra={"reasoning_content": "b"}, continued=True), TextDelta(0, "c")
+    ended = TextDelta(0, "b", FinishReason.LENGTH, continued=True)
+    for shape in (
+        ChatFormatter(decode_chat(json.dumps({"model": "m", "messages": [USER]}).encode(), strict=True), "id", CONTEXT),
+        MessagesFormatter("id", CONTEXT, thoughts=True),
+    ):
+        shape.start()
+        shape.events([TextDelta(0, "a")])
+        for deltas in ([thought, last], [ended]):
+            events = shape.events(deltas)
+            assert events.count(b'"maitred":{"continued":true}') == 1
+            (marked,) = [event for event in events.split(b"\n\n") if b'"maitred"' in event]
+            assert b'"b"' in marked

@@ -5,7 +5,7 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from maitred.core.errors import InvalidRequest
@@ -19,6 +19,7 @@ from maitred.wire.openai.requests import (
     TokenizeRequest,
 )
 from maitred.wire.openai.sampling import to_sampling_params
+from maitred.wire.openai.written import request_fields
 
 DECODERS = {
     ChatRequest: decode_chat,
@@ -75,7 +76,7 @@ def sent_of(value):
     """What was sent, field by field."""
     if isinstance(value, msgspec.Struct):
         pairs = ((name, getattr(value, name)) for name in value.__struct_fields__)
-        return {name: sent_of(entry) for name, entry in pairs if entry is not None}
+        return {name: sent_of(entry) for name, entry in pairs if entry is not None and entry is not msgspec.UNSET}
     return [sent_of(entry) for entry in value] if isinstance(value, list) else value
 
 
@@ -92,10 +93,37 @@ def test_any_bytes(kind, body, strict):
     decoded(kind, body, strict)
 
 
+def without_nulls(value):
+    """As if the members that are null had been left out: of messages, they say the same."""
+    if isinstance(value, dict):
+        return {name: without_nulls(entry) for name, entry in value.items() if entry is not None}
+    return [without_nulls(entry) for entry in value] if isinstance(value, list) else value
+
+
 @pytest.mark.parametrize("kind", DECODERS)
 @given(data=st.data(), strict=st.booleans())
 def test_any_fields(kind, data, strict):
-    body = data.draw(bodies(kind))
+    check_fields(kind, data.draw(bodies(kind)), strict)
+
+
+@given(body=bodies(ChatRequest), strict=st.booleans())
+@example(body=b'{"model":"m","messages":[{"role":"user","content":"x","name":null}]}', strict=True)
+@example(
+    body=b'{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"x"}],"tool_calls":null}]}',
+    strict=True,
+)
+@example(
+    body=b'{"model":"m","messages":[{"role":"user","content":"x"},{"role":"assistant","content":null,"refusal":null,"tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"{}"}}]}]}',
+    strict=True,
+)
+def test_members_of_messages_that_are_null_are_not_passed_on(body, strict):
+    check_fields(ChatRequest, body, strict)
+    request = decoded(ChatRequest, body, strict)
+    for message in () if request is None else request_fields(request)["messages"]:
+        assert [name for name, value in message.items() if value is None] in ([], ["content"])
+
+
+def check_fields(kind, body, strict):
     request = decoded(kind, body, strict)
     if isinstance(request, ChatRequest | CompletionRequest):
         params = to_sampling_params(request, max_tokens=1, seed=0)
@@ -106,9 +134,13 @@ def test_any_fields(kind, data, strict):
         # The engine gets it over the wire.
         msgspec.msgpack.encode(params)
         assert all(request.stops)
-        assert request.sent == sent_of(request)
+        sent, known_fields = {**request.sent}, sent_of(request)
+        assert without_nulls(sent.pop("messages", [])) == without_nulls(known_fields.pop("messages", []))
+        assert sent == known_fields
     if isinstance(request, ChatRequest | TokenizeRequest):
-        assert all(isinstance(turn["content"], str) for turn in request.conversation())
+        for turn in request.conversation():
+            calls = turn.get("tool_calls") or turn.get("function_call")
+            assert isinstance(turn["content"], str) or (calls and turn["content"] is None)
     if isinstance(request, CompletionRequest):
         assert request.prompts()
 

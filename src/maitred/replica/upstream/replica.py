@@ -376,7 +376,10 @@ class UpstreamReplica:
         """Makes the exception for a request without a response; marks an unreachable server as down."""
         if isinstance(error, ResponseBroken):
             return make_replica_lost(f"it gave no answer ({error})")
+        was_up = self.status.is_up
         self.status.mark_down(f"it cannot be reached ({error})")
+        if was_up:
+            log.error("The upstream %s is away: %s.", self.name, self.status.reason)
         unavailable = ReplicaUnavailable(retry_after_s=self.config.probe_every_s)
         unavailable.add_note(self.status.reason)
         return unavailable
