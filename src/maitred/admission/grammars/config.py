@@ -17,7 +17,8 @@ class GrammarsConfig(Struct, frozen=True, kw_only=True):
         Meta(
             gt=0,
             le=60,
-            description="A grammar that has not been compiled after this time is refused.",
+            description="Processor time that a grammar may take to be compiled; then it is refused. Time in which other "
+            "processes use the cores does not count.",
             extra={"unit": "seconds"},
         ),
     ] = 2.0

@@ -1,9 +1,13 @@
 """Grammars are tried once, within bounds, and nobody's hold up anybody else's."""
 
 import asyncio
+import os
+import signal
+from pathlib import Path
 
 import pytest
 
+from maitred.admission.grammars import workers as pool
 from maitred.admission.grammars.config import GrammarsConfig
 from maitred.admission.grammars.validator import GrammarValidator
 from maitred.admission.grammars.workers import GrammarWorkers
@@ -83,20 +87,59 @@ async def test_what_is_too_large_is_not_tried():
         await validator.validate("one", regex("a" * 65))
 
 
-async def test_a_process_that_takes_too_long_or_breaks_down_is_replaced():
-    async with GrammarValidator(
-        GrammarsConfig(workers=1), workers=(workers := GrammarWorkers(1, compile_s=30.0))
-    ) as validator:
+async def test_a_process_that_breaks_down_is_replaced():
+    async with GrammarValidator(GrammarsConfig(workers=1), workers=GrammarWorkers(1, compile_s=30.0)) as validator:
         chain = "start: r0\n" + "\n".join(f'r{n}: r{n + 1} "a"' for n in range(3000)) + '\nr3000: "b"'
         assert (await validator.validate("one", regex("[ab]"))).kind == "regex"
-        deep = Constraint("grammar", chain, "guided_grammar")
-        with pytest.raises(InvalidRequest, match="Send a simpler one"):
-            await validator.validate("one", deep)
-        workers._compile_s = 1e-6
-        with pytest.raises(InvalidRequest, match="takes more than"):
-            await validator.validate("one", regex("c"))
-        workers._compile_s = 30.0
+        with pytest.raises(InvalidRequest, match="too deeply nested, or too large"):
+            await validator.validate("one", Constraint("grammar", chain, "guided_grammar"))
         assert await validator.validate("one", regex("d")) == Grammar("regex", "d")
+
+
+async def test_a_process_is_ended_and_replaced_once_a_grammar_has_used_its_processor_time():
+    workers = GrammarWorkers(1, compile_s=0.05)
+    async with GrammarValidator(GrammarsConfig(workers=1), workers=workers) as validator:
+        assert await validator.validate("one", regex("a")) == Grammar("regex", "a")
+        with pytest.raises(InvalidRequest, match=r"takes more than 0\.05 s"):
+            await validator.validate("one", Constraint("json_schema", {"type": "integer", "multipleOf": 49_999}, "p"))
+        assert await validator.validate("one", regex("d")) == Grammar("regex", "d")
+
+
+async def test_a_process_that_waits_for_a_core_is_not_ended():
+    workers = GrammarWorkers(1, compile_s=0.05)
+    async with GrammarValidator(GrammarsConfig(workers=1), workers=workers) as validator:
+        await validator.validate("one", regex("a"))
+        (process,) = workers._processes
+        process.send_signal(signal.SIGSTOP)
+        waiting = asyncio.create_task(validator.validate("one", regex("b")))
+        assert not (await asyncio.wait({waiting}, timeout=0.2))[0]
+        process.send_signal(signal.SIGCONT)
+        assert await waiting == Grammar("regex", "b")
+        assert workers._processes == {process}
+
+
+async def test_what_hangs_is_ended(monkeypatch):
+    monkeypatch.setattr(pool, "_MIN_HANG_S", 0.01)
+    workers = GrammarWorkers(1, compile_s=0.001)
+    async with GrammarValidator(GrammarsConfig(workers=1), workers=workers) as validator:
+        process = await workers._start()
+        workers._idle.get_nowait()
+        workers._idle.put_nowait(process)
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(InvalidRequest, match="takes more than"):
+            await validator.validate("one", regex("b"))
+        assert await process.wait() == -signal.SIGKILL
+
+
+async def test_processes_have_a_low_priority_once_they_are_ready_and_at_once_if_they_replace_others():
+    workers = GrammarWorkers(1, compile_s=30.0)
+    async with GrammarValidator(GrammarsConfig(workers=1), workers=workers) as validator:
+        await validator.validate("one", regex("a"))
+        (process,) = workers._processes
+        threads = [int(thread.name) for thread in Path(f"/proc/{process.pid}/task").iterdir()]
+        assert max(os.getpriority(os.PRIO_PROCESS, thread) for thread in threads) >= 10
+        replacement = await workers._start()
+        assert os.getpriority(os.PRIO_PROCESS, replacement.pid) >= 10
 
 
 async def test_whole_numbers_of_any_size_are_compiled():
