@@ -95,7 +95,7 @@ class ToolCallAssembler:
         return added
 
     def _add(self, piece: Mapping[str, Any], named: set[int]) -> dict[str, Any] | None:
-        piece = _nested(piece)
+        piece = _nest_body(piece)
         field, body = _body_of(piece)
         call_id, name = _text(piece.get("id")), _text(body.get("name"))
         written = body.get(_BODY_FIELDS[field])
@@ -172,7 +172,7 @@ def _body_of(piece: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     return field, body if isinstance(body, dict) else {}
 
 
-def _nested(piece: Mapping[str, Any]) -> Mapping[str, Any]:
+def _nest_body(piece: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns a piece with its name and arguments in `function`; some servers write them beside the id."""
     written = piece.get("arguments", piece.get("input"))
     if any(piece.get(field) is not None for field in _BODY_FIELDS) or (piece.get("name") is None and written is None):
