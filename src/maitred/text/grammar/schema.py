@@ -24,6 +24,9 @@ _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "m
 _CONTENT = ("contentEncoding", "contentMediaType")
 _BEYOND_CLASSES = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
 """Escapes with a backslash in a regular expression, and whole character classes."""
+_OTHER_MEMBERS = ("additionalProperties", "unevaluatedProperties")
+_BESIDE = ("allOf/", "anyOf/", "oneOf/", "dependentSchemas/", "if", "then", "else")
+"""Beginnings of the places of schemas that hold for the same value."""
 _EARLIER_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
 
 
@@ -100,7 +103,23 @@ def without_keywords(schema: object, unusable: Callable[[str, Any], bool], remov
     if f"patternProperties at {place}" in removed:
         # Members with such a name are free, as nothing tells them from others.
         result["additionalProperties"] = True
+        removed += [f"{keyword} at {place}" for keyword in _OTHER_MEMBERS if _restricts(schema, keyword)]
+    elif _restricts(schema, "unevaluatedProperties") and _frees_members(removed, place, refers="$ref" in schema):
+        removed.append(f"unevaluatedProperties at {place}")
+    removed[:] = dict.fromkeys(removed)
     return result
+
+
+def _restricts(schema: Mapping[str, Any], keyword: str) -> bool:
+    return schema.get(keyword, True) not in (True, {})
+
+
+def _frees_members(removed: list[str], place: str, *, refers: bool) -> bool:
+    """Returns whether members of an object became free because a schema that holds beside its own lost its patterns."""
+    places = [where for what, where in (entry.split(" at ", 1) for entry in removed) if what == "patternProperties"]
+    return any(where.startswith(f"{place}/{keyword}") for where in places for keyword in _BESIDE) or (
+        refers and any("/$defs/" in where or "/definitions/" in where for where in places)
+    )
 
 
 def _narrow(schema: Mapping[str, Any]) -> dict[str, Any]:
