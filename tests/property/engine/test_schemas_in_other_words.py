@@ -3,6 +3,7 @@
 import json
 import random
 from fractions import Fraction
+from itertools import product
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -172,3 +173,32 @@ def test_numbers_are_within_their_bounds(one, other, kind, apart):
         for text in texts_around(bound):
             if takes(start, text.encode()):
                 assert validator.is_valid(exact(text)), text
+
+
+SMALL_VALUES = [None, False, True, 0, 1, 2, 3, "", "a"]
+small_bounds = st.integers(0, 3)
+
+
+@settings(max_examples=40)
+@given(
+    st.one_of(
+        st.lists(st.sampled_from(SMALL_VALUES), min_size=1, max_size=5).map(lambda values: {"enum": values}),
+        st.sampled_from([{"type": "boolean"}, {"const": True}, {"type": ["integer", "null"], "enum": [1, True, None]}]),
+        st.fixed_dictionaries(
+            {"type": st.just("integer")},
+            optional={"minimum": small_bounds, "exclusiveMinimum": small_bounds, "exclusiveMaximum": small_bounds},
+        ),
+    )
+)
+def test_arrays_of_unique_items_are_all_and_only_the_valid_ones_where_items_are_few(items):
+    schema = {"type": "array", "uniqueItems": True, "items": items, "maxItems": 2}
+    try:
+        start = matcher_of(schema)
+    except GrammarFault:
+        assert items.get("type") == "integer"  # unbounded, or none at all
+        return
+    validator = Draft202012Validator(schema)
+    for length in range(4):
+        for array in product(SMALL_VALUES, repeat=length):
+            valid = validator.is_valid([*array])
+            assert takes(start, json.dumps(array, separators=(",", ":")).encode()) == valid, array

@@ -17,8 +17,8 @@ class GrammarsConfig(Struct, frozen=True, kw_only=True):
         Meta(
             gt=0,
             le=60,
-            description="Processor time that a grammar may take to be compiled; then it is refused. Time in which other "
-            "processes use the cores does not count.",
+            description="Processor time that a grammar may take to be compiled; then it is refused. Time in which "
+            "other processes use the cores does not count.",
             extra={"unit": "seconds"},
         ),
     ] = 2.0
@@ -47,7 +47,8 @@ class GrammarsConfig(Struct, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=65536,
-            description="Grammars of one organisation that may wait to be compiled; further ones are refused with 429.",
+            description="Grammars of one organisation that may wait to be compiled; further ones are refused with 429. "
+            "Its keys share these places and take turns.",
             extra={"unit": "grammars"},
         ),
     ] = 64

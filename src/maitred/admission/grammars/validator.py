@@ -1,7 +1,8 @@
 """Validator of constraints: turns a constraint into a grammar for the engine."""
 
-import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 from typing import Self
 
@@ -10,10 +11,19 @@ import msgspec
 from maitred.admission.grammars.config import GrammarsConfig
 from maitred.admission.grammars.workers import GrammarWorkers
 from maitred.core.errors import InvalidRequest, Saturated
+from maitred.core.flow import SHARE_OF_FREE
 from maitred.core.grammar import Constraint, Grammar, GrammarResult
+from maitred.core.tenancy import Principal
+from maitred.fairness.semaphore import FairSemaphore
 from maitred.fairness.shared_cache import SharedCache
 
 _RETRY_AFTER_S = 1.0
+_USUAL_S = 0.01
+"""Time that a usual grammar takes, which its key is charged when it starts."""
+_TOO_MANY = (
+    "Too many grammars of your {owner} wait to be compiled. Send them more slowly, or the same ones again: those are "
+    "remembered."
+)
 
 
 class GrammarValidator:
@@ -21,7 +31,7 @@ class GrammarValidator:
 
     Results are cached by the text of the constraint; an organisation that fills the cache drives out its own results.
     Each organisation may use only some of the processes at one time and has its own queue, so costly grammars delay
-    only the organisation that sends them.
+    only the organisation that sends them. In the queue its teams and keys take turns, and share the places.
 
     Args:
         config: Bounds on the work.
@@ -45,17 +55,17 @@ class GrammarValidator:
     async def __aexit__(self, *_: object) -> None:
         await self._workers.close()
 
-    async def validate(self, organisation: str, constraint: Constraint, relaxed: list[str] | None = None) -> Grammar:
+    async def validate(self, principal: Principal, constraint: Constraint, relaxed: list[str] | None = None) -> Grammar:
         """Returns the grammar for a request.
 
         Args:
-            organisation: Organisation that sent the request.
+            principal: Sender of the request.
             constraint: Constraint on its answer.
             relaxed: Is extended by the keywords that the grammar does not enforce, with their places.
 
         Raises:
             InvalidRequest: The constraint is faulty, too large or impossible to enforce; the message names the remedy.
-            Saturated: The organisation has too many waiting grammars.
+            Saturated: The organisation, the team or the key has too many waiting grammars.
         """
         param = constraint.param
         try:
@@ -70,9 +80,9 @@ class GrammarValidator:
             )
         verdict = self._known.get(question)
         if verdict is None:
-            async with self._compile_slot(organisation):
+            async with self._compile_slot(principal):
                 verdict = self._known.get(question) or await self._workers.compile(question)
-            self._known.put(question, verdict, organisation, _size_bytes(question, verdict))
+            self._known.put(question, verdict, principal.tenants[-1], _size_bytes(question, verdict))
         if verdict.grammar is None:
             raise InvalidRequest(f"{param} cannot be used. {verdict.fault}", param=param)
         if relaxed is not None:
@@ -80,31 +90,61 @@ class GrammarValidator:
         return verdict.grammar
 
     @asynccontextmanager
-    async def _compile_slot(self, organisation: str) -> AsyncIterator[None]:
+    async def _compile_slot(self, principal: Principal) -> AsyncIterator[None]:
         """Holds a compile slot of the organisation for the length of the context."""
+        organisation = principal.tenants[-1]
         turns = self._organisations.setdefault(organisation, _ValidationTurns(self._config.per_organisation))
-        if turns.taken >= self._config.per_organisation + self._config.waiting_per_organisation:
-            raise Saturated(
-                "Too many grammars of your organisation wait to be compiled. Send them more slowly, or the same ones "
-                "again: those are remembered.",
-                retry_after_s=_RETRY_AFTER_S,
-            )
-        turns.taken += 1
+        turns.enter(principal, self._config.waiting_per_organisation)
         try:
-            async with turns.free:
+            flow = await turns.slots.acquire(principal, _USUAL_S)
+            began_s = time.monotonic()
+            try:
                 yield
+            finally:
+                # Whoever comes while a costly grammar of another key is compiled is the next.
+                turns.slots.release(flow, time.monotonic() - began_s)
         finally:
-            turns.taken -= 1
-            if not turns.taken:
+            turns.leave(principal)
+            if not turns.held:
                 self._organisations.pop(organisation, None)
 
 
 class _ValidationTurns:
-    """Validations of one organisation that run or wait."""
+    """Validations of one organisation that run or wait.
+
+    Attributes:
+        slots: One for each that may run at a time.
+        held: Number of them by tenant, and by tenant and key.
+    """
 
     def __init__(self, most: int) -> None:
-        self.free = asyncio.Semaphore(most)
-        self.taken = 0
+        self.slots = FairSemaphore(most)
+        self.held: Counter[Hashable] = Counter()
+        self._most = most
+
+    def enter(self, principal: Principal, most_waiting: int) -> None:
+        """Counts a validation; raises Saturated if it may not wait."""
+        owners = _owners(principal)
+        if self.slots.locked:
+            free = self._most + most_waiting - self.held[owners[0]]
+            if free <= 0:
+                raise Saturated(_TOO_MANY.format(owner="organisation"), retry_after_s=_RETRY_AFTER_S)
+            # Places are shared by a dynamic threshold, as in flight, so one key leaves some to the others.
+            for owner in owners[1:]:
+                free = SHARE_OF_FREE * free - self.held.get(owner, 0)
+                if free <= 0:
+                    name = "key" if isinstance(owner, tuple) else "team"
+                    raise Saturated(_TOO_MANY.format(owner=name), retry_after_s=_RETRY_AFTER_S)
+        self.held.update(owners)
+
+    def leave(self, principal: Principal) -> None:
+        """Counts a validation less."""
+        self.held -= Counter(_owners(principal))  # keeps only what is above zero
+
+
+def _owners(principal: Principal) -> list[Hashable]:
+    """Returns the organisation, its teams down to that of the key, and the key."""
+    return [*principal.tenants[::-1], (principal.tenants[0], principal.key)]
 
 
 def _size_bytes(question: bytes, verdict: GrammarResult) -> int:

@@ -164,9 +164,9 @@ class RequestPlanner:
         context.prompt_tokens = sum(map(len, prompts))
         context.relaxed = []
         if request.constraint is not None or tool_rules is not None:
-            organisation = (context.principal or ANONYMOUS).tenants[-1]
+            principal = context.principal or ANONYMOUS
             request = await with_grammar(
-                self._grammars, organisation, model, request, tool_rules, prompts=prompts, relaxed=context.relaxed
+                self._grammars, principal, model, request, tool_rules, prompts=prompts, relaxed=context.relaxed
             )
         tokenized = TokenizedRequest(
             model=model,

@@ -14,6 +14,7 @@ from maitred.core.grammar import Constraint, Grammar
 from maitred.core.inference import Conversation, InferenceRequest
 from maitred.core.replica import ModelCard
 from maitred.core.request import SamplingParams
+from maitred.core.tenancy import Principal
 from maitred.core.tools import Tool, ToolRules
 from maitred.routing.catalog import ServedModel
 from maitred.text.answer_format import AnswerFormat
@@ -166,7 +167,7 @@ _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": Fal
 
 async def with_grammar(
     validator: GrammarValidator,
-    organisation: str,
+    principal: Principal,
     model: ServedModel,
     request: InferenceRequest,
     rules: ToolRules | None,
@@ -179,7 +180,7 @@ async def with_grammar(
 
     Args:
         validator: Validates grammars.
-        organisation: Organisation of the request.
+        principal: Sender of the request.
         model: The model.
         request: The request.
         rules: Tools that may be called; None: none.
@@ -192,18 +193,18 @@ async def with_grammar(
     constraint = None if request.constraint is None else request.constraint()
     if constraint is None and rules is None:
         return request
-    text_grammar = None if constraint is None else await validator.validate(organisation, constraint, relaxed)
+    text_grammar = None if constraint is None else await validator.validate(principal, constraint, relaxed)
     grammar = text_grammar
     if isinstance(request.prompts[0], Conversation):  # a conversation is the only prompt
         answer_format, inside = model.answer_format, model.answer_format.opens_thought(model.tokenizer, prompts[0])
         arguments = {
-            tool.name: await _arguments_grammar(validator, organisation, tool, relaxed)
+            tool.name: await _arguments_grammar(validator, principal, tool, relaxed)
             for tool in _callable_tools(answer_format, rules)
         }
         grammar = answer_grammar(answer_format, inside=inside, said=text_grammar, tools=rules, arguments=arguments)
         if grammar is not None and grammar is not text_grammar:
             param = "tools" if constraint is None else constraint.param
-            grammar = await validator.validate(organisation, Constraint("lark", grammar.text, param))
+            grammar = await validator.validate(principal, Constraint("lark", grammar.text, param))
     return replace(request, sampling=replace(request.sampling, grammar=grammar))
 
 
@@ -211,7 +212,9 @@ def _callable_tools(answers: AnswerFormat, rules: ToolRules | None) -> Sequence[
     return () if rules is None or answers.calls is None else rules.callable
 
 
-async def _arguments_grammar(validator: GrammarValidator, organisation: str, tool: Tool, relaxed: list[str]) -> Grammar:
+async def _arguments_grammar(
+    validator: GrammarValidator, principal: Principal, tool: Tool, relaxed: list[str]
+) -> Grammar:
     """Returns the grammar of a tool's arguments."""
     schema = tool.parameters or _NO_ARGUMENTS
     # A schema without a type would allow any JSON; arguments must be an object.
@@ -223,7 +226,7 @@ async def _arguments_grammar(validator: GrammarValidator, organisation: str, too
         whitespace=_ARGUMENT_SEPARATOR,
     )
     try:
-        return await validator.validate(organisation, constraint, relaxed)
+        return await validator.validate(principal, constraint, relaxed)
     except InvalidRequest as error:
         raise InvalidRequest(f"The tool {tool.name!r} cannot be called. {error}", param=tool.param) from error
 

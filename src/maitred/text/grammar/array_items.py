@@ -115,11 +115,26 @@ def _values(items: Schema, kinds: Sequence[str]) -> list[Any] | None:
             return [True, False]
         case {"type": "null", **others} if not others:
             return [None]
-        case {"type": "integer", "minimum": int() as low, "maximum": int() as high, **others} if not others:
-            return [*range(low, high + 1)] if high - low < _MAX_UNIQUE_ITEMS else None
+        case {"type": "integer"}:
+            return _integers(items)
         case _:
             return None
-    names = {str: "string", int: "number", type(None): "null"}
+    names = {str: "string", int: "number", bool: "boolean", type(None): "null"}
     if not {type(value) for value in values} <= names.keys():
         return None
-    return [value for value in dict.fromkeys(values) if names[type(value)] in kinds]
+    # 1 and true are equal in Python, and two values of JSON.
+    different = {(type(value), value): value for value in values}
+    return [value for value in different.values() if names[type(value)] in kinds]
+
+
+def _integers(items: Schema) -> list[Any] | None:
+    """Returns the whole numbers between bounds; None: they are too many, or another keyword chooses among them."""
+    if not items.keys() <= {"type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}:
+        return None
+    if not all(type(bound) is int for keyword, bound in items.items() if keyword != "type"):
+        return None
+    lows = [items[keyword] + more for keyword, more in (("minimum", 0), ("exclusiveMinimum", 1)) if keyword in items]
+    highs = [items[keyword] - more for keyword, more in (("maximum", 0), ("exclusiveMaximum", 1)) if keyword in items]
+    if not lows or not highs or min(highs) - max(lows) >= _MAX_UNIQUE_ITEMS:
+        return None
+    return [*range(max(lows), min(highs) + 1)]

@@ -105,6 +105,9 @@ def _lenient_grammar(constraint: Constraint, relaxed: list[str]) -> Grammar:
     with suppress(GrammarFault):
         return _whole_grammar(schema, whitespace)
     schema = without_keywords(schema, _is_unusable, relaxed)
+    if isinstance(schema, dict) and any(keyword == "multipleOf" for keyword, _ in loose_keywords(schema)):
+        # Each is fine by itself, but together they take too much.
+        schema = without_keywords(schema, lambda keyword, _: keyword == "multipleOf", relaxed)
     with suppress(GrammarFault):
         return _whole_grammar(schema, whitespace)
     converted, failed, messages = _lenient_schema(schema, whitespace)

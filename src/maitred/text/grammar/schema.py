@@ -15,7 +15,7 @@ from maitred.text.grammar.bounds import holds_exactly, narrow_bounds
 from maitred.text.grammar.formats import DEFINED, NARROWED
 from maitred.text.grammar.language import GrammarFault
 from maitred.text.grammar.object_members import members_are_counted
-from maitred.text.grammar.static_cost import is_costly, is_costly_divisor
+from maitred.text.grammar.static_cost import CommonDivisors, is_costly, is_costly_divisor
 
 _ONE = ("items", "additionalItems", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else")
 _SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
@@ -24,6 +24,11 @@ _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "m
 _CONTENT = ("contentEncoding", "contentMediaType")
 _BEYOND_CLASSES = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
 """Escapes with a backslash in a regular expression, and whole character classes."""
+_TOGETHER = ("$ref", "allOf", "anyOf", "oneOf", "then", "else")
+"""Keywords whose schemas hold beside the others of their schema."""
+_OTHER_MEMBERS = ("additionalProperties", "unevaluatedProperties")
+_BESIDE = ("allOf/", "anyOf/", "oneOf/", "dependentSchemas/", "if", "then", "else")
+"""Beginnings of the places of schemas that hold for the same value."""
 _EARLIER_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
 
 
@@ -100,7 +105,23 @@ def without_keywords(schema: object, unusable: Callable[[str, Any], bool], remov
     if f"patternProperties at {place}" in removed:
         # Members with such a name are free, as nothing tells them from others.
         result["additionalProperties"] = True
+        removed += [f"{keyword} at {place}" for keyword in _OTHER_MEMBERS if _restricts(schema, keyword)]
+    elif _restricts(schema, "unevaluatedProperties") and _frees_members(removed, place, refers="$ref" in schema):
+        removed.append(f"unevaluatedProperties at {place}")
+    removed[:] = dict.fromkeys(removed)
     return result
+
+
+def _restricts(schema: Mapping[str, Any], keyword: str) -> bool:
+    return schema.get(keyword, True) not in (True, {})
+
+
+def _frees_members(removed: list[str], place: str, *, refers: bool) -> bool:
+    """Returns whether members of an object became free because a schema that holds beside its own lost its patterns."""
+    places = [where for what, where in (entry.split(" at ", 1) for entry in removed) if what == "patternProperties"]
+    return any(where.startswith(f"{place}/{keyword}") for where in places for keyword in _BESIDE) or (
+        refers and any("/$defs/" in where or "/definitions/" in where for where in places)
+    )
 
 
 def _narrow(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,6 +175,7 @@ def loose_keywords(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields keywords that would be interpreted too widely, in a schema and all within, each with its fault."""
     draft = schema.get("$schema")
     asserts_content = isinstance(draft, str) and any(name in draft for name in _EARLIER_DRAFTS)
+    divisors = CommonDivisors(schema)
     for place, inner in (("#", schema), *_schemas_in(schema, "#")):
         if place != "#" and isinstance(inner.get("$id"), str):
             yield "$id", f"A schema with an `$id` of its own, at {place}, cannot be enforced. Remove the `$id`."
@@ -170,7 +192,7 @@ def loose_keywords(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
                 and any(is_costly("pattern", pattern) for pattern in value)
             ):
                 yield keyword, f"`{keyword}`, at {place}, takes too much to be followed. Send a simpler one."
-            elif keyword == "allOf" and is_costly_divisor(_parts(inner)):
+            elif keyword in _TOGETHER and is_costly_divisor(divisors.of(inner)):
                 yield "multipleOf", f"`multipleOf`, at {place}, takes too much to be followed. Send a simpler one."
             elif asserts_content and keyword in _CONTENT:
                 yield keyword, f"`{keyword}`, at {place}, cannot be enforced. Remove it."
@@ -180,15 +202,6 @@ def loose_keywords(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
                 f"`minProperties` above 1, at {place}, cannot be enforced where names may repeat: list the members in "
                 "`properties` or `required`.",
             )
-
-
-def _parts(schema: object) -> Iterator[dict[str, Any]]:
-    """Yields a schema, and the parts that hold with it."""
-    if isinstance(schema, dict):
-        yield schema
-        parts = schema.get("allOf")
-        for part in parts if isinstance(parts, list) else ():
-            yield from _parts(part)
 
 
 def _schemas_in(schema: object, place: str) -> Iterator[tuple[str, dict[str, Any]]]:

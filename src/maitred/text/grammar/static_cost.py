@@ -13,12 +13,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
+from urllib.parse import unquote
 
 from maitred.core.grammar import Grammar
 from maitred.text.grammar.bounds import is_number
 from maitred.text.grammar.language import MAX_FORCED_BYTES
 
 _MAX_DIVISOR_STATES = 50_000
+_MAX_DIVISOR = 10**18
+_COSTLY_DIVISOR = 999_999_999_989
+"""A prime, in place of any divisor above the largest."""
+_MAX_DIVISORS = 16
+_MAX_READ = 1e300
+_ANY_NUMBER = frozenset((Fraction(1),))
+_MAX_INDEX_DIGITS = 7
 _MAX_KNOWN_CHARACTERS = 64
 _QUANTIFIER = re.compile(r"([?*+]|\{(\d{1,9})(?:(,)(\d{0,9}))?\})[?+]?")
 _ESCAPE = re.compile(
@@ -191,18 +199,71 @@ def is_costly(keyword: str, value: object) -> bool:
     """Returns whether a keyword of a schema takes too much by itself."""
     if keyword == "pattern" and isinstance(value, str):
         return longest_forced_run(value) > MAX_FORCED_BYTES
-    return keyword == "multipleOf" and is_costly_divisor([{keyword: value}])
+    return keyword == "multipleOf" and is_number(value) and value > 0 and is_costly_divisor([Fraction(repr(value))])
 
 
-def is_costly_divisor(schemas: Iterable[Mapping[str, Any]]) -> bool:
-    """Returns whether it takes too much to write a number that every `multipleOf` of some schemas divides."""
-    common = Fraction(1)
-    for value in [schema.get("multipleOf") for schema in schemas]:
-        if is_number(value) and value > 0:
-            divisor = Fraction(repr(value))
-            numerator = math.lcm(common.numerator, divisor.numerator)
-            common = Fraction(numerator, math.gcd(common.denominator, divisor.denominator))
-    return divisor_states(common) > _MAX_DIVISOR_STATES
+def is_costly_divisor(divisors: Iterable[Fraction]) -> bool:
+    """Returns whether it takes too much to write a number that one of some divisors divides."""
+    return any(divisor_states(divisor) > _MAX_DIVISOR_STATES for divisor in divisors)
+
+
+class CommonDivisors:
+    """Divisors of the numbers that follow the schemas of one document, with all that holds beside each.
+
+    Args:
+        root: The document, whose local references are followed.
+    """
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._known: dict[int, frozenset[Fraction]] = {}
+
+    def of(self, schema: object) -> frozenset[Fraction]:
+        """Returns what each `multipleOf` that may hold together has as its least common multiple."""
+        if not isinstance(schema, dict):
+            return _ANY_NUMBER
+        if (known := self._known.get(id(schema))) is not None:
+            return known
+        self._known[id(schema)] = _ANY_NUMBER  # as long as it is read: one that refers to itself
+        value = schema.get("multipleOf")
+        divisors = frozenset((Fraction(repr(value)),)) if is_number(value) and 0 < value < _MAX_READ else _ANY_NUMBER
+        parts = schema.get("allOf")
+        for part in [*(parts if isinstance(parts, list) else ()), self._target(schema.get("$ref"))]:
+            divisors = _products(divisors, self.of(part))
+        alternatives = [schema[keyword] for keyword in ("anyOf", "oneOf") if isinstance(schema.get(keyword), list)]
+        alternatives += [[schema[keyword] for keyword in ("then", "else") if keyword in schema]]
+        for options in alternatives:
+            if options:
+                divisors = _products(divisors, frozenset[Fraction]().union(*map(self.of, options)))
+        self._known[id(schema)] = divisors
+        return divisors
+
+    def _target(self, reference: object) -> object:
+        """Returns the schema of a local reference; None: there is none."""
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return None
+        target: object = self._root
+        for part in unquote(reference.removeprefix("#")).split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(target, list) and name.isdecimal() and len(name) < _MAX_INDEX_DIGITS:
+                target = dict(enumerate(target)).get(int(name))
+            else:
+                target = target.get(name) if isinstance(target, dict) else None
+        return target
+
+
+def _products(left: frozenset[Fraction], right: frozenset[Fraction]) -> frozenset[Fraction]:
+    """Returns the least common multiples of divisors of two sets: of many, those that cost most."""
+    if right == _ANY_NUMBER:
+        return left
+    common = {
+        Fraction(math.lcm(one.numerator, other.numerator), math.gcd(one.denominator, other.denominator))
+        for one in left
+        for other in right
+    }
+    # Beyond the limit, a divisor is only ever refused; its size is cut so that a chain of them stays cheap.
+    common = {divisor if divisor.numerator < _MAX_DIVISOR else Fraction(_COSTLY_DIVISOR) for divisor in common}
+    return frozenset(sorted(common, key=divisor_states)[-_MAX_DIVISORS:])
 
 
 def least_states(grammar: Grammar) -> int:

@@ -12,7 +12,9 @@ from maitred.admission.grammars.config import GrammarsConfig
 from maitred.admission.grammars.validator import GrammarValidator
 from maitred.admission.grammars.workers import GrammarWorkers
 from maitred.core.errors import InvalidRequest, Saturated
+from maitred.core.flow import FlowLevel
 from maitred.core.grammar import Constraint, Grammar, GrammarResult
+from maitred.core.tenancy import Principal, Scope
 
 GRAMMAR = Grammar("regex", "a")
 
@@ -32,6 +34,16 @@ class Slow:
         self.asked.clear()
 
 
+def principal(organisation, key="key"):
+    path = (FlowLevel(organisation), FlowLevel("team"), FlowLevel(key))
+    tenants = (f"{organisation}/team", organisation)
+    return Principal(key=key, tenants=tenants, scopes=frozenset({Scope.INFERENCE}), shares=path)
+
+
+def threads_of(process):
+    return [int(thread.name) for thread in Path(f"/proc/{process}/task").iterdir()]
+
+
 def regex(text):
     return Constraint("regex", text, "guided_regex")
 
@@ -44,12 +56,12 @@ async def settle():
 async def test_an_organisation_has_its_part_of_the_work_only():
     workers = Slow()
     validator = GrammarValidator(GrammarsConfig(per_organisation=1, waiting_per_organisation=1), workers)
-    first, second = (asyncio.create_task(validator.validate("greedy", regex(text))) for text in "ab")
+    first, second = (asyncio.create_task(validator.validate(principal("greedy"), regex(text))) for text in "ab")
     await settle()
     assert len(workers.asked) == 1
     with pytest.raises(Saturated):
-        await validator.validate("greedy", regex("c"))
-    other = asyncio.create_task(validator.validate("modest", regex("d")))
+        await validator.validate(principal("greedy"), regex("c"))
+    other = asyncio.create_task(validator.validate(principal("modest"), regex("d")))
     await settle()
     assert len(workers.asked) == 2
     workers.asked[1].set_result(GrammarResult(GRAMMAR))
@@ -63,19 +75,44 @@ async def test_an_organisation_has_its_part_of_the_work_only():
     assert await second == GRAMMAR
 
 
+async def test_a_key_waits_only_for_the_grammar_in_progress_of_another_of_its_team():
+    workers = Slow()
+    validator = GrammarValidator(GrammarsConfig(), workers)
+    hostile = [
+        asyncio.create_task(validator.validate(principal("one", "hostile"), regex(f"a{number}")))
+        for number in range(100)
+    ]
+    await settle()
+    assert 0 < sum(task.done() for task in hostile) < 100
+    honest = asyncio.create_task(validator.validate(principal("one", "honest"), regex("b")))
+    await settle()
+    assert len(workers.asked) == 1
+    for place in range(2):
+        assert not honest.done()
+        workers.asked[place].set_result(GrammarResult(GRAMMAR))
+        await settle()
+    assert await honest == GRAMMAR
+    with pytest.raises(Saturated, match="of your key wait"):
+        [await task for task in hostile if task.done()]
+    for task in hostile:
+        task.cancel()
+    await asyncio.gather(*hostile, return_exceptions=True)
+    assert not validator._organisations
+
+
 async def test_equal_grammars_are_validated_once_until_the_cache_is_full():
     workers = Slow()
     validator = GrammarValidator(GrammarsConfig(cache_bytes=100), workers)
-    same = [asyncio.create_task(validator.validate("one", regex("a"))) for _ in range(3)]
+    same = [asyncio.create_task(validator.validate(principal("one"), regex("a"))) for _ in range(3)]
     await settle()
     workers.asked[0].set_result(GrammarResult(GRAMMAR))
     assert await asyncio.gather(*same) == [GRAMMAR] * 3
     assert len(workers.asked) == 1
-    large = asyncio.create_task(validator.validate("one", regex("b" * 80)))
+    large = asyncio.create_task(validator.validate(principal("one"), regex("b" * 80)))
     await settle()
     workers.asked[1].set_result(GrammarResult(GRAMMAR))
     await large
-    again = asyncio.create_task(validator.validate("one", regex("a")))
+    again = asyncio.create_task(validator.validate(principal("one"), regex("a")))
     await settle()
     assert len(workers.asked) == 3
     again.cancel()
@@ -84,34 +121,36 @@ async def test_equal_grammars_are_validated_once_until_the_cache_is_full():
 async def test_what_is_too_large_is_not_tried():
     validator = GrammarValidator(GrammarsConfig(most_bytes=64), Slow())
     with pytest.raises(InvalidRequest, match="64 are allowed"):
-        await validator.validate("one", regex("a" * 65))
+        await validator.validate(principal("one"), regex("a" * 65))
 
 
 async def test_a_process_that_breaks_down_is_replaced():
     async with GrammarValidator(GrammarsConfig(workers=1), workers=GrammarWorkers(1, compile_s=30.0)) as validator:
         chain = "start: r0\n" + "\n".join(f'r{n}: r{n + 1} "a"' for n in range(3000)) + '\nr3000: "b"'
-        assert (await validator.validate("one", regex("[ab]"))).kind == "regex"
+        assert (await validator.validate(principal("one"), regex("[ab]"))).kind == "regex"
         with pytest.raises(InvalidRequest, match="too deeply nested, or too large"):
-            await validator.validate("one", Constraint("grammar", chain, "guided_grammar"))
-        assert await validator.validate("one", regex("d")) == Grammar("regex", "d")
+            await validator.validate(principal("one"), Constraint("grammar", chain, "guided_grammar"))
+        assert await validator.validate(principal("one"), regex("d")) == Grammar("regex", "d")
 
 
 async def test_a_process_is_ended_and_replaced_once_a_grammar_has_used_its_processor_time():
     workers = GrammarWorkers(1, compile_s=0.05)
     async with GrammarValidator(GrammarsConfig(workers=1), workers=workers) as validator:
-        assert await validator.validate("one", regex("a")) == Grammar("regex", "a")
+        assert await validator.validate(principal("one"), regex("a")) == Grammar("regex", "a")
         with pytest.raises(InvalidRequest, match=r"takes more than 0\.05 s"):
-            await validator.validate("one", Constraint("json_schema", {"type": "integer", "multipleOf": 49_999}, "p"))
-        assert await validator.validate("one", regex("d")) == Grammar("regex", "d")
+            await validator.validate(
+                principal("one"), Constraint("json_schema", {"type": "integer", "multipleOf": 49_999}, "p")
+            )
+        assert await validator.validate(principal("one"), regex("d")) == Grammar("regex", "d")
 
 
 async def test_a_process_that_waits_for_a_core_is_not_ended():
     workers = GrammarWorkers(1, compile_s=0.05)
     async with GrammarValidator(GrammarsConfig(workers=1), workers=workers) as validator:
-        await validator.validate("one", regex("a"))
+        await validator.validate(principal("one"), regex("a"))
         (process,) = workers._processes
         process.send_signal(signal.SIGSTOP)
-        waiting = asyncio.create_task(validator.validate("one", regex("b")))
+        waiting = asyncio.create_task(validator.validate(principal("one"), regex("b")))
         assert not (await asyncio.wait({waiting}, timeout=0.2))[0]
         process.send_signal(signal.SIGCONT)
         assert await waiting == Grammar("regex", "b")
@@ -127,17 +166,16 @@ async def test_what_hangs_is_ended(monkeypatch):
         workers._idle.put_nowait(process)
         process.send_signal(signal.SIGSTOP)
         with pytest.raises(InvalidRequest, match="takes more than"):
-            await validator.validate("one", regex("b"))
+            await validator.validate(principal("one"), regex("b"))
         assert await process.wait() == -signal.SIGKILL
 
 
 async def test_processes_have_a_low_priority_once_they_are_ready_and_at_once_if_they_replace_others():
     workers = GrammarWorkers(1, compile_s=30.0)
     async with GrammarValidator(GrammarsConfig(workers=1), workers=workers) as validator:
-        await validator.validate("one", regex("a"))
+        await validator.validate(principal("one"), regex("a"))
         (process,) = workers._processes
-        threads = [int(thread.name) for thread in Path(f"/proc/{process.pid}/task").iterdir()]
-        assert max(os.getpriority(os.PRIO_PROCESS, thread) for thread in threads) >= 10
+        assert max(os.getpriority(os.PRIO_PROCESS, thread) for thread in threads_of(process.pid)) >= 10
         replacement = await workers._start()
         assert os.getpriority(os.PRIO_PROCESS, replacement.pid) >= 10
 
@@ -145,4 +183,4 @@ async def test_processes_have_a_low_priority_once_they_are_ready_and_at_once_if_
 async def test_whole_numbers_of_any_size_are_compiled():
     async with GrammarValidator(GrammarsConfig(workers=1), workers=GrammarWorkers(1, compile_s=30.0)) as validator:
         large = Constraint("json_schema", {"type": "integer", "maximum": 2**70}, "guided_json")
-        assert (await validator.validate("one", large)).kind == "json_schema"
+        assert (await validator.validate(principal("one"), large)).kind == "json_schema"

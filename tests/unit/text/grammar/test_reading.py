@@ -111,6 +111,30 @@ def test_what_is_refused(constraint, says):
             '{"b":1}',
             ["patternProperties at #"],
         ),
+        (
+            {"type": "object", "patternProperties": {"(?=a)": {}, "(?=b)": {}}, "additionalProperties": False},
+            '{"c":1}',
+            "[",
+            ["patternProperties at #", "additionalProperties at #"],
+        ),
+        (
+            {"type": "object", "patternProperties": {"a": {"type": "null"}, "^a": {}}, "additionalProperties": {}},
+            '{"c":1}',
+            "[",
+            ["patternProperties at #"],
+        ),
+        (
+            {"type": "object", "patternProperties": {"(?=a)": {}}, "unevaluatedProperties": False},
+            '{"c":1}',
+            "[",
+            ["patternProperties at #", "unevaluatedProperties at #"],
+        ),
+        (
+            {"type": "object", "allOf": [{"patternProperties": {"(?=a)": {}}}], "unevaluatedProperties": False},
+            '{"c":1}',
+            "[",
+            ["patternProperties at #/allOf/0", "unevaluatedProperties at #"],
+        ),
         ({"type": "string", "format": "regex", "minLength": 1}, '"x"', '""', ["format at #"]),
         (
             {"type": "array", "contains": {"pattern": "a"}, "maxContains": 1, "maxItems": 1},

@@ -8,7 +8,12 @@ from maitred.core.grammar import Constraint
 from maitred.text.grammar import reading
 from maitred.text.grammar.language import GrammarFault
 from maitred.text.grammar.reading import parse_grammar
-from maitred.text.grammar.static_cost import divisor_states, longest_forced_run, longest_forced_run_of_lark
+from maitred.text.grammar.static_cost import (
+    CommonDivisors,
+    divisor_states,
+    longest_forced_run,
+    longest_forced_run_of_lark,
+)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +83,18 @@ def test_states_of_divisors():
         Constraint("json_schema", {"patternProperties": {"^a{1000}{1000}$": {}}}, "p"),
         Constraint("json_schema", {"type": "integer", "multipleOf": 999_983}, "p"),
         Constraint("json_schema", {"allOf": [{"multipleOf": 101}, {"multipleOf": 103}, {"multipleOf": 107}]}, "p"),
+        *(
+            Constraint("json_schema", {"$defs": {"a": {"multipleOf": 997}, "b": {"multipleOf": 991}}, **rest}, "p")
+            for rest in (
+                {"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]},
+                {"$ref": "#/$defs/a", "multipleOf": 991},
+                {"items": {"$ref": "#/$defs/a", "allOf": [{"allOf": [{"$ref": "#/%24defs/b"}]}]}},
+                {"multipleOf": 997, "anyOf": [{"type": "string"}, {"$ref": "#/$defs/b"}]},
+                {"multipleOf": 997, "oneOf": [{"multipleOf": 991}, {"type": "null"}]},
+                {"multipleOf": 997, "if": {"minimum": 9}, "then": {"multipleOf": 991}},
+                {"allOf": [{"multipleOf": prime} for prime in (99991, 99989, 99971, 99961, 99929)]},
+            )
+        ),
     ],
     ids=str,
 )
@@ -97,3 +114,21 @@ def test_what_is_too_costly_is_relaxed_alone():
     content["properties"]["c"] = {"multipleOf": 0.07}  # is 0.7000000000000001 tenths, as a double
     parse_grammar(Constraint("json_schema", content, "p", strict=False), relaxed)
     assert relaxed == ["pattern at #/properties/a", "multipleOf at #/properties/b", "multipleOf at #/properties/c"]
+
+
+def test_divisors_that_are_too_much_together_are_relaxed_together():
+    relaxed: list[str] = []
+    content = {"$defs": {"a": {"multipleOf": 997}}, "type": "integer", "$ref": "#/$defs/a", "multipleOf": 991}
+    parse_grammar(Constraint("json_schema", content, "p", strict=False), relaxed)
+    assert relaxed == ["multipleOf at #/$defs/a", "multipleOf at #"]
+
+
+def test_divisors_of_schemas_that_refer_to_each_other_many_times_are_known_at_once():
+    names = [f"n{number}" for number in range(40)]
+    defs = {
+        name: {"allOf": [{"$ref": f"#/$defs/{following}"}] * 2}
+        for name, following in zip(names, [*names[1:], names[0]], strict=True)
+    }
+    root = {"$defs": {**defs, "last": {"anyOf": [{"multipleOf": n} for n in range(1, 400)]}}, "$ref": "#/$defs/n0"}
+    assert CommonDivisors(root).of(root) == {Fraction(1)}
+    assert len(CommonDivisors(root).of({"allOf": [{"$ref": "#/$defs/last"}] * 9})) <= 16
