@@ -44,15 +44,16 @@ LOWEST := tests/unit tests/integration/accounts/test_accounts.py tests/integrati
 	tests/integration/gateway/test_gateway.py tests/integration/gateway/test_http_protocol.py \
 	tests/integration/gateway/test_traces.py tests/integration/load/test_load_run.py tests/integration/store \
 	tests/integration/upstream/test_upstream.py
-# The tools of these tests, at the versions of constraints.txt.
-TOOLS := pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis httpx openai anthropic
+# The tools of these tests, and the reference that models and tokenizers are compared with, at the versions of
+# constraints.txt.
+TOOLS := pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis httpx openai anthropic transformers
 
 lowest: ## Run tests with the lowest versions that pyproject.toml allows (constraints-lowest.txt).
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 		python=$(firstword $(wildcard $(BIN)/python) python3) && \
 		"$$python" -m venv "$$folder" && \
 		"$$folder/bin/pip" install --quiet --disable-pip-version-check -c constraints-lowest.txt \
-			-e '.[engine,load,oidc,otel,postgres,redis]' transformers \
+			-e '.[engine,load,oidc,otel,postgres,redis]' \
 			$$(grep -xE '($(subst $() ,|,$(TOOLS)))==.*' constraints.txt) && \
 		PYTHONPATH=src "$$folder/bin/python" -m pytest $(CHOSEN) --numprocesses $(WORKERS) --dist loadfile \
 			-p no:cacheprovider $(or $(ARGS),$(LOWEST))
