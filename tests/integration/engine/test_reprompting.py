@@ -23,13 +23,14 @@ from maitred.routing.pools.config import FallbackConfig
 from maitred.testing.scripted_anthropic import Reply, ScriptedAnthropic
 from maitred.testing.scripted_anthropic import text as anthropic_text
 from maitred.testing.server_process import serving
-from tests.integration.upstream.test_upstream_faults import QUICK
 from tests.integration.upstream.test_upstream_passing import running
 from tests.support.tool_models import make_tool_model
 from tests.support.upstream_gateway import upstream_gateway
 
 TEXT = "0 1 2 3 4 5 6 7"
 PROMPT_TOKENS = 40
+QUICK = {"probe_every_s": 0.2}
+"""Looks often whether a server is there; no server here is silent, so no answer has to come in a certain time."""
 
 
 class Teller:

@@ -31,6 +31,10 @@ LOAD = {
 }
 
 
+LONG_ANSWERS = {"shape": {"prompt_tokens": "20", "output_tokens": "60"}, "bounds": {"duration_s": 5}}
+"""Nearly all of the time every user is in the midst of an answer, also where the requests are slow to begin."""
+
+
 def on_uvloop(test):
     """As the command line runs it."""
 
@@ -213,7 +217,7 @@ def plan_of(faults, *, installation=None, load=None, script=None, recoveries=5, 
             "load": {
                 "arrivals": {"users": 3, "spread_s": 0.1},
                 "shape": {"prompt_tokens": "20", "output_tokens": "20"},
-                "bounds": {"duration_s": 6},
+                "bounds": {"duration_s": 4},
             }
             | (load or {}),
             "faults": faults,
@@ -225,21 +229,22 @@ def plan_of(faults, *, installation=None, load=None, script=None, recoveries=5, 
 
 @on_uvloop
 async def test_a_killed_engine_costs_no_answer():
-    rehearsal = await rehearse(plan_of([{"kind": "kill", "target": "engine", "at_s": 2}]))
+    rehearsal = await rehearse(plan_of([{"kind": "kill", "target": "engine", "at_s": 1}]))
     assert rehearsal.broken == []
     assert rehearsal.chaos.summary.outcomes == {"complete": len(rehearsal.chaos.requests.session)}
 
 
 @on_uvloop
 async def test_an_engine_that_is_killed_where_nothing_goes_on(tmp_path):
-    rehearsal = await rehearse(plan_of([{"kind": "kill", "target": "engine", "at_s": 2}], recoveries=0))
+    plan = plan_of([{"kind": "kill", "target": "engine", "at_s": 1.5}], load=LONG_ANSWERS, recoveries=0)
+    rehearsal = await rehearse(plan)
     assert rehearsal.broken == []
     assert rehearsal.chaos.summary.outcomes["cut"] >= 1
     assert rehearsal.calm.summary.outcomes == {"complete": len(rehearsal.calm.requests.session)}
     held = {name for name, state in states(rehearsal).items() if state == "held"}
     assert held >= {"no token lost or doubled", "every request ends", "no double bill", "recovery", "clean end"}
     (entry,) = rehearsal.faults
-    assert entry.began_s == pytest.approx(2.0, abs=0.5)
+    assert entry.began_s >= 1.5
     rehearsal.save(tmp_path / "chaos.json")
     again = ChaosRun.load(tmp_path / "chaos.json")
     assert again.invariants == rehearsal.invariants
@@ -249,17 +254,17 @@ async def test_an_engine_that_is_killed_where_nothing_goes_on(tmp_path):
 @on_uvloop
 async def test_a_hung_engine_is_waited_for_and_then_all_is_whole():
     """Nobody notices it yet: the streams stand still until it goes on."""
-    rehearsal = await rehearse(plan_of([{"kind": "hang", "target": "engine", "at_s": 2, "for_s": 2}]))
+    rehearsal = await rehearse(plan_of([{"kind": "hang", "target": "engine", "at_s": 1, "for_s": 1}]))
     assert rehearsal.broken == []
     assert set(rehearsal.chaos.summary.outcomes) == {"complete"}
-    assert rehearsal.chaos.e2e_s().max() >= 2.0
+    assert rehearsal.chaos.e2e_s().max() >= 1.0
 
 
 @on_uvloop
 async def test_a_gateway_that_is_killed_is_started_again():
     plan = plan_of(
-        [{"kind": "kill", "target": "gateway", "at_s": 2, "for_s": 0.5}],
-        load={"arrivals": {"users": 2}, "clients": {"retries": 10}, "bounds": {"duration_s": 6}},
+        [{"kind": "kill", "target": "gateway", "at_s": 1.5, "for_s": 0.5}],
+        load=LONG_ANSWERS | {"arrivals": {"users": 2}, "clients": {"retries": 10}},
         recovery_s=30,
     )
     rehearsal = await rehearse(plan)
@@ -270,7 +275,7 @@ async def test_a_gateway_that_is_killed_is_started_again():
 
 @on_uvloop
 async def test_a_gateway_that_stays_dead_is_reported():
-    rehearsal = await rehearse(plan_of([{"kind": "kill", "target": "gateway", "at_s": 2}], nothing_left_s=1))
+    rehearsal = await rehearse(plan_of([{"kind": "kill", "target": "gateway", "at_s": 1}], nothing_left_s=1))
     broken = {verdict.name for verdict in rehearsal.broken}
     assert broken == {"recovery", "nothing left", "clean end"}
 
@@ -278,16 +283,16 @@ async def test_a_gateway_that_stays_dead_is_reported():
 @on_uvloop
 async def test_a_link_that_breaks_and_clients_that_leave():
     faults = [
-        {"kind": "partition", "target": "front", "at_s": 1.5, "for_s": 1},
-        {"kind": "partition", "target": "front", "at_s": 3.5, "for_s": 0.5, "how": "reset"},
-        {"kind": "leave", "clients": 10, "after_s": 0.1, "at_s": 5},
-        {"kind": "stall", "clients": 3, "for_s": 1, "at_s": 6},
+        {"kind": "partition", "target": "front", "at_s": 0.5, "for_s": 1},
+        {"kind": "partition", "target": "front", "at_s": 2, "for_s": 0.5, "how": "reset"},
+        {"kind": "leave", "clients": 10, "after_s": 0.1, "at_s": 3},
+        {"kind": "stall", "clients": 3, "for_s": 1, "at_s": 4},
     ]
     rehearsal = await rehearse(
         plan_of(
             faults,
             installation={"links": {"front": {}}, "clients_through": "front"},
-            load={"bounds": {"duration_s": 8}},
+            load={"bounds": {"duration_s": 5.5}},
         )
     )
     assert rehearsal.broken == []
@@ -299,8 +304,8 @@ async def test_a_link_that_breaks_and_clients_that_leave():
 @on_uvloop
 async def test_a_fault_whose_target_is_gone_is_reported():
     faults = [
-        {"kind": "kill", "target": "gateway", "at_s": 1.5},
-        {"kind": "hang", "target": "engine", "at_s": 4, "for_s": 1},
+        {"kind": "kill", "target": "gateway", "at_s": 0.5},
+        {"kind": "hang", "target": "engine", "at_s": 2, "for_s": 1},
     ]
     rehearsal = await rehearse(plan_of(faults, nothing_left_s=0.5))
     verdict = next(verdict for verdict in rehearsal.broken if verdict.name == "faults played")
