@@ -15,7 +15,7 @@ from maitred.text.grammar.bounds import holds_exactly, narrow_bounds
 from maitred.text.grammar.formats import DEFINED, NARROWED
 from maitred.text.grammar.language import GrammarFault
 from maitred.text.grammar.object_members import members_are_counted
-from maitred.text.grammar.static_cost import CommonDivisors, is_costly, is_costly_divisor
+from maitred.text.grammar.static_cost import CommonDivisor, is_costly, is_costly_divisor
 
 _ONE = ("items", "additionalItems", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else")
 _SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
@@ -175,7 +175,7 @@ def loose_keywords(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields keywords that would be interpreted too widely, in a schema and all within, each with its fault."""
     draft = schema.get("$schema")
     asserts_content = isinstance(draft, str) and any(name in draft for name in _EARLIER_DRAFTS)
-    divisors = CommonDivisors(schema)
+    divisors = CommonDivisor(schema)
     for place, inner in (("#", schema), *_schemas_in(schema, "#")):
         if place != "#" and isinstance(inner.get("$id"), str):
             yield "$id", f"A schema with an `$id` of its own, at {place}, cannot be enforced. Remove the `$id`."

@@ -207,8 +207,8 @@ def is_costly_divisor(divisors: Iterable[Fraction]) -> bool:
     return any(divisor_states(divisor) > _MAX_DIVISOR_STATES for divisor in divisors)
 
 
-class CommonDivisors:
-    """Divisors of the numbers that follow the schemas of one document, with all that holds beside each.
+class CommonDivisor:
+    """Common divisor of the numbers that follow a schema of one document and all that holds beside it.
 
     Args:
         root: The document, whose local references are followed.

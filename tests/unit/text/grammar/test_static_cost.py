@@ -9,7 +9,7 @@ from maitred.text.grammar import reading
 from maitred.text.grammar.language import GrammarFault
 from maitred.text.grammar.reading import parse_grammar
 from maitred.text.grammar.static_cost import (
-    CommonDivisors,
+    CommonDivisor,
     divisor_states,
     longest_forced_run,
     longest_forced_run_of_lark,
@@ -130,5 +130,5 @@ def test_divisors_of_schemas_that_refer_to_each_other_many_times_are_known_at_on
         for name, following in zip(names, [*names[1:], names[0]], strict=True)
     }
     root = {"$defs": {**defs, "last": {"anyOf": [{"multipleOf": n} for n in range(1, 400)]}}, "$ref": "#/$defs/n0"}
-    assert CommonDivisors(root).of(root) == {Fraction(1)}
-    assert len(CommonDivisors(root).of({"allOf": [{"$ref": "#/$defs/last"}] * 9})) <= 16
+    assert CommonDivisor(root).of(root) == {Fraction(1)}
+    assert len(CommonDivisor(root).of({"allOf": [{"$ref": "#/$defs/last"}] * 9})) <= 16
