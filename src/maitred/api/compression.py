@@ -6,6 +6,8 @@ from maitred.core.errors import BodyTooLarge, InvalidRequest, UnsupportedBody
 
 _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 """The codings, each with the argument of `zlib.decompressobj`."""
+_BARE_WINDOW_BITS = -zlib.MAX_WBITS
+"""Argument for deflate without zlib's header, as some clients send it."""
 ACCEPTED_CODINGS = b"gzip, deflate"
 _MAX_MEMBERS = 1_000
 """Largest number of gzip members: each costs time, even if it is empty."""
@@ -18,8 +20,11 @@ def read_coding(content_encoding: str | None) -> str | None:
     Raises:
         UnsupportedBody: The server does not know the coding, or there are several.
     """
-    coding = "identity" if content_encoding is None else content_encoding.strip().lower()
-    if coding in ("", "identity"):
+    if content_encoding is None:
+        return None
+    words = (word.strip() for word in content_encoding.lower().split(","))
+    coding = ", ".join(word for word in words if word not in ("", "identity"))
+    if not coding:
         return None
     if coding not in _WINDOW_BITS:
         raise UnsupportedBody(
@@ -36,11 +41,14 @@ def decompress(body: bytes, coding: str, limit_bytes: int) -> bytes:
         BodyTooLarge: The decompressed body is longer than `limit_bytes`.
         InvalidRequest: The body does not have this coding.
     """
+    window_bits = _WINDOW_BITS[coding]
+    if coding == "deflate" and body and (body[0] & 0x0F != 8 or int.from_bytes(body[:2]) % 31):
+        window_bits = _BARE_WINDOW_BITS
     view, position = memoryview(body), 0
     pieces: list[bytes] = []
     left_bytes = limit_bytes
     for _ in range(_MAX_MEMBERS):  # gzip may consist of several members
-        decompressor = zlib.decompressobj(_WINDOW_BITS[coding])
+        decompressor = zlib.decompressobj(window_bits)
         while not decompressor.eof:
             if position >= len(body):
                 raise InvalidRequest(f"The compressed body ({coding}) is incomplete.")

@@ -46,7 +46,7 @@ class ParsedHead:
         header: The headers. In a repeated head, the content length is still that of the first request.
 
     Attributes:
-        content_encoding: Value of the `Content-Encoding` header; None: the header is missing.
+        content_encoding: Values of the `Content-Encoding` headers; None: the header is missing.
         explain: Whether the response is to tell what the request waited for.
         is_checked: Whether the `HostPolicy` was asked about it, and accepted it.
         offered_id: The request id that the client chose.
@@ -74,7 +74,8 @@ class ParsedHead:
         self.header = header
         explain = header(b"x-maitred-explain")
         self.explain = explain is not None and explain.strip().lower() in ("true", "1")
-        self.content_encoding = header(b"content-encoding")
+        coding = header(b"content-encoding")
+        self.content_encoding = None if coding is None else header.all_of(b"content-encoding")
         self.is_checked = False
         self.offered_id = header(b"x-request-id")
         self.repeat_key = header(b"idempotency-key")

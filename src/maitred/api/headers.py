@@ -27,18 +27,23 @@ class Headers:
 
     Args:
         pairs: Pairs of name and value in their order, with names in lower case. If a name occurs several times, the
-            first value counts.
+            first value counts, except for `all_of`.
     """
 
-    __slots__ = ("_values",)
+    __slots__ = ("_pairs", "_values")
 
     def __init__(self, pairs: Sequence[tuple[bytes, bytes]]) -> None:
+        self._pairs = pairs
         self._values = dict(reversed(pairs))
 
     def __call__(self, name: bytes) -> str | None:
         """Returns the first value of a header (name in lower case); None: it was not sent."""
         value = self._values.get(name)
         return None if value is None else value.decode("latin-1")
+
+    def all_of(self, name: bytes) -> str:
+        """Returns all values of a header that is a list, with commas between them (RFC 9110, section 5.3)."""
+        return b", ".join(value for other, value in self._pairs if other == name).decode("latin-1")
 
     def have_any(self, names: frozenset[bytes]) -> bool:
         """Returns whether any of these headers was sent; this saves look-ups, since most requests have none."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gzip
 import json
 import sys
 
@@ -252,6 +253,74 @@ async def test_a_request_names_one_host(version, hosts, status):
         writer.close()
         assert answer.startswith(b"HTTP/1.1 %b " % status)
         assert (b'"code":"invalid_request"' in answer) == (status == b"400")
+
+
+async def exchange(system, request):
+    reader, writer = await connect(system)
+    writer.write(request)
+    async with asyncio.timeout(300):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize("version", [b"0.9", b"2.0"])
+async def test_a_request_of_another_version_is_refused(version):
+    async with gateway() as system:
+        answer = await exchange(system, b"GET /health/live HTTP/%b\r\nHost: localhost\r\n\r\n" % version)
+        assert answer.startswith(b"HTTP/1.1 505 ")
+
+
+@pytest.mark.parametrize(
+    ("codings", "status"),
+    [(b"gzip, chunked", b"501"), (b"gzip\r\nTransfer-Encoding: chunked", b"501"), (b"Chunked", b"200")],
+)
+async def test_a_transfer_coding_is_never_taken_for_the_content(codings, status):
+    chunk = json.dumps({"model": MODEL, "prompt": "a"}).encode()
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: %b\r\n\r\n" % codings
+    async with gateway() as system:
+        answer = await exchange(system, head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(chunk), chunk))
+        assert answer.startswith(b"HTTP/1.1 %b " % status)
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+async def test_only_a_client_of_today_is_told_to_continue(version):
+    body = json.dumps({"model": MODEL, "prompt": "a"}).encode()
+    head = b"POST /tokenize HTTP/%b\r\nHost: localhost\r\nConnection: close\r\nExpect: 100-continue\r\n" % version
+    async with gateway() as system:
+        reader, writer = await connect(system)
+        writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body))
+        async with asyncio.timeout(300):
+            if version == b"1.1":
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+            writer.write(body)
+            assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        (b"http://localhost/v1/models", b"localhost", b"200"),
+        (b"http://localhost:80/v1/models", b"evil.example", b"200"),
+        (b"http://evil.example/v1/models", b"localhost", b"403"),
+        (b"http://evil.example?@localhost/v1/models", b"localhost", b"400"),
+        (b"HTTPS://evil.example:80/v1/models", b"localhost", b"403"),
+    ],
+)
+async def test_the_host_of_a_target_counts_instead_of_the_header(target, host, status):
+    async with gateway() as system:
+        head = b"GET %b HTTP/1.1\r\nHost: %b\r\nConnection: close\r\n\r\n" % (target, host)
+        answer = await exchange(system, head)
+        assert answer.startswith(b"HTTP/1.1 %b " % status)
+
+
+async def test_two_headers_of_codings_are_one_list():
+    body = gzip.compress(gzip.compress(json.dumps({"model": MODEL, "prompt": "a"}).encode()))
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n" % len(body)
+    async with gateway() as system:
+        answer = await exchange(system, head + b"Content-Encoding: gzip\r\n" * 2 + b"\r\n" + body)
+        assert answer.startswith(b"HTTP/1.1 415 ")
 
 
 async def test_a_client_of_an_old_version_gets_its_stream_without_chunks():

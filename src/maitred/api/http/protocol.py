@@ -22,6 +22,7 @@ other protocol. So the head without the offer, and the data after it, are given 
 
 import asyncio
 import math
+import re
 import socket
 import struct
 from collections.abc import Callable
@@ -60,6 +61,7 @@ the client is not noticed."""
 
 _UPGRADE = b"upgrade"
 _HOST = b"host"
+_TRANSFER_ENCODING = b"transfer-encoding"
 _NO_HTTP = "Invalid HTTP request received."
 _BAD_REQUEST = b"400 Bad Request"
 
@@ -87,6 +89,12 @@ _NOT_HTTP = (
     "This is not HTTP/1.1. If it is TLS, use http:// in the address, not https://.",
 )
 _NO_HOST = _BAD_REQUEST, "invalid_request", "The request must have exactly one Host header."
+_OTHER_VERSION = b"505 HTTP Version Not Supported", "invalid_request", "This server speaks HTTP/1.1 and HTTP/1.0."
+_TRANSFER_CODING = (
+    b"501 Not Implemented",
+    "invalid_request",
+    "The only Transfer-Encoding that this server reads is chunked. Name the compression in Content-Encoding.",
+)
 
 
 class HttpProtocol(FastPathProtocol):
@@ -234,7 +242,8 @@ class HttpProtocol(FastPathProtocol):
         """Called by the parser at the end of the head; starts the request.
 
         Raises:
-            InvalidHead: The head is too large, or it does not have one host.
+            InvalidHead: The head is too large, it does not have one host, or it has a version or a transfer coding that
+                the server does not know.
         """
         if self._has_offer:
             return
@@ -242,14 +251,32 @@ class HttpProtocol(FastPathProtocol):
         for name, value in self.headers:
             hosts += name == _HOST
             size += len(name) + len(value)
-        if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
+            if name == _TRANSFER_ENCODING and value.strip().lower() != b"chunked":
+                raise InvalidHead(*_TRANSFER_CODING)
+        version = self.parser.get_http_version()
+        if version != "1.1":
+            if version != "1.0":
+                raise InvalidHead(*_OTHER_VERSION)
+            # Such a client would take the interim response for the final one (RFC 9110, section 10.1.1).
+            self.expect_100_continue = False
+        if hosts > 1 or (not hosts and version == "1.1"):
             raise InvalidHead(*_NO_HOST)
+        if not self.url.startswith(b"/"):
+            self._take_host_of_target()
         if size > HEAD_LIMIT_BYTES:
             raise InvalidHead(*_TOO_LARGE)
         super().on_headers_complete()
         self._head_is_complete()
         self._has_advanced = True
         self._read_on()
+
+    def _take_host_of_target(self) -> None:
+        """Replaces the `Host` header by the host of a target in absolute form (RFC 9112, section 3.2.2)."""
+        _, is_absolute, rest = self.url.partition(b"://")
+        if is_absolute:
+            others = [header for header in self.headers if header[0] != _HOST]
+            # The scope of the request has this same list.
+            self.headers[:] = [(_HOST, re.split(rb"[/?#]", rest, maxsplit=1)[0]), *others]
 
     def on_body(self, body: bytes) -> None:
         """Called by the parser with a piece of the body."""
