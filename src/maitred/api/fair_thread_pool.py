@@ -10,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
+from maitred.admission.semaphore import FairSemaphore
 from maitred.core.flow import Flow
 from maitred.core.tenancy import Principal
-from maitred.fairness.semaphore import FairSemaphore
 
 T = TypeVar("T")
 

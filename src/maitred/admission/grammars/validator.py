@@ -10,11 +10,11 @@ import msgspec
 
 from maitred.admission.grammars.config import GrammarsConfig
 from maitred.admission.grammars.workers import GrammarWorkers
+from maitred.admission.semaphore import FairSemaphore
 from maitred.core.errors import InvalidRequest, Saturated
 from maitred.core.flow import SHARE_OF_FREE
 from maitred.core.grammar import Constraint, Grammar, GrammarResult
 from maitred.core.tenancy import Principal
-from maitred.fairness.semaphore import FairSemaphore
 from maitred.fairness.shared_cache import SharedCache
 
 _RETRY_AFTER_S = 1.0

@@ -1,7 +1,6 @@
 """Semaphore whose slots callers take in fair order: whoever asks for many of them waits behind its own work."""
 
 import asyncio
-import time
 
 from maitred.core.flow import Flow, FlowLevel
 from maitred.core.tenancy import Principal
@@ -34,8 +33,9 @@ class FairSemaphore:
             cost: Cost of what the slot is taken for, in any unit that is the same for all.
         """
         flow = Flow(principal.shares or (FlowLevel(principal.key),))
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = QueueEntry(turn, flow, arrived_s=time.monotonic(), service=cost)
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        entry = QueueEntry(turn, flow, arrived_s=loop.time(), service=cost)
         self._queue.add(entry, entry.arrived_s)
         self._start_next()
         try:
@@ -62,7 +62,7 @@ class FairSemaphore:
         self._start_next()
 
     def _start_next(self) -> None:
-        now_s = time.monotonic()
+        now_s = asyncio.get_running_loop().time()
         while self._free_slots and (entry := self._queue.head(now_s)) is not None:
             self._free_slots -= 1
             self._queue.take(entry, now_s)
