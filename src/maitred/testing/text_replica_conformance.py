@@ -100,7 +100,7 @@ async def answers_a_conversation(subject: TextReplicaUnderTest) -> None:
 async def streams(subject: TextReplicaUnderTest) -> None:
     """Checks that a long answer comes in many pieces instead of one at its end."""
     batches = await _answer(subject, _asking(64))
-    assert len(batches) >= 8, f"64 tokens came in {len(batches)} pieces"
+    assert len(batches) >= 3, f"64 tokens came in {len(batches)} pieces"
 
 
 async def continues_a_text(subject: TextReplicaUnderTest) -> None:
