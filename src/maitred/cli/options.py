@@ -104,9 +104,17 @@ def parse_duration(option: str, text: str) -> float:
     from maitred.config.units import parse_seconds
 
     seconds = parse_seconds(text)
-    if seconds is None or (seconds and text.strip()[-1:].isdigit()):
+    if seconds is None or lacks_unit(text):
         raise InvalidRequest(f"{option} must be a time with its unit, such as 30s, 12h or 1d; got {text!r}.")
     return seconds
+
+
+def lacks_unit(text: str) -> bool:
+    """Whether a duration or a size is a bare number other than 0, which needs none."""
+    try:
+        return float(text) != 0.0
+    except ValueError:
+        return False
 
 
 def load_settings(
@@ -137,6 +145,10 @@ def load_settings(
         if not equals:
             raise ConfigInvalid(f"--set {assignment}: write it as --set section.setting=value.")
         overrides[key.strip()] = Flag("--set", value.strip())
+    for key, (name, size) in flags.items():
+        # The setting's name has the unit; the option's has not.
+        if size is not None and key.endswith("_bytes") and lacks_unit(size):
+            raise ConfigInvalid(f"{name} must be a size with its unit, such as 64MiB or 2GiB; got {size!r}.")
     overrides |= {key: Flag(name, value) for key, (name, value) in flags.items() if value is not None}
     return load(path, os.environ, overrides, sections=sections)
 

@@ -36,13 +36,11 @@ class StructBuilder:
         self.faults: list[ConfigFault] = []
         self.origins: dict[str, str] = {}
         self._env = env
-        self._all_keys: list[str] = []
 
     def build(self, kind: type[S], root: ConfigNode) -> S | None:
         """Builds the struct, with faulty settings at their defaults; None if one of these has no default."""
         info = inspect.type_info(kind)
         assert isinstance(info, inspect.StructType)
-        self._all_keys = leaf_keys(info)
         built = self._build_struct(info, root, "")
         return built if isinstance(built, kind) else None
 
@@ -171,8 +169,9 @@ class StructBuilder:
         close = difflib.get_close_matches(name[:64], names, n=1)
         if close:
             return f" Did you mean {_join(parent, close[0])}?"
-        # The right name in the wrong section, such as `port` at the top. What lies below this section is meant first.
-        for keys in ([] if info is None else leaf_keys(info, parent), self._all_keys):
+        # The right name too high, such as `port` at the top. Whoever names a section means it, so others are not meant.
+        if info is not None:
+            keys = leaf_keys(info, parent)
             if found := [key for key in keys if key.rpartition(".")[2] == name]:
                 return f" Did you mean {min(found, key=lambda key: key.count('.'))}?"
         return f" There are: {', '.join(names)}."

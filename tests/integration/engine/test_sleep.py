@@ -48,7 +48,7 @@ def engine_pid(server):
 
 def test_a_model_that_sleeps_gives_its_memory_back_and_a_request_wakes_it():
     with (
-        serving("--kv-memory", str(KV_BYTES), "--max-sequences", "4") as server,
+        serving("--kv-memory", f"{KV_BYTES}B", "--max-sequences", "4") as server,
         httpx.Client(base_url=server.url, timeout=300) as client,
     ):
         free_blocks = server.metrics()["maitred_engine_kv_blocks_free"]

@@ -318,6 +318,21 @@ async def test_the_administration_replaces_workers_and_says_when_it_is_done(serv
     assert all(stream.whole for stream in streams)
 
 
+async def test_workers_that_are_replaced_again_meanwhile_are_as_many_as_before(server, client):
+    before = {worker.pid for worker in processes(server)[1]}
+    for _ in range(8):
+        await administer(server, "POST", "workers/restart")
+
+    def replaced():
+        now = {worker.pid for worker in processes(server)[1]}
+        return len(now) == 2 and not now & before
+
+    await wait_until(replaced)
+    listed = (await administer(server, "GET", "workers"))["data"]
+    assert sorted(worker["worker"] for worker in listed if not worker["leaving"]) == [1, 2]
+    assert (await chat(client, max_tokens=1)).status_code == 200
+
+
 async def settled(server, model):
     """Requests of a model in the ledger, by outcome, with their output tokens."""
     await wait_until(lambda: nothing_held(server))

@@ -3,8 +3,8 @@
 import pytest
 
 from maitred.cli import keys, limits, usage
-from maitred.cli.options import parse_duration
-from maitred.core.errors import InvalidRequest
+from maitred.cli.options import load_settings, parse_duration
+from maitred.core.errors import ConfigInvalid, InvalidRequest
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,12 @@ def test_expiry(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_no_limit(value: str) -> None:
     with pytest.raises(InvalidRequest, match=rf"VALUE must be a number of .* got {value}\."):
         limits.set_limit("tenant:acme", "tokens_per_minute", float(value))
+
+
+def test_a_size_of_an_option_needs_its_unit() -> None:
+    flags = {"engine.kv_memory_bytes": ("--kv-memory", "2000000000")}
+    with pytest.raises(ConfigInvalid, match="--kv-memory must be a size with its unit"):
+        load_settings(None, None, flags)
+    # The name of a setting has the unit.
+    loaded = load_settings(None, ["engine.kv_memory_bytes=2000000000"], {})
+    assert loaded.config.engine.kv_memory_bytes == 2_000_000_000

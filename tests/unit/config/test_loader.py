@@ -79,6 +79,11 @@ def test_a_setting_is_suggested_within_its_section_first() -> None:
     ]
 
 
+def test_a_setting_of_another_section_is_not_suggested() -> None:
+    (fault,) = faults("store: {path: /var/lib}\n", {})
+    assert fault.startswith("maitred.yaml:1: store.path: No such setting. There are: ")
+
+
 def test_a_flag_mends_what_the_file_has_wrong() -> None:
     assert loaded("server:\n  port: no\n", {}, {"server.port": 9000}).config.server.port == 9000
 

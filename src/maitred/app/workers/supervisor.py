@@ -147,7 +147,10 @@ class Supervisor:
         while self._pids_to_replace and self._pids_to_replace[0] not in self._running:
             self._pids_to_replace.popleft()
         if self._pids_to_replace and not self._stopping_pids and not self._is_stopping:
-            self._start(self._running[self._pids_to_replace[0]])
+            role = self._running[self._pids_to_replace[0]]
+            # Replacements may be asked for again while a successor starts, or waits for its restart.
+            if list(self._running.values()).count(role) == 1 and role not in self._restart_due_s:
+                self._start(role)
 
     def _retire(self, pid: int) -> None:
         self._stopping_pids.add(pid)

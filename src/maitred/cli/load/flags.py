@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import typer
 
+from maitred.cli.options import lacks_unit
 from maitred.config.nodes import ConfigFault, ConfigNode, merge
 from maitred.config.sources import Flag, read_overrides
 from maitred.config.walker import unwrap
@@ -88,6 +89,10 @@ _LISTS = (
 _PANELS = {"": "Options", "shape": "What is asked"}
 
 
+_TIMES = {"--objective", *(flag.name for flag in SPEC_FLAGS if flag.metavar == "TIME")}
+"""Options whose values are durations."""
+
+
 def takes_spec(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command the options of a load spec; it gets their values as keyword arguments, for `spec_layer`."""
     own = [
@@ -123,6 +128,12 @@ def spec_layer(given: Mapping[str, Any]) -> tuple[ConfigNode, list[ConfigFault]]
         if key in overrides and other not in overrides:
             overrides[other] = Flag(kinds[key], None)
     layer, faults = read_overrides(overrides)
+    faults += [
+        ConfigFault(given.name, key, f"Must be a time with its unit, such as 500ms, 30s or 2m; not {given.value!r}.")
+        for key, given in overrides.items()
+        # The setting's name has the unit; the option's has not.
+        if isinstance(given, Flag) and given.name in _TIMES and lacks_unit(str(given.value))
+    ]
     # Names of tenants may have dots, which would look like sections to `read_overrides`.
     tenants = {
         name: ConfigNode({"share": ConfigNode(share, "--tenant", is_text=True)}, "--tenant")

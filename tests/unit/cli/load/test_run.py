@@ -69,7 +69,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Invocation]:
             return measured(outcomes)
 
         monkeypatch.setattr("maitred.load.play.driver.run", run)
-        return CliRunner().invoke(app, ["load", "run", "--duration", "11", *words])
+        return CliRunner().invoke(app, ["load", "run", "--duration", "11s", *words])
 
     return play
 

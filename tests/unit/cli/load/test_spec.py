@@ -76,7 +76,7 @@ def test_every_option_writes_its_setting(monkeypatch: pytest.MonkeyPatch) -> Non
         "--duration": "2m",
         "--requests": "1000",
         "--warmup": "500ms",
-        "--drain": "5",
+        "--drain": "5s",
         "--attainment": "0.9",
         "--seed": "7",
     }
@@ -87,7 +87,9 @@ def test_every_option_writes_its_setting(monkeypatch: pytest.MonkeyPatch) -> Non
             setting: Any = spec
             for part in flag.key.split("."):
                 setting = getattr(setting, part)
-            expected: Any = {"90s": 90.0, "2m": 120.0, "500ms": 0.5}.get(values[flag.name], values[flag.name])
+            expected: Any = {"90s": 90.0, "2m": 120.0, "500ms": 0.5, "5s": 5.0}.get(
+                values[flag.name], values[flag.name]
+            )
             assert setting == type(setting)(expected), flag.name
     assert spec.target.api_key is not None
     assert (spec.target.api_key.reveal(), spec.target.api_key.reference) == ("sesame", "{env: KEY}")
@@ -149,14 +151,34 @@ def test_all_faults_of_file_and_options_are_reported_at_once() -> None:
         (("--users", "1", "--cv", "2"), "--cv: arrivals.cv: A poisson process has no cv."),
         (("--users", "1", "--prefixes", "2"), "--prefixes: shape.prefixes: How long are they?"),
         (("--users", "1", "--prefix-tokens", "2"), "--prefix-tokens: shape.prefix_tokens: How many are there?"),
-        (("--users", "1", "--duration", "10", "--warmup", "10"), "--warmup: bounds.warmup_s: Nothing would be counted"),
-        (("--users", "1", "--no-stream", "--objective", "tpot=1"), "--objective: objectives.tpot_s: Without streaming"),
+        (
+            ("--users", "1", "--duration", "10s", "--warmup", "10s"),
+            "--warmup: bounds.warmup_s: Nothing would be",
+        ),
+        (
+            ("--users", "1", "--no-stream", "--objective", "tpot=1s"),
+            "--objective: objectives.tpot_s: Without stream",
+        ),
         (("--users", "1", "--api-key-env", "NOT_SET"), "The environment variable NOT_SET is not set."),
     ],
 )
 def test_what_does_not_fit_together(words: tuple[str, ...], expected: str) -> None:
     (fault,) = faults(*words)
     assert expected in fault
+
+
+@pytest.mark.parametrize("option", ["--timeout", "--duration", "--warmup", "--drain"])
+def test_a_bare_number_is_no_duration(option: str) -> None:
+    (fault,) = faults("--users", "1", option, "60")
+    assert fault.startswith(option)
+    assert fault.endswith("Must be a time with its unit, such as 500ms, 30s or 2m; not '60'.")
+    assert read("--users", "1", "--set", "bounds.duration_s=60").bounds.duration_s == 60.0  # the name has the unit
+    assert read("--users", "1", "--warmup", "0").bounds.warmup_s == 0.0
+
+
+def test_a_bare_number_is_no_objective() -> None:
+    (fault,) = faults("--users", "1", "--objective", "ttft=1")
+    assert fault.startswith("--objective: objectives.ttft_s: Must be a time with its unit")
 
 
 def test_a_trace_says_itself_how_the_load_arrives() -> None:
