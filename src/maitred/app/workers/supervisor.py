@@ -196,6 +196,10 @@ class Supervisor:
             return
         if pid in self._pids_to_replace:
             self._pids_to_replace.remove(pid)
+            if role in self._running.values():
+                _log.error("%s (pid %d) ended with %d. Its successor has been started.", _describe_role(role), pid, code)
+                self._start_successor()
+                return
         lived_s = time.monotonic() - self._started_s.pop(pid)
         self._early_deaths[role] = self._early_deaths.get(role, 0) + 1 if lived_s < _EARLY_DEATH_S else 1
         wait_s = restart_delay_s(self._early_deaths[role], lived_s)
