@@ -197,7 +197,8 @@ class Supervisor:
         if pid in self._pids_to_replace:
             self._pids_to_replace.remove(pid)
             if role in self._running.values():
-                _log.error("%s (pid %d) ended with %d. Its successor has been started.", _describe_role(role), pid, code)
+                name = _describe_role(role)
+                _log.error("%s (pid %d) ended with %d. Its successor has been started.", name, pid, code)
                 self._start_successor()
                 return
         lived_s = time.monotonic() - self._started_s.pop(pid)
