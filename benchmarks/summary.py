@@ -233,6 +233,7 @@ def _rest() -> str:
             "",
             _chaos(),
             "",
+            _attacks(),
         ]
     )
 
@@ -252,6 +253,27 @@ def _chaos() -> str:
         f"without being whole; {_bar(result, 'held at the end'):.0f} requests, leases, slots and blocks were held "
         f"{figures['settled_s']:.1f} s after the end."
     )
+
+
+def _attacks() -> str:
+    result = _load("attacks")
+    figures = result["figures"]
+    lost = sum(sum(attack["lost"].values()) for attack in figures.values())
+    grown = max(max(attack["growth_mib"].values(), default=0.0) for attack in figures.values())
+    lines = [
+        f"**Attacks** — `{result['command']}`: what a victim sees while one stranger, or another team of its own "
+        f"organisation, attacks a server with the settings that it comes with: the median time to first token alone "
+        f"and during each attack, in turns, on {result['machine']['cores']} cores, attacker included. {lost} answers of "
+        f"the victim were lost, nothing was left in flight, queued, leased or in the KV cache, and no process grew by "
+        f"more than {grown:.0f} MiB.",
+        "",
+        "| attack | alone, ms | during, ms | ratio |",
+        "|---|--:|--:|--:|",
+    ]
+    for name, attack in figures.items():
+        times = f"{attack['alone_s'] * 1e3:.0f} | {attack['during_s'] * 1e3:.0f}"
+        lines.append(f"| {name} | {times} | {attack['ratio']:.2f} |")
+    return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ further sequences."""
 
 
 _FIXED_TIMES = 10
-"""How many times its fixed time a step may take; a longer one saves less than a tenth of the time."""
+"""How many times the fixed time of a step its prompts may take; more of them save less than a tenth of the time."""
 _LEAST_SHARE = 2
 """Divisor of `step_tokens` that gives the tokens which a step may have in any case."""
 
@@ -72,21 +72,20 @@ class StepSizer:
         objective_s = batch.itl_objective_s
         left = self._step_tokens - decodes
         if objective_s is None or not decodes:
-            return PrefillBudget(left, self._worthwhile(decodes, batch.context_tokens), left)
+            return PrefillBudget(left, self._worthwhile(decodes), left)
         fitting = self._meter.tokens_within(objective_s, decodes, batch.context_tokens) - decodes
         time = self._meter.budget(objective_s, decodes, batch.context_tokens)
         return PrefillBudget(left, time, min(left, fitting))
 
-    def _worthwhile(self, decodes: int, context_tokens: int) -> StepBudget:
-        """Returns the budget of a step that no objective limits.
+    def _worthwhile(self, decodes: int) -> StepBudget:
+        """Returns the budget for prefill of a step that no objective limits.
 
         A step cannot be interrupted, so whoever comes waits for its end. Where each token costs time, as on a
         processor, a long step gains hardly anything.
         """
         times = self.times
-        left_s = _FIXED_TIMES * times.fixed_s - times.decoding(decodes, context_tokens)
         least = max(0, self._step_tokens // _LEAST_SHARE - decodes)
-        return StepBudget(times, left_s, self._step_tokens, pairs=math.inf, least=least)
+        return StepBudget(times, _FIXED_TIMES * times.fixed_s, self._step_tokens, pairs=math.inf, least=least)
 
     def drafts(self, batch: RunningBatch, work: StepWork, tokens: int, writing_s: float = 0.0) -> int:
         """Returns the draft rows that a step can have in addition to its work.
