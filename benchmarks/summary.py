@@ -264,8 +264,8 @@ def _attacks() -> str:
         f"**Attacks** — `{result['command']}`: what a victim sees while one stranger, or another team of its own "
         f"organisation, attacks a server with the settings that it comes with: the median time to first token alone "
         f"and during each attack, in turns, on {result['machine']['cores']} cores, attacker included. {lost} answers "
-        f"of the victim were lost, nothing was left in flight, queued, leased or in the KV cache, and no process grew by "
-        f"more than {grown:.0f} MiB.",
+        "of the victim were lost, nothing was left in flight, queued, leased or in the KV cache, and no process grew "
+        f"by more than {grown:.0f} MiB.",
         "",
         "| attack | alone, ms | during, ms | ratio |",
         "|---|--:|--:|--:|",
