@@ -230,8 +230,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
             ge=1,
             le=1_048_576,
             description="Tokens computed in one step at most, prefill and decode together. More finishes long prompts "
-            "sooner; less keeps the time between two tokens of everybody else short. At least `max_sequences`. Where "
-            "each token costs time, as on a processor, a step takes down to half of them.",
+            "sooner; less keeps the time between two tokens of everybody else short. At least `max_sequences`.",
             extra={"unit": "tokens"},
         ),
     ] = 512

@@ -1,23 +1,16 @@
 """Size of a step: the sequences and prefill tokens that fit into the inter-token latency objective."""
 
-import math
 from collections.abc import Iterable
 
 from maitred.core.replica import StepTimes
 from maitred.engine.scheduler.batch import RunningBatch
 from maitred.engine.scheduler.batch_limit import BatchLimit
 from maitred.engine.scheduler.prefill import PrefillBudget
-from maitred.engine.scheduler.step_times import StepBudget, StepMeter, StepWork, TimedStep
+from maitred.engine.scheduler.step_times import StepMeter, StepWork, TimedStep
 
 _DECODES_SHARE = 0.8
 """Share of the objective that predicted decodes may take. A batch whose decodes are predicted to take more gets no
 further sequences."""
-
-
-_FIXED_TIMES = 10
-"""How many times the fixed time of a step its prompts may take; more of them save less than a tenth of the time."""
-_LEAST_SHARE = 2
-"""Divisor of `step_tokens` that gives the tokens which a step may have in any case."""
 
 
 class StepSizer:
@@ -72,20 +65,10 @@ class StepSizer:
         objective_s = batch.itl_objective_s
         left = self._step_tokens - decodes
         if objective_s is None or not decodes:
-            return PrefillBudget(left, self._worthwhile(decodes), left)
+            return PrefillBudget(left, None, left)
         fitting = self._meter.tokens_within(objective_s, decodes, batch.context_tokens) - decodes
         time = self._meter.budget(objective_s, decodes, batch.context_tokens)
         return PrefillBudget(left, time, min(left, fitting))
-
-    def _worthwhile(self, decodes: int) -> StepBudget:
-        """Returns the budget for prefill of a step that no objective limits.
-
-        A step cannot be interrupted, so whoever comes waits for its end. Where each token costs time, as on a
-        processor, a long step gains hardly anything.
-        """
-        times = self.times
-        least = max(0, self._step_tokens // _LEAST_SHARE - decodes)
-        return StepBudget(times, _FIXED_TIMES * times.fixed_s, self._step_tokens, pairs=math.inf, least=least)
 
     def drafts(self, batch: RunningBatch, work: StepWork, tokens: int, writing_s: float = 0.0) -> int:
         """Returns the draft rows that a step can have in addition to its work.

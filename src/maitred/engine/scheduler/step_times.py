@@ -226,20 +226,17 @@ class StepBudget:
         times: Model of step times.
         left_s: Seconds for prefill; negative if the decodes alone take too long.
         tokens: Maximum prefill tokens, independent of the time.
-        pairs: Maximum attention pairs beyond `least` tokens.
-        least: Tokens that fit in any case.
+        pairs: Maximum attention pairs beyond a small number of tokens.
     """
 
     __slots__ = ("_least", "_left_s", "_pairs", "_times", "_tokens")
 
-    def __init__(
-        self, times: StepTimes, left_s: float, tokens: int, pairs: float, least: int = _LEAST_PREFILL_TOKENS
-    ) -> None:
+    def __init__(self, times: StepTimes, left_s: float, tokens: int, pairs: int) -> None:
         self._times = times
         self._left_s = left_s
         self._tokens = tokens
         self._pairs = pairs
-        self._least = least
+        self._least = _LEAST_PREFILL_TOKENS
 
     @property
     def spent(self) -> bool:
