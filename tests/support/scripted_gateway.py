@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from maitred.app.start import run
+from maitred.app.workers import controller_client
 from maitred.config.loader import LoadedConfig, load
 
 
@@ -14,10 +15,15 @@ def main() -> int:
     parser.add_argument("--script", default="{}")
     parser.add_argument("--config", type=Path)
     parser.add_argument("--port", default="0")
+    parser.add_argument("--controller-wait-s", type=float, help="how long a worker waits for its controller")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     arguments = parser.parse_args()
     overrides: dict[str, object] = {"server.port": arguments.port}
     overrides |= dict(assignment.split("=", 1) for assignment in arguments.set)
+
+    if arguments.controller_wait_s is not None:
+        # How fast a machine starts a controller is no matter of a test.
+        controller_client._CONNECT_TIMEOUT_S = controller_client._RECONNECT_TIMEOUT_S = arguments.controller_wait_s
 
     def command(address: str) -> list[str]:
         engine = [sys.executable, "-m", "maitred.testing.scripted_engine"]

@@ -45,7 +45,7 @@ def gateway(tmp_path, upstream_url, script='{"step_s": 0.02}', **server):
     file.write_text(yaml.safe_dump(settings))
     keys = {"USER_KEY": USER, "POOR_KEY": POOR, "ADMIN_KEY": ADMIN}
     with serving(
-        *("--script", script, "--config", str(file)),
+        *("--script", script, "--config", str(file), "--controller-wait-s", "300"),
         environment={"PYTHONPATH": f"{Path.cwd()}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", **keys},
         program=("-m", "tests.support.scripted_gateway"),
     ) as running:
