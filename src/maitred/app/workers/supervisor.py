@@ -181,6 +181,7 @@ class Supervisor:
 
     def _on_exit(self, pid: int, code: int) -> None:
         role = self._running.pop(pid)
+        lived_s = time.monotonic() - self._started_s.pop(pid)
         self._monitor.remove(pid)
         if pid in self._stopping_pids:
             self._stopping_pids.discard(pid)
@@ -201,7 +202,6 @@ class Supervisor:
                 _log.error("%s (pid %d) ended with %d. Its successor has been started.", name, pid, code)
                 self._start_successor()
                 return
-        lived_s = time.monotonic() - self._started_s.pop(pid)
         self._early_deaths[role] = self._early_deaths.get(role, 0) + 1 if lived_s < _EARLY_DEATH_S else 1
         wait_s = restart_delay_s(self._early_deaths[role], lived_s)
         _log.error("%s (pid %d) ended with %d. It is started again in %.1f s.", _describe_role(role), pid, code, wait_s)
