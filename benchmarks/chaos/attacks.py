@@ -47,7 +47,7 @@ from maitred.testing.server_process import READY_S, ServerProcess
 SEED = 20261126
 PROMPT_WORDS, OUTPUT_TOKENS = 500, 8
 PAUSE_S = 0.05
-"""Of the victim, between two requests."""
+"""Of the victim, between two requests, on average. It is drawn, or the victim would keep step with the engine."""
 RAMP_S = 0.5
 """Until an attack is in full swing."""
 SAMPLE_S = 0.1
@@ -211,7 +211,7 @@ class Run:
             if not reply.whole:
                 measured.lost[reply.code or f"HTTP {reply.status}"] += 1
             times_s.append((reply.arrivals_s[0] if reply.arrivals_s else reply.ended_s) - reply.sent_s)
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(self._rng.uniform(0, 2 * PAUSE_S))
         return times_s
 
 

@@ -233,7 +233,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
             "sooner; less keeps the time between two tokens of everybody else short. At least `max_sequences`.",
             extra={"unit": "tokens"},
         ),
-    ] = 512
+    ] = 384
     context_tokens: Annotated[
         Annotated[int, Meta(ge=2)] | None,
         Meta(

@@ -1,7 +1,9 @@
 """Virtual token counters at every level of a tree of tenants.
 
 Each node counts the service it got, divided by its weight. The sibling with waiting requests and the least counter is
-next, so the service of siblings stays in proportion to their weights, from the class down to the key.
+next, so the service of siblings stays in proportion to their weights, from the class down to the key. Where counters
+are equal, nodes that have had no turn since they began to wait go first, and then the one whose last turn is oldest. A
+node is lifted to exactly the counter of a sibling, so without this rule it would wait for one more turn of it.
 
 The *lift* prevents idle nodes from earning credit (Sheng et al., OSDI'24): when a node begins to wait, its counter
 rises to the least counter of its waiting siblings or, if none waits, to the counter of the sibling that waited last.
@@ -38,6 +40,8 @@ from maitred.fairness.sorted_entries import EntryQueue
 IDLE_KEPT = 4096
 """Maximum number of idle siblings that are kept because they lead. If there are more, the one with the smallest lead is
 dropped."""
+_NO_TURN = 1 << 62
+"""Subtracted from the number of a node that begins to wait, so that it is lower than that of any turn."""
 
 
 class LazyCharges:
@@ -275,7 +279,7 @@ class Node:
             if node.waiting == 0:
                 node.lift(among.level())
                 if among.parent is not None:
-                    node.turn = turn
+                    node.turn = turn - _NO_TURN
                 among.queue.join(node)
                 if node.running == 0:
                     among.activate(node)

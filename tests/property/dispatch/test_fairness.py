@@ -38,6 +38,8 @@ class Spot:
         self.weight, self.turn, self.counter = weight, turn, counter
         self.waiting: list[QueueEntry[int]] = []
         self.running = 0
+        self.new = False
+        """Whether it had no turn since it began to wait."""
 
 
 class Model:
@@ -87,7 +89,7 @@ class Model:
             if not spot.waiting:
                 spot.counter = max(spot.counter, self.level(name[:-1]))
                 if len(name) > 1:
-                    spot.turn = self.events
+                    spot.turn, spot.new = self.events, True
         for name in self.path(entry.flow, rank):
             self.spots[name].waiting.append(entry)
         self.waiting.append(entry)
@@ -132,10 +134,10 @@ class Model:
 
     def first(self, name: tuple[Any, ...]) -> QueueEntry[int] | None:
         while True:
-            below = [(s.counter, s.turn, n) for n, s in self.spots.items() if n[:-1] == name and s.waiting]
+            below = [(s.counter, not s.new, s.turn, n) for n, s in self.spots.items() if n[:-1] == name and s.waiting]
             if not below:
                 break
-            name = min(below, key=lambda record: record[:2])[2]
+            name = min(below, key=lambda record: record[:3])[3]
         if not name:
             return None
         return min(
@@ -154,7 +156,7 @@ class Model:
             self.levels[name[:-1]] = self.level(name[:-1])
             self.spots[name].running += 1
             if len(name) > 1:
-                self.spots[name].turn = self.events
+                self.spots[name].turn, self.spots[name].new = self.events, False
         leaves = self.taken.setdefault(entry.flow, {})
         leaves[path[-1]] = leaves.get(path[-1], 0) + 1
         self.leave(entry)

@@ -128,6 +128,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.live: list[Sequence] = []
         self.paused: list[Sequence] = []
         self.streams: set[int] = set()
+        self.oldest_skips = 0
+        """Number of the last steps that had nothing for the oldest prompt under way."""
         """Have got a token since they were admitted."""
         self.added = 0
         self.produced = 0
@@ -242,8 +244,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         going_on = [s for s in running_before if s in self.live and s not in plan.preempted]
         self.check_left_out([s for s in going_on if s.key in self.streams and s.key not in planned], planned)
         prompts = [sequence.key for sequence in going_on if sequence.key not in self.streams]
-        assert not prompts or min(prompts) in planned, "the oldest prompt under way stands still"
-        assert not going_on or planned & {sequence.key for sequence in going_on}
+        self.oldest_skips = self.oldest_skips + 1 if prompts and min(prompts) not in planned else 0
+        assert self.oldest_skips < 8, "the oldest prompt under way stands still"
+        assert self.oldest_skips or not going_on or planned & {sequence.key for sequence in going_on}
         assert not planned & {sequence.key for sequence in plan.preempted + self.paused}
         assert all(sequence.preemptions <= MAX_PREEMPTIONS for sequence in self.live)
         assert plan.tokens <= self.step_tokens

@@ -21,6 +21,7 @@ class RunningBatch:
         promised_blocks: Blocks that the sequences are expected to take in the future. A sequence beyond its expected
             length counts 0.
         skipped: Sequences in prefill that got no tokens in the last plan.
+        oldest_skips: Number of the last plans that had nothing for the oldest prefill.
     """
 
     def __init__(self, itl_objective_s: float | None) -> None:
@@ -29,6 +30,7 @@ class RunningBatch:
         self.context_tokens = 0
         self.promised_blocks = 0
         self.skipped: list[Sequence] = []
+        self.oldest_skips = 0
         self._default_s = itl_objective_s
         self._objectives: Counter[float] = Counter()
         """Objective -> number of decoding sequences with it."""

@@ -6,10 +6,14 @@ from maitred.engine.scheduler.plan import Chunk, StepPlan
 from maitred.engine.scheduler.prefill import PrefillBudget, ServiceOwed
 from maitred.engine.scheduler.sequence import Sequence
 from maitred.engine.scheduler.state import SchedulerState
+from maitred.engine.scheduler.step_size import FIXED_SHARE
 
 _CERTAINLY = 0.5
 """Share of the predicted prefill time that is treated as certain. A prompt with a tighter deadline than this share is
 expired; other prompts are tried, because predictions are inexact."""
+_OLDEST_SKIPS = 7
+"""Number of steps in a row that may have nothing for the oldest prompt. The next one is for it alone, whatever others
+are owed. So the oldest prefill ends in a bounded number of steps, and then the next one, until all have ended."""
 _PASSES = 8
 """Number of sequences that are tried behind a head of the queue that finds no blocks."""
 
@@ -60,9 +64,9 @@ class PromptPlanner:
         """
         state, budget, claims = self._state, self._budget, self._claims
         prefilling = sorted(state.batch.prefilling.values(), key=lambda s: (claims.claim_of(s), s.key), reverse=True)
-        if prefilling:
-            oldest = min(prefilling, key=lambda sequence: sequence.key)
-            self._extend(oldest, budget.least_tokens)
+        oldest = min(prefilling, key=lambda sequence: sequence.key, default=None)
+        if oldest is not None and state.batch.oldest_skips >= _OLDEST_SKIPS:
+            self._extend(oldest, oldest.pending)
         self._refused = hold
         while not budget.spent:
             head = self._head() if self._refused is None else None
@@ -80,6 +84,8 @@ class PromptPlanner:
             state.wait_queue.enter(sequence, self._now_s)
             self._refused = WaitCause.KV_FULL
         state.waits.cause = self._refused or WaitCause.PREFILL_BUDGET
+        skipped = oldest is not None and oldest.key not in self._chunks
+        state.batch.oldest_skips = state.batch.oldest_skips + 1 if skipped else 0
         state.batch.skipped = [
             s for s in state.batch.prefilling.values() if s.key not in self._chunks and not s.output_tokens
         ]
@@ -89,11 +95,14 @@ class PromptPlanner:
 
         Without the piece the step ends earlier, and so do the first answers of these prompts. The piece is computed in
         a step of its own instead, whose fixed time is lost. So a processor, for which each token costs the same, ends
-        the step, and an accelerator, on which a larger step is hardly longer, fills it.
+        the step, and an accelerator, on which a larger step is hardly longer, fills it. A piece that ends its own
+        prompt, which then has its first answer at once too, may cost more.
         """
+        if id(sequence.account) in self._ending:
+            return False
         length = min(sequence.pending, self._budget.tokens)
-        ends = length == sequence.pending or id(sequence.account) in self._ending
-        return not ends and self._times.chunk(sequence.computed, length) > self._times.fixed_s
+        worth_s = self._times.fixed_s / (FIXED_SHARE if length == sequence.pending else 1.0)
+        return self._times.chunk(sequence.computed, length) > worth_s
 
     def _head(self) -> Sequence | None:
         while (head := self._state.wait_queue.head(self._now_s)) is not None and too_late(

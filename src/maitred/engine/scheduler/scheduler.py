@@ -336,7 +336,7 @@ class Scheduler:
             self._pace.budget(batch, plan.tokens),
             self._pace.times,
             slots=slots,
-            claims=ServiceOwed(state.line.over_service, self._token_service, by_class=self._by_class),
+            claims=ServiceOwed(state.line.over_service, self._token_service, self._pace.times, by_class=self._by_class),
             now_s=now_s,
         )
         planner.run(hold)

@@ -6,11 +6,16 @@ from maitred.core.replica import StepTimes
 from maitred.engine.scheduler.batch import RunningBatch
 from maitred.engine.scheduler.batch_limit import BatchLimit
 from maitred.engine.scheduler.prefill import PrefillBudget
-from maitred.engine.scheduler.step_times import StepMeter, StepWork, TimedStep
+from maitred.engine.scheduler.step_times import StepBudget, StepMeter, StepWork, TimedStep
 
 _DECODES_SHARE = 0.8
 """Share of the objective that predicted decodes may take. A batch whose decodes are predicted to take more gets no
 further sequences."""
+FIXED_SHARE = 0.1
+"""Share of a step's time that its fixed time may be where steps are kept short. On an accelerator the fixed time is
+large, so steps stay large."""
+_ROUNDING = 1 + 1e-9
+_ANY_PAIRS = 1 << 62
 
 
 class StepSizer:
@@ -61,14 +66,17 @@ class StepSizer:
         return min(self._step_tokens, self._meter.tokens_within(objective_s, decodes, batch.context_tokens))
 
     def budget(self, batch: RunningBatch, decodes: int) -> PrefillBudget:
-        """Returns a step's prefill budget, which is limited in time only while sequences decode."""
-        objective_s = batch.itl_objective_s
+        """Returns a step's prefill budget.
+
+        A token costs more the further it is into a prompt, and whoever comes during a step waits for its end. So no
+        step takes longer than its tokens would in a new prompt. While sequences decode, it keeps their objective too.
+        """
+        objective_s, times = batch.itl_objective_s, self.times
         left = self._step_tokens - decodes
+        longest_s = max(times.chunk(0, left), times.fixed_s / FIXED_SHARE) * _ROUNDING
         if objective_s is None or not decodes:
-            return PrefillBudget(left, None, left)
-        fitting = self._meter.tokens_within(objective_s, decodes, batch.context_tokens) - decodes
-        time = self._meter.budget(objective_s, decodes, batch.context_tokens)
-        return PrefillBudget(left, time, min(left, fitting))
+            return PrefillBudget(left, StepBudget(times, longest_s, left, _ANY_PAIRS))
+        return PrefillBudget(left, self._meter.budget(objective_s, decodes, batch.context_tokens, longest_s))
 
     def drafts(self, batch: RunningBatch, work: StepWork, tokens: int, writing_s: float = 0.0) -> int:
         """Returns the draft rows that a step can have in addition to its work.

@@ -15,6 +15,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from maitred.core.replica import StepTimes, pairs_of
@@ -157,19 +158,22 @@ class StepMeter:
         """Returns the relative error that this share of the last predictions did not exceed."""
         return (self._mixed + self._decoding).error(share)
 
-    def budget(self, objective_s: float, decodes: int, context_tokens: int, share: float = 0.95) -> "StepBudget":
+    def budget(
+        self, objective_s: float, decodes: int, context_tokens: int, longest_s: float = inf, share: float = 0.95
+    ) -> "StepBudget":
         """Returns a step's budget for prefill, so that `share` of the steps keep the objective.
 
         Args:
             objective_s: Maximum seconds of the step.
             decodes: Number of decoding sequences in the step.
             context_tokens: Context tokens of the decoding sequences, new tokens included.
+            longest_s: Maximum seconds for prefill.
             share: Share of the steps that keep the objective, if their decodes alone do not exceed it.
         """
         left_s = objective_s / self.margin(share) - self.times.decoding(decodes, context_tokens)
         tokens = max(_FIRST_PREFILL_TOKENS, 2 * self._most_prefill_tokens)
         pairs = max(_FIRST_PAIRS, 4 * self._most_pairs)  # a prompt of double length has four times as many pairs
-        return StepBudget(self.times, left_s, tokens, pairs)
+        return StepBudget(self.times, min(left_s, longest_s), tokens, pairs)
 
     def decodes_within(self, seconds: float, context_tokens: float) -> int:
         """Returns how many sequences, each with this context, a step of this duration usually decodes."""

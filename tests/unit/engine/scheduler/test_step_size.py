@@ -40,7 +40,6 @@ def test_an_objective_limits_the_prompts_beside_decodes():
     pace = make_pace(0.05)
     learn(pace)
     budget = pace.budget(batch(0.05), 2)
-    assert budget.least_tokens == pytest.approx(47 / 8, abs=2)
     assert spend(budget) == pytest.approx(47, abs=4)
     assert pace.tokens(batch(0.05)) == pytest.approx(49, abs=4)
 
@@ -55,7 +54,6 @@ def test_prompts_come_to_an_end_though_the_decodes_alone_take_too_long():
     pace = make_pace(0.002)
     learn(pace)
     budget = pace.budget(batch(0.002), 2)
-    assert budget.least_tokens == 2
     assert 0 < spend(budget) <= 16
     assert budget.spent
 
