@@ -154,7 +154,7 @@ def test_this_machine_needs_no_key_unless_configured(host: str) -> None:
 
 def test_a_step_has_a_token_for_every_sequence() -> None:
     (fault,) = faults("engine:\n  max_sequences: 600\n")
-    assert fault.startswith("maitred.yaml:2: engine.step_tokens: 512 is less than engine.max_sequences, 600.")
+    assert fault.startswith("maitred.yaml:2: engine.step_tokens: 384 is less than engine.max_sequences, 600.")
 
 
 def test_a_wrong_setting_is_not_held_against_another() -> None:
