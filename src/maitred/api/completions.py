@@ -229,12 +229,16 @@ def _add_entries(members: dict[str, Any], scores: list[TokenScore] | None) -> No
         members["logprobs"] = {"content": score_entries(scores), **members.get("logprobs", {})}
 
 
-def _top_logprobs(score: TokenScore) -> dict[str, float]:
-    """Returns the most probable tokens, best first, and the chosen one if it is not among them."""
+def _top_logprobs(score: TokenScore) -> dict[str, float] | None:
+    """Returns the most probable tokens, best first, and the chosen one if it is not among them.
+
+    The result is None for a token without log-probability, as the first of an echoed prompt.
+    """
     tops: dict[str, float] = {}
     for token in (*score.top, score.chosen):
-        tops.setdefault(_token_key(token), token.logprob)
-    return tops
+        if token.logprob is not None:
+            tops.setdefault(_token_key(token), token.logprob)
+    return tops or None
 
 
 def _token_key(token: TokenLogprob) -> str:

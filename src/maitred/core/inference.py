@@ -120,7 +120,8 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     text: str
     raw: bytes
     """Exact bytes of the token, because `text` cannot hold half a character."""
-    logprob: float
+    logprob: float | None
+    """None: the server gave none, as for the first token of an echoed prompt."""
     members: dict[str, Any] | None = None
     """Other members that an external server has for the token."""
 

@@ -149,7 +149,9 @@ async def tells_log_probabilities(subject: TextReplicaUnderTest) -> None:
     batches = await _answer(subject, _asking(logprobs=True, top_logprobs=2))
     scores = [score for part in _parts(batches) for score in part.scores or ()]
     assert len(scores) == _SHORT_TOKENS, f"{_SHORT_TOKENS} tokens have {len(scores)} log-probabilities"
-    assert all(score.chosen.logprob <= 0 and len(score.top) == 2 for score in scores)
+    chosen = [score.chosen.logprob for score in scores]
+    assert all(logprob is not None and logprob <= 0 for logprob in chosen)
+    assert all(len(score.top) == 2 for score in scores)
     assert "".join(score.chosen.text for score in scores) == _text(batches)
 
 

@@ -497,3 +497,20 @@ async def test_behind_a_break_chunks_have_the_members_of_the_server_that_goes_on
             assert {name: entry[name] for name in second} == second
             assert not ({*first} - {*second}) & {*entry}
             assert "mood" not in (entry["choices"] or [{}])[0]
+
+
+async def test_a_token_without_log_probability_has_none_at_the_client():
+    logprobs = {
+        "tokens": ["Hi", "ha"],
+        "token_logprobs": [None, -0.5],
+        "top_logprobs": [None, {"ha": -0.5}],
+        "text_offset": [0, 2],
+    }
+    body = event({"choices": [{"index": 0, "text": "Hiha", "finish_reason": "stop", "logprobs": logprobs}]})
+    server = Bytes(body + COUNTED + DONE)
+    async with running(server.answer) as url, upstream_gateway(f"{url}/v1", dialect="generic") as system:
+        fields = {"model": "far", "prompt": "Hi", "max_tokens": 8, "logprobs": 1}
+        whole = (await system.client.post("/v1/completions", json=fields)).json()
+        events = events_of(await system.client.post("/v1/completions", json={**fields, "stream": True}))
+    told = [choice["logprobs"] for body in events for choice in body["choices"] if choice["logprobs"]]
+    assert [whole["choices"][0]["logprobs"], *told] == [logprobs, logprobs]

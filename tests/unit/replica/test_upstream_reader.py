@@ -255,6 +255,19 @@ def test_texts_are_read_in_their_own_shape():
     ]
 
 
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        {"tokens": ["a", "b"], "token_logprobs": [None, -2], "top_logprobs": [None, {"b": -2}], "text_offset": [0, 1]},
+        {"content": [{"token": "a", "logprob": None}, {"token": "b", "logprob": -2}]},
+    ],
+)
+def test_a_token_without_log_probability_is_not_certain(logprobs):
+    choice = {"index": 0, "text": "ab", "logprobs": logprobs, "finish_reason": "length"}
+    ((part,), _) = read(event({"choices": [choice]}) + DONE)
+    assert [score.chosen.logprob for score in part.scores] == [None, -2]
+
+
 def test_choices_that_are_counted_one_by_one_are_added_up():
     """As llama.cpp does it: each choice has a count of its own, with its prompt, which is the same."""
 

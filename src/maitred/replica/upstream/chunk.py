@@ -194,7 +194,7 @@ _READ_OF_TOKEN = frozenset({"token", "logprob", "bytes", "top_logprobs"})
 
 class _TopLogprob(msgspec.Struct):
     token: str
-    logprob: float
+    logprob: float | None = None
     bytes: list[Annotated[int, msgspec.Meta(ge=0, le=255)]] | None = None
 
     def to_logprob(self, sent: Mapping[str, Any]) -> TokenLogprob:
@@ -214,7 +214,7 @@ class Logprobs(msgspec.Struct):
     content: list[_TokenLogprobs] | None = None
     tokens: list[str] | None = None
     token_logprobs: list[float | None] | None = None
-    top_logprobs: list[dict[str, float] | None] | None = None
+    top_logprobs: list[dict[str, float | None] | None] | None = None
     text_offset: list[int] | None = None
 
 
@@ -248,8 +248,7 @@ def parse_scores(fields: Any, offset: int) -> list[TokenScore] | None:  # noqa: 
         top = (tops[position] if position < len(tops) else None) or {}
         scores.append(
             TokenScore(
-                # The first token of an echoed prompt has no log-probability, but `TokenLogprob` requires one: use 0.
-                TokenLogprob(text, text.encode(), 0.0 if value is None else value),
+                TokenLogprob(text, text.encode(), value),
                 [TokenLogprob(other, other.encode(), logprob) for other, logprob in top.items()],
                 offsets[position] if position < len(offsets) else offset,
             )

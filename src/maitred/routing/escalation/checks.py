@@ -48,7 +48,8 @@ def collect_choices(parts: Iterable[TextDelta]) -> list[ChoiceText]:
         extra = part.extra or {}
         choice.refusal += extra.get("refusal", "")
         choice.has_tool_calls = choice.has_tool_calls or bool(extra.get("tool_calls"))
-        choice.logprobs += [score.chosen.logprob for score in part.scores or ()]
+        logprobs = [score.chosen.logprob for score in part.scores or ()]
+        choice.logprobs += [logprob for logprob in logprobs if logprob is not None]
         choice.finish = part.finish or choice.finish
     for index, choice in choices.items():
         choice.text = "".join(texts[index])

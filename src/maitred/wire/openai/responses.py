@@ -88,7 +88,7 @@ class TopLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A candidate token and its log-probability."""
 
     token: str
-    logprob: float
+    logprob: float | None
     bytes: list[int] | None
     """Bytes of the token, because `token` cannot show a part of a character."""
 
@@ -97,7 +97,8 @@ class ChatLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The chosen token, and the most probable ones in its place."""
 
     token: str
-    logprob: float
+    logprob: float | None
+    """None: the server gave none."""
     bytes: list[int] | None
     top_logprobs: list[TopLogprob]
 

@@ -65,6 +65,11 @@ def test_the_mean_is_that_of_the_chosen_tokens():
     assert mean_logprob(ChoiceText(logprobs=[float("-inf")])) == -100.0
 
 
+def test_a_token_without_log_probability_does_not_count():
+    (choice,) = collect_choices([TextDelta(0, "xx", STOP, scores=[score(None), score(-1.0)])])
+    assert mean_logprob(choice) == -1.0
+
+
 @given(st.lists(st.tuples(st.integers(0, 2), st.text(max_size=3), st.lists(st.floats(-5, 0), max_size=2)), max_size=12))
 def test_choices_are_put_together_from_their_parts_in_any_order(pieces):
     parts = [TextDelta(index, text, scores=[*map(score, logprobs)] or None) for index, text, logprobs in pieces]
