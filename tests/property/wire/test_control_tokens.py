@@ -4,7 +4,7 @@ import unicodedata
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -102,15 +102,16 @@ def controls(model: text.Tokenizer, content: str) -> list[str]:
 
 
 @given(CASES, st.lists(PIECES, max_size=6).map("".join))
+@example(("byte-level", "prepend", "normalized"), " ")
 @settings(deadline=None, max_examples=400)
 def test_only_the_template_writes_control_tokens(case, content):
     model = tokenizer(*case)
-    right = controls(model, "a")
     got = controls(model, content)
     if case[2] == "words":  # these are looked for as words of their own, which the neighbours decide
         assert len(got) <= len(CONTROL) + 1
     else:
-        assert got == right
+        # Where the normaliser writes a space before a control token, the template's own is found behind one only.
+        assert got in [controls(model, neighbour) for neighbour in ("a", "a ")]
 
 
 @pytest.mark.parametrize("flags", FLAGS)
