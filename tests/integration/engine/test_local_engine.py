@@ -17,6 +17,7 @@ from maitred.core.errors import ReplicaLost, ReplicaUnavailable
 from maitred.core.request import EngineRequest, SamplingParams
 from maitred.fleet.local import LocalEngine
 from maitred.fleet.process import Backoff
+from tests.support.processes import living_children
 
 LIMIT_S = 300.0
 STALLS = {"fault": "stall", "fault_after": 1}
@@ -214,7 +215,7 @@ def test_a_start_can_be_called_off(loop_factory, turns):
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(asyncio.wait_for(call_off(), LIMIT_S))
-    assert [child for child in psutil.Process().children() if "scripted" in " ".join(child.cmdline())] == []
+    assert [command for _, command in living_children().values() if "scripted" in command] == []
 
 
 async def test_an_engine_that_ignores_sigterm_is_killed():

@@ -15,6 +15,7 @@ from maitred.fleet.local import ENGINE_MODULE
 from maitred.testing.server_process import serving
 from tests.integration.engine.test_on_demand import configured
 from tests.integration.engine.test_remote_engines import engine, gateway
+from tests.support.processes import living_children
 
 BODY = {"prompt": "Once upon a time there was a small village " * 8, "max_tokens": 12, "temperature": 0}
 KV_BYTES = 256 << 20
@@ -38,11 +39,8 @@ def maitred(server, *words):
 
 
 def engine_pid(server):
-    (child,) = [
-        child
-        for child in psutil.Process(server.process.pid).children(recursive=True)
-        if ENGINE_MODULE in child.cmdline()
-    ]
+    children = living_children(server.process.pid, recursive=True)
+    (child,) = [child for child, (_, command) in children.items() if ENGINE_MODULE in command]
     return child.pid
 
 

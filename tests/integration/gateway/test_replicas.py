@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from maitred.testing.server_process import ServerProcess, serving
+from tests.support.processes import living_children
 
 MODEL = "maitred-tiny"
 TOKENS = 120
@@ -126,7 +127,7 @@ async def settled(server: ServerProcess, *, restarts: int = 0) -> dict[str, floa
 
 
 def engines_of(server: ServerProcess) -> list[psutil.Process]:
-    return [child for child in psutil.Process(server.process.pid).children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [*living_children(server.process.pid)]
 
 
 async def test_streams_survive_kills_with_exactly_the_tokens_of_an_undisturbed_run():

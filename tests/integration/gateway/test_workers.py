@@ -19,6 +19,7 @@ from maitred.config.tree import BUNDLED_MODEL
 from maitred.identity.keys import make_key
 from maitred.testing.scripted_openai import DelayDistribution, ServerScript, scripted_openai
 from maitred.testing.server_process import serving
+from tests.support.processes import living_children
 
 USER, POOR, ADMIN = (make_key().plaintext for _ in range(3))
 MODELS = ["m", "maitred-tiny"]
@@ -81,9 +82,9 @@ async def caller(server, key=USER):
 
 def processes(server):
     """The controller and the workers."""
-    children = psutil.Process(server.process.pid).children()
-    (controller,) = [child for child in children if child.name() == "mtd-controller"]
-    return controller, [child for child in children if child.name().startswith("mtd-worker")]
+    children = living_children(server.process.pid)
+    (controller,) = [child for child, (name, _) in children.items() if name == "mtd-controller"]
+    return controller, [child for child, (name, _) in children.items() if name.startswith("mtd-worker")]
 
 
 async def wait_until(condition, timeout_s=300.0):
