@@ -327,7 +327,9 @@ class OpenAIStreamParser:
             self._read_choice(choice, members, deltas, is_mended=is_mended)
         if not choices and members:
             self._append_delta(TextDelta(0, ""), ChunkMetadata(members, self._choice_members(0)), deltas)
-        reported = fields.get("usage") or _usage_elsewhere(fields, choices)
+        reported = fields.get("usage")
+        if not reported and (members or any("usage" in choice for choice in choices)):
+            reported = _usage_elsewhere(fields, choices)
         self._is_plain_likely = len(deltas) == before + 1 and deltas[-1].plain
         if reported is not None and (usage := read_usage(reported)) is not None:
             if self._has_usage and not (usage.prompt_tokens or usage.completion_tokens):
@@ -386,7 +388,7 @@ class OpenAIStreamParser:
         text, extra = self._read_delta(index, choice)
         others = {name: value for name, value in choice.items() if name not in _READ_OF_CHOICE and not is_empty(value)}
         logprobs = choice.get("logprobs")
-        scores = parse_scores(logprobs, self._text_offsets[index])
+        scores = parse_scores(logprobs, self._text_offsets[index]) if logprobs else None
         if isinstance(logprobs, dict):
             # Those of a refusal, and those that only the client may be able to read
             unread = {
@@ -396,7 +398,7 @@ class OpenAIStreamParser:
             }
             if unread:
                 others["logprobs"] = unread
-        has_answer = bool(text) or any(name in extra for name in _ANSWER_FIELDS)
+        has_answer = bool(text) or (bool(extra) and any(name in extra for name in _ANSWER_FIELDS))
         finish = self._read_finish(index, choice.get("finish_reason"), extra, goes_on=has_answer)
         if finish is not None and self._characters.held and self._is_cut(index):
             text += "\ufffd"
@@ -408,7 +410,7 @@ class OpenAIStreamParser:
             words = choice.get("stop_reason"), choice.get("matched_stop")
             stop = next((word for word in words if isinstance(word, str)), None)
         delta = TextDelta(index, text, finish, scores=scores, extra=extra or None, stop=stop)
-        self._append_delta(delta, ChunkMetadata(members, others), deltas)
+        self._append_delta(delta, ChunkMetadata(members, others) if members or others else _NO_METADATA, deltas)
 
     def _append_delta(self, delta: TextDelta, metadata: ChunkMetadata, deltas: list[TextDelta]) -> None:
         """Appends a delta with the members around it, if they have changed; holds them back before the answer."""
@@ -610,7 +612,7 @@ def _usage_elsewhere(fields: Mapping[str, Any], choices: Sequence[Any]) -> objec
 
 def _speaks_of_tokens(metadata: ChunkMetadata) -> bool:
     """Returns whether members of a choice are about the tokens of one chunk alone, such as their ids."""
-    return any(
+    return bool(metadata.choice) and any(
         name == "logprobs" or (isinstance(value, list) and isinstance(value[0], int))
         for name, value in metadata.choice.items()
     )
