@@ -62,11 +62,12 @@ def is_empty(value: object) -> bool:
 
 def read_usage(fields: object) -> Usage | None:
     """Returns a reported usage with whatever else the server counted; None if it counts nothing."""
-    match fields:  # what most servers report; the rest gives the same for it
-        case {"prompt_tokens": int(prompt), "completion_tokens": int(output), "total_tokens": int(total)} if (
-            len(fields) == 3 and 0 < prompt < total <= MOST_TOKENS and prompt + output == total
-        ):
-            return Usage(prompt, output)
+    if isinstance(fields, dict) and len(fields) == 3:  # what most servers report; the rest gives the same for it
+        match fields:
+            case {"prompt_tokens": int(prompt), "completion_tokens": int(output), "total_tokens": int(total)} if (
+                0 < prompt < total <= MOST_TOKENS and prompt + output == total
+            ):
+                return Usage(prompt, output)
     usage = parse_usage(fields)
     if usage is None or not isinstance(fields, dict):
         return None
