@@ -63,11 +63,9 @@ def is_empty(value: object) -> bool:
 def read_usage(fields: object) -> Usage | None:
     """Returns a reported usage with whatever else the server counted; None if it counts nothing."""
     if isinstance(fields, dict) and len(fields) == 3:  # what most servers report; the rest gives the same for it
-        match fields:
-            case {"prompt_tokens": int(prompt), "completion_tokens": int(output), "total_tokens": int(total)} if (
-                0 < prompt < total <= MOST_TOKENS and prompt + output == total
-            ):
-                return Usage(prompt, output)
+        prompt, output, total = [fields.get(name) for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
+        if type(prompt) is type(output) is type(total) is int and 0 < prompt < total == prompt + output <= MOST_TOKENS:
+            return Usage(prompt, output)
     usage = parse_usage(fields)
     if usage is None or not isinstance(fields, dict):
         return None
