@@ -31,6 +31,7 @@ def before_siblings(node: Node | None, among: Siblings, weight: float, own: Work
     """
     level = among.level()
     counter = level if node is None else node.counter if node.waiting else max(node.counter, level)
+    # Who begins to wait now comes behind those without a turn, whose numbers are negative, and before all others.
     turn = node.turn if node is not None and (node.waiting or among.parent is None) else 0
     target = counter + own.service / weight
     waiting = among.queue.live

@@ -15,6 +15,7 @@ FIXED_SHARE = 0.1
 """Share of a step's time that its fixed time may be where steps are kept short. On an accelerator the fixed time is
 large, so steps stay large."""
 _ROUNDING = 1 + 1e-9
+"""Factor for a limit in time, so that exactly as many tokens fit as it was computed for."""
 _ANY_PAIRS = 1 << 62
 
 

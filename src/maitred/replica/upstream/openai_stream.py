@@ -327,9 +327,7 @@ class OpenAIStreamParser:
             self._read_choice(choice, members, deltas, is_mended=is_mended)
         if not choices and members:
             self._append_delta(TextDelta(0, ""), ChunkMetadata(members, self._choice_members(0)), deltas)
-        reported = fields.get("usage")
-        if not reported and (members or any("usage" in choice for choice in choices)):
-            reported = _usage_elsewhere(fields, choices)
+        reported = fields.get("usage") or _usage_elsewhere(fields, choices)
         self._is_plain_likely = len(deltas) == before + 1 and deltas[-1].plain
         if reported is not None and (usage := read_usage(reported)) is not None:
             if self._has_usage and not (usage.prompt_tokens or usage.completion_tokens):
@@ -398,7 +396,7 @@ class OpenAIStreamParser:
             }
             if unread:
                 others["logprobs"] = unread
-        has_answer = bool(text) or (bool(extra) and any(name in extra for name in _ANSWER_FIELDS))
+        has_answer = bool(text) or not extra.keys().isdisjoint(_ANSWER_FIELDS)
         finish = self._read_finish(index, choice.get("finish_reason"), extra, goes_on=has_answer)
         if finish is not None and self._characters.held and self._is_cut(index):
             text += "\ufffd"
@@ -604,15 +602,15 @@ class OpenAIStreamParser:
 
 def _usage_elsewhere(fields: Mapping[str, Any], choices: Sequence[Any]) -> object:
     """Returns the usage that does not stand at the top of a chunk: in a choice, at Groq, or by Google's name."""
-    groq = fields.get("x_groq")
-    places = (*choices, groq) if isinstance(groq, dict) else choices
-    usages = (place["usage"] for place in places if isinstance(place, dict) and place.get("usage"))
-    return next(usages, None) or fields.get("usageMetadata") or fields.get("usage_metadata")
+    for place in (*choices, fields.get("x_groq")):
+        if isinstance(place, dict) and place.get("usage"):
+            return place["usage"]
+    return fields.get("usageMetadata") or fields.get("usage_metadata")
 
 
 def _speaks_of_tokens(metadata: ChunkMetadata) -> bool:
     """Returns whether members of a choice are about the tokens of one chunk alone, such as their ids."""
-    return bool(metadata.choice) and any(
+    return any(
         name == "logprobs" or (isinstance(value, list) and isinstance(value[0], int))
         for name, value in metadata.choice.items()
     )

@@ -82,6 +82,16 @@ def learn_times(scheduler):
         scheduler.on_step_time(StepWork(1, 10, 1, tokens, pairs_of(0, tokens)), 0.001 * (2 + tokens))
 
 
+def learn_places(scheduler, *, fixed_s):
+    """Steps at all places of a prompt: a millisecond a token, and a microsecond for each that it attends to."""
+    for start in (0, 1000, 4000):
+        for tokens in (8, 64, 512):
+            pairs = pairs_of(start, tokens)
+            for _ in range(4):
+                work = StepWork(chunks=1, prefill_tokens=tokens, pairs=pairs)
+                scheduler.on_step_time(work, fixed_s + 0.001 * tokens + 1e-6 * pairs)
+
+
 def computed(plan):
     return {chunk.sequence.request.id: chunk.length for chunk in plan.chunks}
 
@@ -248,12 +258,7 @@ def test_a_prompt_that_takes_much_longer_than_a_step_costs_ends_in_a_step_of_its
 
 def test_a_step_far_into_a_prompt_takes_as_long_as_one_of_a_new_prompt():
     scheduler = make_scheduler(step_tokens=64, max_sequences=4, blocks=4000)
-    for start in (0, 1000, 4000):
-        for tokens in (8, 32, 64):
-            pairs = pairs_of(start, tokens)
-            for _ in range(4):
-                work = StepWork(chunks=1, prefill_tokens=tokens, pairs=pairs)
-                scheduler.on_step_time(work, 0.001 + 0.001 * tokens + 1e-6 * pairs)
+    learn_places(scheduler, fixed_s=0.001)
     add(scheduler, "long", prompt=4000)
     plans = [step(scheduler)[0] for _ in range(100)]
     lengths = [plan.tokens for plan in plans]
@@ -269,12 +274,7 @@ def test_a_step_far_into_a_prompt_takes_as_long_as_one_of_a_new_prompt():
 
 def test_where_a_step_costs_much_in_any_case_it_stays_large():
     scheduler = make_scheduler(step_tokens=64, max_sequences=4, blocks=4000)
-    for start in (0, 1000, 4000):
-        for tokens in (8, 32, 64):
-            pairs = pairs_of(start, tokens)
-            for _ in range(4):
-                work = StepWork(chunks=1, prefill_tokens=tokens, pairs=pairs)
-                scheduler.on_step_time(work, 0.05 + 0.001 * tokens + 1e-6 * pairs)
+    learn_places(scheduler, fixed_s=0.05)
     add(scheduler, "long", prompt=4000)
     assert [step(scheduler)[0].tokens for _ in range(50)] == [64] * 50
 
@@ -293,13 +293,8 @@ def test_who_asks_one_thing_at_a_time_goes_before_the_end_of_a_longer_prompt_of_
 
 def test_what_a_prompt_still_needs_counts_in_time():
     scheduler = make_scheduler(step_tokens=512, max_sequences=4, blocks=4000)
-    for start in (0, 1000, 4000):
-        for tokens in (64, 256, 512):
-            pairs = pairs_of(start, tokens)
-            for _ in range(4):
-                work = StepWork(chunks=1, prefill_tokens=tokens, pairs=pairs)
-                scheduler.on_step_time(work, 0.001 + 0.001 * tokens + 1e-6 * pairs)
-    deep, new = add(scheduler, "deep", prompt=4400), None
+    learn_places(scheduler, fixed_s=0.001)
+    deep = add(scheduler, "deep", prompt=4400)
     while deep.pending > 300:
         step(scheduler)
     new = add(scheduler, "new", prompt=deep.pending + 200)
