@@ -2,6 +2,7 @@
 
 import json
 from contextlib import suppress
+from itertools import pairwise
 
 import msgspec
 from hypothesis import given
@@ -17,7 +18,7 @@ from maitred.core.request import Usage
 from maitred.replica.upstream.dialects import DIALECTS
 from maitred.replica.upstream.openai_stream import OpenAIStreamParser
 from maitred.wire.openai.decode import decode_chat, decode_completion
-from maitred.wire.sse import encode_event
+from maitred.wire.sse import DONE, encode_event
 
 ODD = st.sampled_from([None, "", "a", '{"b": 1}', 0, 1, -1, 2.5, True, [], {}, ["a"], {"name": "f"}])
 FUNCTIONS = st.fixed_dictionaries({}, optional={"name": ODD, "arguments": ODD, "more": ODD})
@@ -75,6 +76,41 @@ CHUNKS = st.fixed_dictionaries(
     optional={"system_fingerprint": ODD, "citations": ODD, "error": ODD, "object": ODD, "maitred": ODD, "usage": ODD},
 )
 END = {"choices": [{"delta": {}, "finish_reason": "tool_calls"}]}
+COUNTS = st.sampled_from([0, 1, 2, 7, 9])
+USAGES = st.none() | st.fixed_dictionaries(
+    {"prompt_tokens": COUNTS, "completion_tokens": COUNTS},
+    optional={
+        "total_tokens": COUNTS,
+        "prompt_tokens_details": st.sampled_from([None, {}, {"cached_tokens": 1}, {"cached_tokens": None}]),
+        "completion_tokens_details": st.sampled_from([None, {"reasoning_tokens": 1}, {"more": 1}]),
+        "more": ODD,
+    },
+)
+USUAL_CHOICES = st.fixed_dictionaries(
+    {
+        "delta": st.fixed_dictionaries(
+            {},
+            optional={
+                "role": st.sampled_from([None, "assistant"]),
+                "content": st.sampled_from([None, "", "a", "b", '"\\é\n', "content"]),
+                "tool_calls": st.sampled_from([None, [{"index": 0, "id": "c", "function": {"name": "f"}}]]),
+                "refusal": st.none() | ODD,
+                "reasoning_content": st.sampled_from([None, None, "r"]),
+            },
+        )
+    },
+    optional={
+        "index": st.sampled_from([None, 0, 1]),
+        "finish_reason": st.sampled_from([None, "", "stop", "length", "tool_calls", "error"]),
+        "logprobs": st.none(),
+        "stop_reason": st.sampled_from([None, "a"]),
+        "text": ODD,
+    },
+)
+USUAL_CHUNKS = st.fixed_dictionaries(
+    {"choices": st.lists(USUAL_CHOICES, max_size=1)},
+    optional={"id": ODD, "usage": USAGES, "system_fingerprint": st.sampled_from([None, None, "f"])},
+)
 
 
 def shapes():
@@ -106,3 +142,26 @@ def test_what_is_let_through_can_be_written(events):
     for shape in shapes():
         shape.whole([whole], Usage(1, 1))
         shape.whole([whole], Usage(1, 1, details={"prompt_tokens_details": "odd", "cost": 1}))
+
+
+def read(chunks, cuts, **further):
+    """Batches of a stream whose chunks have these further members, and how it ended."""
+    reader = OpenAIStreamParser("there", 1, DIALECTS["generic"])
+    events = [encode_event(json.dumps({**chunk, **further}, separators=(",", ":")).encode()) for chunk in chunks]
+    events.append(DONE)
+    bounds = [0, *sorted(cuts), len(events)]
+    batches = []
+    try:
+        for start, end in pairwise(bounds):
+            batches.append(reader.feed(b"".join(events[start:end])))
+        batches.append(reader.on_end(is_framed=True))
+    except MaitredError as failure:
+        return batches, type(failure), str(failure)
+    return batches, reader.is_complete, ""
+
+
+@given(st.lists(USUAL_CHUNKS, max_size=6), st.sets(st.integers(0, 6)))
+def test_a_usual_chunk_says_what_it_says_with_a_member_of_no_meaning(chunks, cuts):
+    """A chunk with one more member is read by the long way, which keeps whatever it does not know."""
+    cuts = {cut for cut in cuts if cut <= len(chunks)}
+    assert read(chunks, cuts) == read(chunks, cuts, error=None)

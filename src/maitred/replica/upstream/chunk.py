@@ -1,7 +1,7 @@
 """Reads the events of OpenAI's streams: their JSON, the content of a message, and log-probabilities.
 
-Events are read as plain values, so nothing that a server sends is lost; `PlainChunk` is the form of chunks with a text
-and the usage so far, which are read with one call of the decoder.
+Events are read as plain values, so nothing that a server sends is lost. `PlainChunk` is the form of chunks that have
+nothing beside what the gateway decides; the decoder alone reads them.
 """
 
 import re
@@ -101,7 +101,7 @@ class _PlainUsage(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _PlainDelta(msgspec.Struct, forbid_unknown_fields=True):
-    content: str
+    content: str | None = None
     role: str | None = None
     tool_calls: None = None
     refusal: None = None
@@ -113,7 +113,7 @@ class _PlainDelta(msgspec.Struct, forbid_unknown_fields=True):
 class _PlainChoice(msgspec.Struct, forbid_unknown_fields=True):
     delta: _PlainDelta
     index: Annotated[int, msgspec.Meta(ge=0, le=0)] = 0
-    finish_reason: None = None
+    finish_reason: str | None = None
     logprobs: None = None
     stop_reason: None = None
     token_ids: None = None
@@ -121,12 +121,12 @@ class _PlainChoice(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PlainChunk(msgspec.Struct, forbid_unknown_fields=True):
-    """Chunk that has nothing but text of one choice and the usage so far, with an id or a time of its own.
+    """Chunk that has nothing but a role, a text and the end of one choice, and a usage, beside an id and a time.
 
     Whatever else a chunk has makes its decoding fail, so no member is missed.
     """
 
-    choices: Annotated[list[_PlainChoice], msgspec.Meta(min_length=1, max_length=1)]
+    choices: Annotated[list[_PlainChoice], msgspec.Meta(max_length=1)]
     usage: _PlainUsage | None = None
     id: msgspec.Raw = msgspec.Raw()
     object: msgspec.Raw = msgspec.Raw()
@@ -137,17 +137,16 @@ class PlainChunk(msgspec.Struct, forbid_unknown_fields=True):
     prompt_logprobs: None = None
     prompt_token_ids: None = None
 
-    @property
-    def text(self) -> str:
-        """The text of the chunk."""
-        return self.choices[0].delta.content
-
     def to_usage(self) -> Usage | None:
-        """Returns the usage so far, if the chunk has it."""
+        """Returns the usage, if the chunk has it."""
         usage = self.usage
         if usage is None:
             return None
-        if usage.prompt_tokens_details is None and usage.completion_tokens_details is None:
+        if (
+            usage.prompt_tokens_details is None
+            and usage.completion_tokens_details is None
+            and usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+        ):
             return Usage(usage.prompt_tokens, usage.completion_tokens)
         return read_usage(msgspec.to_builtins(usage))
 

@@ -24,6 +24,7 @@ from maitred.core.request import FinishReason, Usage
 from maitred.core.text_replica import TextBatch
 from maitred.replica.upstream.chunk import (
     MessageParts,
+    PlainChunk,
     decode_plain_chunk,
     decode_text,
     parse_index,
@@ -119,8 +120,8 @@ class OpenAIStreamParser:
         """Tool call whose arguments that text is; None: it is no call's."""
         self._is_padded = False
         """Whether chunks have a padding of changing length, which stays here."""
-        self._is_plain_likely = False
-        """Whether the last chunk had nothing but text of a content and perhaps the usage."""
+        self._is_plain_likely = choice_count == 1
+        """Whether the next chunk may be a `PlainChunk`, as the last one was."""
         self._metadata: dict[int, ChunkMetadata] = {}
         """Members around the deltas of each choice, as of its last delta."""
         self._held_metadata: dict[int, ChunkMetadata] = {}
@@ -177,48 +178,21 @@ class OpenAIStreamParser:
     # --- events ---
 
     def _read_text(self, event: bytes) -> str | None:
-        """Reads an event that only adds text to the only choice, the common case; else returns None."""
+        """Reads an event that differs from the last one in its text alone, the common case; else returns None."""
         if self._is_padded:
             event = strip_padding(event)
-        if event.startswith(self._before_text) and event.endswith(self._behind_text):
-            try:
-                text: str = decode_text(event[len(self._before_text) : len(event) - len(self._behind_text)])
-            except (msgspec.MsgspecError, UnicodeError):
-                return None
-            if not text or (self._written_call is not None and not self._write_call(text)):
-                return None
-            self._chunk_count += 1
-            if self._text_member:
-                return text
-        elif self._is_plain_likely and self._may_be_plain:
-            try:
-                chunk = decode_plain_chunk(event)
-            except (msgspec.MsgspecError, UnicodeError):
-                self._is_plain_likely = False
-                return None
-            text = chunk.text
-            if not text:
-                return None
-            self._chunk_count += 1
-            if (usage := chunk.to_usage()) is not None:
-                self._usage = self._total_usage(usage, running=True) or self._usage
-        else:
+        if not (event.startswith(self._before_text) and event.endswith(self._behind_text)):
             return None
-        self._text_offsets[0] += len(text)
+        try:
+            text: str = decode_text(event[len(self._before_text) : len(event) - len(self._behind_text)])
+        except (msgspec.MsgspecError, UnicodeError):
+            return None
+        if not text or (self._written_call is not None and not self._write_call(text)):
+            return None
+        self._chunk_count += 1
+        if not self._text_member:
+            self._text_offsets[0] += len(text)
         return text
-
-    @property
-    def _may_be_plain(self) -> bool:
-        """Whether a chunk with nothing but text adds nothing but text."""
-        return (
-            self.has_begun
-            and self._choice_count == 1
-            and not self._finish_reasons
-            and self._only_index in (None, 0)
-            and not self._metadata
-            and not self._characters.held
-            and not self._text_member
-        )
 
     def _write_call(self, text: str) -> bool:
         """Adds arguments to the call that the template is of; returns False if they may mean something else."""
@@ -277,6 +251,14 @@ class OpenAIStreamParser:
         if event == b"[DONE]":
             self._on_done()
             return
+        if self._is_plain_likely and self._may_be_plain:
+            try:
+                chunk = decode_plain_chunk(event)
+            except (msgspec.MsgspecError, UnicodeError, RecursionError):
+                self._is_plain_likely = False
+            else:
+                self._read_plain_chunk(chunk, deltas, event)
+                return
         try:
             value, is_mended = decode_event(event)
         except AnswerBroken as failure:
@@ -305,6 +287,34 @@ class OpenAIStreamParser:
 
     # --- chunks ---
 
+    @property
+    def _may_be_plain(self) -> bool:
+        """Whether a `PlainChunk` says no more than it has: nothing was held back, and no member has to be told anew."""
+        return not (
+            self._only_index
+            or self._metadata
+            or self._held_metadata
+            or self._assemblers
+            or self._characters.held
+            or self._text_member
+        )
+
+    def _read_plain_chunk(self, chunk: PlainChunk, deltas: list[TextDelta], event: bytes) -> None:
+        """Reads a chunk of the only choice as `_read_chunk` does, which has less to look for."""
+        for choice in chunk.choices:
+            self._only_index = 0
+            text = choice.delta.content or ""
+            finish = self._read_finish(0, choice.finish_reason, {}, goes_on=bool(text))
+            if text or finish is not None:
+                self.has_begun = True
+                self._text_offsets[0] += len(text)
+                self._chunk_count += bool(text)
+                deltas.append(TextDelta(0, text, finish))
+                if finish is None and chunk.usage is None:
+                    self._keep_template_of("content", text, event)
+        if (usage := chunk.to_usage()) is not None:
+            self._keep_usage(usage, running=bool(chunk.choices))
+
     def _read_chunk(self, fields: Mapping[str, Any], deltas: list[TextDelta], event: bytes, *, is_mended: bool) -> None:
         """Reads a chunk or a whole answer: appends its deltas and keeps its usage."""
         choices = fields.get("choices")
@@ -330,9 +340,7 @@ class OpenAIStreamParser:
         reported = fields.get("usage") or _usage_elsewhere(fields, choices)
         self._is_plain_likely = len(deltas) == before + 1 and deltas[-1].plain
         if reported is not None and (usage := read_usage(reported)) is not None:
-            if self._has_usage and not (usage.prompt_tokens or usage.completion_tokens):
-                return  # zeros behind the counts
-            self._usage = self._total_usage(usage, running=bool(choices)) or self._usage
+            self._keep_usage(usage, running=bool(choices))
         elif self._choice_count == len(choices) == 1 and len(deltas) == before + 1 and not (is_mended or has_held):
             self._is_padded = "obfuscation" in fields
             self._keep_template(event, deltas[-1], choices)
@@ -358,10 +366,14 @@ class OpenAIStreamParser:
                 ((member, text),) = extra.items()
             case _:
                 return
-        event = strip_padding(event) if self._is_padded else event
+        self._keep_template_of(member, text, strip_padding(event) if self._is_padded else event)
+        if self._before_text != _NO_TEMPLATE[0]:
+            self._text_member, self._written_call = member if delta.extra else "", call
+
+    def _keep_template_of(self, member: str, text: str, event: bytes) -> None:
+        """Keeps the bytes around the text of this member of a chunk."""
         if text and (template := split_at_text(event, member.encode(), text)) is not None:
             self._before_text, self._behind_text = template
-            self._text_member, self._written_call = member if delta.extra else "", call
 
     def _drop_template(self) -> None:
         self._before_text, self._behind_text = _NO_TEMPLATE
@@ -561,6 +573,12 @@ class OpenAIStreamParser:
         return any(place[-1] in ("text", "content") for place in self._characters.take(index))
 
     # --- usage and errors ---
+
+    def _keep_usage(self, usage: Usage, *, running: bool) -> None:
+        """Keeps a reported usage for the next batch; see `_total_usage`."""
+        if self._has_usage and not (usage.prompt_tokens or usage.completion_tokens):
+            return  # zeros behind the counts
+        self._usage = self._total_usage(usage, running=running) or self._usage
 
     def _total_usage(self, usage: Usage, *, running: bool) -> Usage | None:
         """Returns the usage of the whole response; None if the reported usage covers only one choice.
