@@ -151,7 +151,7 @@ class UpstreamUsageCounter:
         context, over = self._context, self.choices_over_grant
         self._chunks += batch.chunks
         for part in batch.parts:
-            if part.index in over:
+            if over and part.index in over:
                 continue
             tokens = estimate(part.text) if part.text else 0.0
             if part.block is not None:
@@ -163,6 +163,8 @@ class UpstreamUsageCounter:
                 if calls := part.extra.get("tool_calls"):
                     self._entries -= len(calls)
                     self._calls.update((part.index, call.get("index")) for call in calls)
+            if not tokens:
+                continue
             self._estimated_output_tokens += tokens
             choice_tokens = self._estimated_output_tokens
             if self._grant.choices > 1:
@@ -171,7 +173,7 @@ class UpstreamUsageCounter:
             if self._tokenizer is not None:
                 ratio = max(ratio, self._tokenize(self._tokenizer, part, choice_tokens))
             self._certain_tokens = max(self._certain_tokens, choice_tokens * ratio)
-            if tokens and (excess := choice_tokens * ratio - self._grant.choice_tokens - _ODD_TOKENS) > 0:
+            if (excess := choice_tokens * ratio - self._grant.choice_tokens - _ODD_TOKENS) > 0:
                 over[part.index] = max(0.0, 1.0 - excess / (tokens * ratio))
         # A parser of tool calls makes several chunks of one token.
         per_chunk = 1 / _MAX_CHUNKS_PER_TOKEN if self._calls else self._certain_per_chunk
@@ -330,7 +332,7 @@ class UpstreamUsageCounter:
         """Whether the servers read more than the text of the request."""
         return self._has_server_tools or self._has_media
 
-    @cached_property
+    @property
     def _has_media(self) -> bool:
         """Whether the request has pictures or sound, or asks for what is to be looked up."""
         if not _MEDIA_FIELDS.isdisjoint(self._fields):

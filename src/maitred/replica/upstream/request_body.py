@@ -12,7 +12,6 @@ from maitred.replica.upstream.dialects import GATEWAY_FIELDS, UpstreamDialect
 from maitred.wire.openai.fields import (
     LIMIT_FIELDS,
     MESSAGES_THINKING,
-    UnsupportedFields,
     refuse,
     unsupported_fields,
     unsupported_stream_options,
@@ -24,7 +23,6 @@ _OWN_CHAT_FIELDS = GATEWAY_FIELDS | {"include_reasoning", MESSAGES_THINKING}
 """Fields of a conversation that the gateway itself honours..."""
 _OWN_COMPLETION_FIELDS = (GATEWAY_FIELDS - {"max_completion_tokens"}) | {"best_of"}
 """...and those of a text completion; a `best_of` that is accepted equals `n`."""
-_NONE_UNSUPPORTED = UnsupportedFields()
 _ADAPTED_MEMBERS = frozenset({"is_error", "content_blocks", *THOUGHT_FIELDS})
 """Members of a message that not every server reads."""
 _CALL_MEMBERS = frozenset({"tool_calls", "tool_call_id"})
@@ -45,18 +43,24 @@ def split_fields(
             would ignore it silently.
     """
     fields, own = request.fields, _OWN_CHAT_FIELDS if request.chat else _OWN_COMPLETION_FIELDS
-    honoured = [  # those of the request, as unions of the large sets would cost more
-        name for name in fields if name in allowed or name in own or (name in parameters and name not in LIMIT_FIELDS)
-    ]
-    unsupported = (
-        _NONE_UNSUPPORTED
-        if len(honoured) == len(fields)
-        else unsupported_fields(fields, frozenset(honoured), chat=request.chat)
-    )
-    if unsupported.refused:
-        raise refuse(unsupported.refused[0], "is not known to the server that runs this model")
-    passed = {name: fields[name] for name in honoured if name not in own}
-    return passed, [*unsupported.ignored, *unsupported_stream_options(fields)]
+    passed: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name in own:
+            continue
+        if name in allowed or (name in parameters and name not in LIMIT_FIELDS):
+            passed[name] = value
+        else:
+            others[name] = value
+    ignored: list[str] = []
+    if others:
+        unsupported = unsupported_fields(others, frozenset(), chat=request.chat)
+        if unsupported.refused:
+            raise refuse(unsupported.refused[0], "is not known to the server that runs this model")
+        ignored += unsupported.ignored
+    if "stream_options" in fields:
+        ignored += unsupported_stream_options(fields)
+    return passed, ignored
 
 
 def encode_body(
@@ -84,11 +88,7 @@ def encode_body(
     passed, ignored = split_fields(request, allowed, parameters)
     body: dict[str, Any] = {**parameters, **passed}
     if request.chat:
-        if any("content_blocks" in message for message in body["messages"]):
-            ignored.append("messages.content_blocks")
-        if (thought := unread_thought(body["messages"], dialect.thought_fields)) is not None:
-            ignored.append(f"messages.{thought}")
-        body["messages"] = _adapt_messages(body["messages"], dialect)
+        body["messages"] = _adapt_messages(body["messages"], dialect, ignored)
         if "thinking_blocks" in dialect.thought_fields and MESSAGES_THINKING in request.fields:
             body["thinking"] = request.fields[MESSAGES_THINKING]
     if request.given:
@@ -116,13 +116,26 @@ def unread_thought(messages: Sequence[Mapping[str, Any]], read: Collection[str])
     return None
 
 
-def _adapt_messages(messages: Sequence[dict[str, Any]], dialect: UpstreamDialect) -> list[dict[str, Any]]:
+def _adapt_messages(
+    messages: Sequence[dict[str, Any]], dialect: UpstreamDialect, ignored: list[str]
+) -> Sequence[dict[str, Any]]:
     """Returns the messages with the members that the server reads.
 
     A result that is an error becomes text, a thought that the server does not read is left out, and an id that it would
     refuse is shortened.
+
+    Args:
+        messages: Messages of the conversation.
+        dialect: Dialect of the server.
+        ignored: Gets the names of the members that are left out.
     """
     adapted = _ADAPTED_MEMBERS if dialect.max_call_id_characters is None else _ADAPTED_MEMBERS | _CALL_MEMBERS
+    if all(map(adapted.isdisjoint, messages)):
+        return messages
+    if any("content_blocks" in message for message in messages):
+        ignored.append("messages.content_blocks")
+    if (thought := unread_thought(messages, dialect.thought_fields)) is not None:
+        ignored.append(f"messages.{thought}")
     return [message if adapted.isdisjoint(message) else _adapt_message({**message}, dialect) for message in messages]
 
 
