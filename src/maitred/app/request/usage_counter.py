@@ -108,6 +108,7 @@ class UpstreamUsageCounter:
         self._context = context
         self._estimated_prompt = estimated_prompt
         self._grant = grant
+        self._granted_tokens = grant.tokens
         self._reserved_prompt_tokens = context.prompt_tokens
         raw_prompt = context.prompt_tokens if estimated_prompt is None else estimated_prompt
         # A token has at least one byte, and an estimated token at most four.
@@ -116,17 +117,10 @@ class UpstreamUsageCounter:
         )
         self._min_prompt_tokens = max(1.0, _MIN_COUNTED_SHARE * raw_prompt)
         self._fields = fields
-        least_ratio = model.least_ratio.value / _CERTAIN_FACTOR_OF_LEAST if grant.is_sent else 0.0
-        self._certain_ratio = min(max(model.output_ratio.value / _CERTAIN_FACTOR, least_ratio), _MAX_CERTAIN_RATIO)
-        """Tokens that a choice certainly has for each estimated one."""
-        self._certain_per_chunk = 1 / _MAX_CHUNKS_PER_TOKEN
-        """Tokens that the answer certainly has for each chunk."""
-        if grant.is_sent and model.least_per_chunk.value >= 1.0:
-            self._certain_per_chunk = 1.0
         self._tokenizer = model.tokenizer if grant.is_sent and grant.choice_tokens <= _MOST_TOKENIZED else None
         self._entries = 0
         self._certain_tokens = 0.0
-        """Fewest tokens that a choice, or all of them together, can have."""
+        """Fewest tokens that a choice over its grant can have."""
         self._written: dict[int, list[str]] = {}
         """Text of each choice, if it can be tokenized."""
         self._tokenized_at: dict[int, float] = {}
@@ -169,16 +163,12 @@ class UpstreamUsageCounter:
             choice_tokens = self._estimated_output_tokens
             if self._grant.choices > 1:
                 choice_tokens = self._choice_tokens[part.index] = self._choice_tokens.get(part.index, 0.0) + tokens
-            ratio = self._certain_ratio
-            if self._tokenizer is not None:
-                ratio = max(ratio, self._tokenize(self._tokenizer, part, choice_tokens))
-            self._certain_tokens = max(self._certain_tokens, choice_tokens * ratio)
-            if (excess := choice_tokens * ratio - self._grant.choice_tokens - _ODD_TOKENS) > 0:
-                over[part.index] = max(0.0, 1.0 - excess / (tokens * ratio))
-        # A parser of tool calls makes several chunks of one token.
-        per_chunk = 1 / _MAX_CHUNKS_PER_TOKEN if self._calls else self._certain_per_chunk
-        self._certain_tokens = max(self._certain_tokens, self._chunks * per_chunk)
-        if self._chunks * per_chunk > self._grant.tokens + _ODD_TOKENS or len(self._calls) > _MAX_CALLS:
+            if choice_tokens > self._grant.choice_tokens or self._tokenizer is not None:
+                self._check_grant(part, choice_tokens, tokens)
+        # A chunk certainly has one token at most, so fewer chunks than granted tokens say nothing.
+        if self._chunks > self._granted_tokens and self._certain_by_chunks > self._granted_tokens + _ODD_TOKENS:
+            self._end_all_choices()
+        if len(self._calls) > _MAX_CALLS:
             self._end_all_choices()
         if self._entries > _MAX_ENTRIES:
             self._end_all_choices()
@@ -221,7 +211,7 @@ class UpstreamUsageCounter:
         if self._reported_usage is None:
             estimate = context.completion_tokens - self._previous_output_tokens
             tokens = self._chunks if estimate < _SEVERAL_TOKENS_PER_CHUNK * self._chunks else estimate
-            context.completion_tokens = min(self._previous_output_tokens + tokens, self._grant.tokens)
+            context.completion_tokens = min(self._previous_output_tokens + tokens, self._granted_tokens)
         self._previous_output_tokens = context.completion_tokens
         self.has_estimates = self.has_estimates or self._reported_usage is None
         self._prompt_reported = self._prompt_reported or self._reported_usage is not None
@@ -242,7 +232,7 @@ class UpstreamUsageCounter:
         if usage is None or self.has_estimates:
             context.estimated = True
         if self.choices_over_grant:
-            certain = min(int(self._certain_tokens), self._remaining_tokens)
+            certain = min(int(max(self._certain_tokens, self._certain_by_chunks)), self._remaining_tokens)
             context.completion_tokens = self._previous_output_tokens + max(certain, self._estimate_output())
             context.estimated = True
             return f"the answer went on after the {self._grant.choice_tokens:,} tokens of each choice that it may have"
@@ -262,6 +252,35 @@ class UpstreamUsageCounter:
             if not self._calls:
                 self._model.least_per_chunk.learn(self._chunks, usage.completion_tokens)
         return ""
+
+    def _check_grant(self, part: TextDelta, choice_tokens: float, tokens: float) -> None:
+        """Ends a choice that certainly has more tokens than were granted.
+
+        Args:
+            part: Its last delta.
+            choice_tokens: Estimated tokens of the choice.
+            tokens: Estimated tokens of the delta.
+        """
+        ratio = self._certain_ratio
+        if self._tokenizer is not None:
+            ratio = max(ratio, self._tokenize(self._tokenizer, part, choice_tokens))
+        self._certain_tokens = max(self._certain_tokens, choice_tokens * ratio)
+        if (excess := choice_tokens * ratio - self._grant.choice_tokens - _ODD_TOKENS) > 0:
+            self.choices_over_grant[part.index] = max(0.0, 1.0 - excess / (tokens * ratio))
+
+    @property
+    def _certain_ratio(self) -> float:
+        """Tokens that a choice certainly has for each estimated one, at most one."""
+        model = self._model
+        least_ratio = model.least_ratio.value / _CERTAIN_FACTOR_OF_LEAST if self._grant.is_sent else 0.0
+        return min(max(model.output_ratio.value / _CERTAIN_FACTOR, least_ratio), _MAX_CERTAIN_RATIO)
+
+    @property
+    def _certain_by_chunks(self) -> float:
+        """Tokens that the answer certainly has by the number of its chunks."""
+        # A parser of tool calls makes several chunks of one token.
+        is_token = not self._calls and self._grant.is_sent and self._model.least_per_chunk.value >= 1.0
+        return self._chunks * (1.0 if is_token else 1 / _MAX_CHUNKS_PER_TOKEN)
 
     def _tokenize(self, tokenizer: Tokenizer, part: TextDelta, choice_tokens: float) -> float:
         """Returns the tokens of a choice for each estimated one, by the model's tokenizer; 0: it was not asked.
@@ -285,7 +304,7 @@ class UpstreamUsageCounter:
     @property
     def _remaining_tokens(self) -> int:
         """Output tokens that are granted to the current server."""
-        return self._grant.tokens - self._previous_output_tokens
+        return self._granted_tokens - self._previous_output_tokens
 
     def _apply(self, usage: Usage) -> None:
         """Writes the credible counts of a report into the context, and estimates in place of the others."""

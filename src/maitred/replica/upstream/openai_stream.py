@@ -114,6 +114,8 @@ class OpenAIStreamParser:
         """Usages of the single choices, in a dialect with `has_usage_per_choice`."""
         self._body = WholeBody()
         self._before_text, self._behind_text = _NO_TEMPLATE
+        self._text_place = slice(0)
+        """Place of the text between the two."""
         self._text_member = ""
         """Member of a delta whose text stands between the two; empty: the content."""
         self._written_call: ToolCallState | None = None
@@ -184,7 +186,7 @@ class OpenAIStreamParser:
         if not (event.startswith(self._before_text) and event.endswith(self._behind_text)):
             return None
         try:
-            text: str = decode_text(event[len(self._before_text) : len(event) - len(self._behind_text)])
+            text: str = decode_text(event[self._text_place])
         except (msgspec.MsgspecError, UnicodeError):
             return None
         if not text or (self._written_call is not None and not self._write_call(text)):
@@ -374,6 +376,7 @@ class OpenAIStreamParser:
         """Keeps the bytes around the text of this member of a chunk."""
         if text and (template := split_at_text(event, member.encode(), text)) is not None:
             self._before_text, self._behind_text = template
+            self._text_place = slice(len(template[0]), -len(template[1]))
 
     def _drop_template(self) -> None:
         self._before_text, self._behind_text = _NO_TEMPLATE
