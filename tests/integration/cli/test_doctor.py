@@ -111,16 +111,23 @@ async def complete(client, model, prompt_tokens, max_tokens, **more):
     return await client.post("/v1/completions", json=body, **more)
 
 
-async def first_finding(patient, *arguments, visits=1):
+async def first_finding(patient, *arguments, visits=1, left_out=("gateway",)):
+    """The first finding, without those that are true of every process of a busy machine."""
     for _ in range(visits):
         findings = await asyncio.to_thread(patient.visit, *arguments)
-        if findings:
+        if findings := [finding for finding in findings if finding["kind"] not in left_out]:
             return findings[0]
     pytest.fail("nothing was found")
 
 
 async def test_a_server_at_rest_is_healthy(patient):
-    assert await asyncio.to_thread(patient.visit) == []
+    """Other work may leave it too little of a core for a while, which is found."""
+    for _ in range(5):
+        findings = await asyncio.to_thread(patient.visit)
+        assert [finding for finding in findings if finding["kind"] != "gateway"] == []
+        if not findings:
+            return
+    pytest.fail("the gateway has too little of a core all the time")
 
 
 async def test_kv_memory(patient):
@@ -191,7 +198,7 @@ async def test_the_gateway_itself(patient):
 
     clients = [asyncio.create_task(ask_on()) for _ in range(4)]
     # It is found by the share of a core that it uses; other work may leave it too little of one for a while.
-    finding = await first_finding(patient, visits=5)
+    finding = await first_finding(patient, visits=5, left_out=())
     assert not any(client.done() for client in clients)
     for client in clients:
         client.cancel()

@@ -246,11 +246,7 @@ async def test_a_head_in_one_read_is_measured_exactly():
 )
 async def test_a_request_names_one_host(version, hosts, status):
     async with gateway() as system:
-        reader, writer = await connect(system)
-        writer.write(b"GET /health/live HTTP/%b\r\n%bConnection: close\r\n\r\n" % (version, hosts))
-        async with asyncio.timeout(300):
-            answer = await reader.read()
-        writer.close()
+        answer = await exchange(system, b"GET /health/live HTTP/%b\r\n%bConnection: close\r\n\r\n" % (version, hosts))
         assert answer.startswith(b"HTTP/1.1 %b " % status)
         assert (b'"code":"invalid_request"' in answer) == (status == b"400")
 
