@@ -12,7 +12,6 @@ holds within an organisation: what it may still take is what is free to its team
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import Self
@@ -49,7 +48,7 @@ class InFlightLimiter:
         self._release_rate = SlotReleaseRate()
         self._retry_turns = RetryAfterTurns()
         self._slots: dict[CancelScope, Principal | None] = {}
-        self._held: Counter[Hashable] = Counter()
+        self._held: dict[Hashable, int] = {}
         """Slots by tenant, and by tenant and key, for those that hold any."""
         self._draining = False
         self._empty = asyncio.Event()
@@ -89,8 +88,8 @@ class InFlightLimiter:
             if free <= 0:
                 raise Saturated(retry_after_s=self._retry_after_s(principal))
             if principal is not None and principal is not ANONYMOUS:
-                tenants, held = principal.tenants, self._held
-                for owner in (*tenants[::-1], (tenants[0], principal.key)):
+                held = self._held
+                for owner in principal.owners:
                     free = SHARE_OF_FREE * free - held.get(owner, 0)
                     if free <= 0:
                         raise self._make_share_error(principal, owner)
@@ -210,6 +209,7 @@ class InFlightSlot(CancelScope):
     def __init__(self, in_flight: InFlightLimiter, principal: Principal | None) -> None:
         self._limiter = in_flight
         self._principal = principal
+        self._owners = () if principal is None else principal.owners
 
     def __enter__(self) -> Self:
         limiter = self._limiter
@@ -217,10 +217,9 @@ class InFlightSlot(CancelScope):
             limiter._release_rate.restart(limiter._clock.monotonic_s())
             limiter._empty.clear()
         limiter._slots[self] = self._principal
-        if (principal := self._principal) is not None:
-            for tenant in principal.tenants:
-                limiter._held[tenant] += 1
-            limiter._held[principal.tenants[0], principal.key] += 1
+        held = limiter._held
+        for owner in self._owners:
+            held[owner] = held.get(owner, 0) + 1
         return super().__enter__()
 
     def __exit__(
@@ -228,11 +227,12 @@ class InFlightSlot(CancelScope):
     ) -> None:
         limiter = self._limiter
         del limiter._slots[self]
-        if (principal := self._principal) is not None:
-            for owner in (*principal.tenants, (principal.tenants[0], principal.key)):
-                limiter._held[owner] -= 1
-                if not limiter._held[owner]:
-                    del limiter._held[owner]
+        held = limiter._held
+        for owner in self._owners:
+            if held[owner] == 1:
+                del held[owner]
+            else:
+                held[owner] -= 1
         limiter._release_rate.on_release(limiter._clock.monotonic_s())
         if not limiter._slots:
             limiter._empty.set()

@@ -110,12 +110,6 @@ class UpstreamUsageCounter:
         self._grant = grant
         self._granted_tokens = grant.tokens
         self._reserved_prompt_tokens = context.prompt_tokens
-        raw_prompt = context.prompt_tokens if estimated_prompt is None else estimated_prompt
-        # A token has at least one byte, and an estimated token at most four.
-        self._max_prompt_tokens = min(
-            grant.max_prompt_tokens, int(_ASCII_BYTES_PER_ESTIMATED_TOKEN * raw_prompt) + _ADDED_PROMPT_TOKENS
-        )
-        self._min_prompt_tokens = max(1.0, _MIN_COUNTED_SHARE * raw_prompt)
         self._fields = fields
         self._tokenizer = model.tokenizer if grant.is_sent and grant.choice_tokens <= _MOST_TOKENIZED else None
         self._entries = 0
@@ -129,6 +123,8 @@ class UpstreamUsageCounter:
         self._choice_tokens: dict[int, float] = {}
         """Raw estimate of each choice, if there are several."""
         self._reported_usage: Usage | None = None
+        self._prompt_is_credible = False
+        """Whether its count of the prompt is credible."""
         self._previous_output_tokens = 0
         """Output tokens of earlier servers, whose streams broke."""
         self.has_estimates = False
@@ -238,9 +234,7 @@ class UpstreamUsageCounter:
             return f"the answer went on after the {self._grant.choice_tokens:,} tokens of each choice that it may have"
         if usage is None:
             return ""
-        prompt_is_credible = self._prompt_is_credible(usage)
-        output_is_credible = self._output_is_credible(usage)
-        if not (prompt_is_credible and output_is_credible):
+        if not (self._prompt_is_credible and self._is_credible_output(usage.completion_tokens)):
             context.estimated = True
             return f"it counted {usage.prompt_tokens:,} tokens of prompt and {usage.completion_tokens:,} of answer"
         if not self._previous_output_tokens:
@@ -309,9 +303,10 @@ class UpstreamUsageCounter:
     def _apply(self, usage: Usage) -> None:
         """Writes the credible counts of a report into the context, and estimates in place of the others."""
         context = self._context
+        self._prompt_is_credible = self._is_credible_prompt(usage.prompt_tokens)
         if self._prompt_reported:
             pass
-        elif self._prompt_is_credible(usage):
+        elif self._prompt_is_credible:
             # A continuing server counts the earlier output as prompt.
             context.prompt_tokens = max(1, usage.prompt_tokens - self._previous_output_tokens)
             context.cached_tokens = min(usage.cached_tokens, context.prompt_tokens)
@@ -320,16 +315,19 @@ class UpstreamUsageCounter:
         else:
             context.prompt_tokens, context.cached_tokens = self._reserved_prompt_tokens, 0
             context.cache_write_tokens = context.cache_write_1h_tokens = 0
-        is_credible = self._output_is_credible(usage)
+        is_credible = self._is_credible_output(usage.completion_tokens)
         tokens = usage.completion_tokens if is_credible else self._estimate_output()
         context.completion_tokens = self._previous_output_tokens + tokens
         context.reasoning_tokens = min(usage.reasoning_tokens, tokens) if is_credible else 0
 
-    def _prompt_is_credible(self, usage: Usage) -> bool:
-        tokens = usage.prompt_tokens - self._previous_output_tokens
-        if usage.prompt_tokens < self._min_prompt_tokens:
+    def _is_credible_prompt(self, counted: int) -> bool:
+        raw_prompt = self._reserved_prompt_tokens if self._estimated_prompt is None else self._estimated_prompt
+        if counted < max(1.0, _MIN_COUNTED_SHARE * raw_prompt):
             return False
-        return tokens <= self._max_prompt_tokens or tokens <= self._most_prompt_tokens
+        tokens = counted - self._previous_output_tokens
+        # A token has at least one byte, and an estimated token at most four.
+        most_tokens = int(_ASCII_BYTES_PER_ESTIMATED_TOKEN * raw_prompt) + _ADDED_PROMPT_TOKENS
+        return tokens <= min(self._grant.max_prompt_tokens, most_tokens) or tokens <= self._most_prompt_tokens
 
     @property
     def _most_prompt_tokens(self) -> int:
@@ -365,10 +363,9 @@ class UpstreamUsageCounter:
             isinstance(tool, dict) and tool.get("type") not in ("function", "custom", None) for tool in tools
         )
 
-    def _output_is_credible(self, usage: Usage) -> bool:
-        tokens = usage.completion_tokens
-        return _MIN_COUNTED_SHARE * self._estimated_output_tokens <= tokens <= self._remaining_tokens and (
-            tokens > 0 or not self._estimated_output_tokens
+    def _is_credible_output(self, counted: int) -> bool:
+        return _MIN_COUNTED_SHARE * self._estimated_output_tokens <= counted <= self._remaining_tokens and (
+            counted > 0 or not self._estimated_output_tokens
         )
 
     def _estimate_output(self) -> int:
