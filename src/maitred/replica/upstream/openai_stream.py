@@ -340,7 +340,7 @@ class OpenAIStreamParser:
         if not choices and members:
             self._append_delta(TextDelta(0, ""), ChunkMetadata(members, self._choice_members(0)), deltas)
         reported = fields.get("usage") or _usage_elsewhere(fields, choices)
-        self._is_plain_likely = len(deltas) == before + 1 and deltas[-1].plain
+        self._is_plain_likely = self._choice_count == 1 and len(deltas) == before + 1 and deltas[-1].plain
         if reported is not None and (usage := read_usage(reported)) is not None:
             self._keep_usage(usage, running=bool(choices))
         elif self._choice_count == len(choices) == 1 and len(deltas) == before + 1 and not (is_mended or has_held):
