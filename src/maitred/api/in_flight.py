@@ -12,7 +12,7 @@ holds within an organisation: what it may still take is what is free to its team
 
 import asyncio
 import random
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -83,17 +83,21 @@ class InFlightLimiter:
         """
         if self._draining:
             raise Draining(retry_after_s=_DRAIN_RETRY_S)
+        owners: Sequence[Hashable] = ()
+        if principal is not None:  # the organisation, its teams down to that of the key, and the key
+            tenants = principal.tenants
+            owners = (*tenants[::-1], (tenants[0], principal.key))
         if not even_if_full:
             free = self._capacity - len(self._slots)
             if free <= 0:
                 raise Saturated(retry_after_s=self._retry_after_s(principal))
             if principal is not None and principal is not ANONYMOUS:
                 held = self._held
-                for owner in principal.owners:
+                for owner in owners:
                     free = SHARE_OF_FREE * free - held.get(owner, 0)
                     if free <= 0:
                         raise self._make_share_error(principal, owner)
-        return InFlightSlot(self, principal)
+        return InFlightSlot(self, principal, owners)
 
     def _make_share_error(self, principal: Principal, owner: object) -> Saturated:
         """Makes the error for a request whose organisation, team or key has its share."""
@@ -204,12 +208,13 @@ class InFlightSlot(CancelScope):
     Args:
         in_flight: The limiter that the slot belongs to.
         principal: Principal of the request; None: no revoked key cancels it.
+        owners: Who holds the slot: its organisation, teams and key.
     """
 
-    def __init__(self, in_flight: InFlightLimiter, principal: Principal | None) -> None:
+    def __init__(self, in_flight: InFlightLimiter, principal: Principal | None, owners: Sequence[Hashable]) -> None:
         self._limiter = in_flight
         self._principal = principal
-        self._owners = () if principal is None else principal.owners
+        self._owners = owners
 
     def __enter__(self) -> Self:
         limiter = self._limiter

@@ -6,7 +6,7 @@ everything below it, unless a lower level has a stricter one. Limits and budgets
 """
 
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -104,11 +104,6 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     def subjects(self) -> tuple[str, ...]:
         """Returns the subjects whose limits apply, from the narrowest to the widest."""
         return (f"key:{self.key}", *(f"tenant:{tenant}" for tenant in self.tenants), "*")
-
-    @property
-    def owners(self) -> tuple[Hashable, ...]:
-        """Who shares places with others: the organisation, its teams down to that of the key, and the key."""
-        return (*self.tenants[::-1], (self.tenants[0], self.key))
 
     def may_use(self, model: str) -> bool:
         """Whether the principal may use the model."""

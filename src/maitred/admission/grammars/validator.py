@@ -124,7 +124,7 @@ class _ValidationTurns:
 
     def enter(self, principal: Principal, most_waiting: int) -> None:
         """Counts a validation; raises Saturated if it may not wait."""
-        owners = principal.owners
+        owners = _owners(principal)
         if self.slots.locked:
             free = self._most + most_waiting - self.held[owners[0]]
             if free <= 0:
@@ -139,7 +139,12 @@ class _ValidationTurns:
 
     def leave(self, principal: Principal) -> None:
         """Counts a validation less."""
-        self.held -= Counter(principal.owners)  # keeps only what is above zero
+        self.held -= Counter(_owners(principal))  # keeps only what is above zero
+
+
+def _owners(principal: Principal) -> list[Hashable]:
+    """Returns the organisation, its teams down to that of the key, and the key."""
+    return [*principal.tenants[::-1], (principal.tenants[0], principal.key)]
 
 
 def _size_bytes(question: bytes, verdict: GrammarResult) -> int:
