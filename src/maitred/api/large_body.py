@@ -8,14 +8,8 @@ thread: with several, the event loop would wait for its turn behind all of them.
 bodies it rests for as long as the first one took, so that a flood of large bodies gets at most half of the lock's time.
 
 A caller whose limits have no room for any request is refused before its body is decompressed or decoded.
-
-The C library keeps what a thread has freed for that thread, as much as its largest body ever took. So a while after a
-large body the free memory is given back to the system. One heap for all threads would keep less, too, but then every
-request pays for sharing it with the ledger's thread; see `benchmarks/LOG.md`.
 """
 
-import asyncio
-import ctypes
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -40,8 +34,6 @@ MAX_STRINGS = 100_000
 MAX_VALUES = 1_200_000
 """Largest number of values; the longest list of token ids is somewhat shorter."""
 _STEP_BYTES = 256 * 1024
-_TRIM_AFTER_S = 10.0
-"""Time from a large body to the trim of the memory; one trim serves all bodies that came in between."""
 
 
 class WorkLimiter:
@@ -71,35 +63,17 @@ class WorkLimiter:
         self._idle_until_s = ended_s + (ended_s - self._began_s)
 
 
-def trim_memory() -> None:
-    """Gives the free memory of all threads back to the system, where the C library is glibc."""
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if malloc_trim is not None:
-        malloc_trim(0)
-
-
 class LargeBodyReader:
     """Decompresses and decodes large bodies, after the caller's limits were checked.
 
     Args:
         check_limits: Raises an error if the caller's limits have no room; None: no limits hold.
-        trim: Gives free memory back to the system; it runs in a thread.
-        trim_after_s: Time from a large body to the trim.
     """
 
-    def __init__(
-        self,
-        check_limits: CheckLimits | None = None,
-        *,
-        trim: Callable[[], None] = trim_memory,
-        trim_after_s: float = _TRIM_AFTER_S,
-    ) -> None:
+    def __init__(self, check_limits: CheckLimits | None = None) -> None:
         self._check_limits = check_limits
         self._threads = FairThreadPool(1, "large-body")
         self._work_limiter = WorkLimiter()
-        self._trim = trim
-        self._trim_after_s = trim_after_s
-        self._trim_timer: asyncio.TimerHandle | None = None
 
     async def check(self, context: RequestContext, least_output: int | None) -> None:
         """Checks whether the caller's limits have room for the smallest request.
@@ -121,15 +95,7 @@ class LargeBodyReader:
             with self._work_limiter:
                 return function()
 
-        try:
-            return await self._threads.run(context.principal or ANONYMOUS, cost_bytes, run_limited)
-        finally:
-            if self._trim_timer is None:
-                self._trim_timer = asyncio.get_running_loop().call_later(self._trim_after_s, self._start_trim)
-
-    def _start_trim(self) -> None:
-        self._trim_timer = None
-        asyncio.get_running_loop().run_in_executor(None, self._trim)
+        return await self._threads.run(context.principal or ANONYMOUS, cost_bytes, run_limited)
 
     async def decompress(
         self, body: bytes, coding: str, limit_bytes: int, context: RequestContext, least_output: int | None

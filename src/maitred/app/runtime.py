@@ -1,4 +1,4 @@
-"""Runtime of a process: a clock without pauses, the garbage collector, and background tasks.
+"""Runtime of a process: a clock without pauses, the garbage collector, memory, and background tasks.
 
 **Clock.** A process can be stopped for a while: its container is paused, its machine is moved or suspended, or a
 debugger stops it. During this time no other process can change the counters in its memory, so they stay correct. Yet
@@ -21,6 +21,7 @@ configuration. `GcSweep` collects these generations.
 """
 
 import asyncio
+import ctypes
 import gc
 from collections.abc import Callable, Coroutine, Hashable, Iterable
 from types import TracebackType
@@ -96,6 +97,21 @@ class GcSweep:
     def _check(self, after_s: float) -> None:
         del self._due[after_s]
         gc.collect()
+
+
+_M_ARENA_MAX = -8
+"""Parameter of `mallopt`, from glibc's malloc.h."""
+
+
+def limit_malloc_arenas() -> None:
+    """Lets all threads of this process allocate from one arena, where the C library is glibc.
+
+    By default each thread gets an arena of its own, and large bodies, which are decompressed and decoded in threads,
+    leave their largest size in each. Python's lock keeps these threads from competing for the one arena.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)
 
 
 def tune_gc() -> None:

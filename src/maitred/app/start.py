@@ -22,6 +22,7 @@ import uvloop
 
 from maitred.app.address import bind
 from maitred.app.models.engines import engines_in, make_engines
+from maitred.app.runtime import limit_malloc_arenas
 from maitred.app.workers.heartbeat import ProcessHeartbeat
 from maitred.app.workers.ipc import IpcFolder, open_ipc
 from maitred.app.workers.supervisor import CONTROLLER, ENGINE_HOST, ProcessMain, Supervisor
@@ -54,6 +55,7 @@ def run(loaded: LoadedConfig, command: CommandFactory | None = None, *, read: Re
         ReplicaUnavailable: The engine did not start; the message holds its last lines of output.
     """
     configure_logging(loaded.config.log)
+    limit_malloc_arenas()
     read = read or (lambda: loaded)
     with bind(loaded.config.server) as listener:
         if loaded.config.server.workers > 1:

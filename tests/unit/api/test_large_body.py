@@ -1,11 +1,7 @@
 """Large bodies: what is counted in them, and what is asked before."""
 
-import asyncio
-import ctypes
 import gzip
 import json
-import subprocess
-import sys
 from contextlib import suppress
 
 import pytest
@@ -142,54 +138,3 @@ def test_the_thread_rests_between_two_bodies_for_as_long_as_the_first_one_took()
     with rest:
         pass
     assert rests == [1.5, 1.0]
-
-
-async def test_memory_is_trimmed_once_for_all_bodies_of_a_while(monkeypatch):
-    trims, timers = asyncio.Queue(), []
-    loop = asyncio.get_running_loop()
-    monkeypatch.setattr(loop, "call_later", lambda delay_s, callback: timers.append((delay_s, callback)) or callback)
-    reader = LargeBodyReader(trim=lambda: loop.call_soon_threadsafe(trims.put_nowait, "trim"), trim_after_s=5.0)
-    for _ in range(2):
-        for _ in range(3):
-            assert await LargeBody(b"{}", RequestContext("req-1", 0.0), reader).decode(decode, strict=True)
-        ((delay_s, callback),) = timers
-        assert delay_s == 5.0
-        timers.clear()
-        callback()
-        assert await trims.get() == "trim"
-    assert trims.empty()
-
-
-PROGRAM = """
-import ctypes, threading
-from maitred.api.large_body import trim_memory
-
-libc = ctypes.CDLL(None)
-libc.malloc.restype = ctypes.c_void_p
-libc.free.argtypes = [ctypes.c_void_p]
-libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-
-def resident_mib():
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * 4096 / 2**20
-
-def allocate():
-    blocks = [libc.malloc(100_000) for _ in range(2_000)]
-    for block in blocks:
-        libc.memset(block, 1, 100_000)
-    for block in blocks[:-1]:  # the last one lies above them, so free() gives nothing back
-        libc.free(block)
-
-thread = threading.Thread(target=allocate)
-thread.start()
-thread.join()
-before = resident_mib()
-trim_memory()
-print(before - resident_mib())
-"""
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="The C library is not glibc.")
-def test_what_a_thread_has_freed_is_given_back_to_the_system():
-    process = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
-    assert float(process.stdout) > 100
