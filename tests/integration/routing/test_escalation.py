@@ -16,7 +16,7 @@ from maitred.routing.auto.config import AutoConfig
 from maitred.routing.config import RoutingConfig
 from maitred.routing.escalation.config import EscalationConfig
 from maitred.routing.escalation.schemas import SchemaChecker
-from tests.integration.upstream.test_upstream_faults import QUICK
+from tests.integration.upstream.test_upstream_faults import PATIENT
 from tests.integration.upstream.test_upstream_passing import Server, chunk, running
 from tests.support.upstream_gateway import upstream_gateway
 
@@ -71,7 +71,7 @@ async def serving(escalation=ALL, *, schemas=False, pools=None, limited=(), prin
         models = {}
         for name, server in servers.items():
             url = await running_all.enter_async_context(running(server.answer))
-            upstream = UpstreamConfig(url=f"{url}/v1", dialect="openai", **QUICK)
+            upstream = UpstreamConfig(url=f"{url}/v1", dialect="openai", **PATIENT)
             models[name] = TextModelConfig(upstreams=[upstream], **(pools or {}).get(name, {}))
         judge = await running_all.enter_async_context(SchemaChecker(60.0, total_timeout_s=60.0)) if schemas else None
         system = await running_all.enter_async_context(

@@ -16,7 +16,7 @@ from maitred.replica.upstream.config import UpstreamConfig
 from maitred.routing.config import RoutingConfig
 from maitred.routing.pools.config import FallbackConfig, TargetConfig
 from maitred.testing.scripted_openai import DelayDistribution, FaultKind, ScriptedFault, ServerScript, scripted_openai
-from tests.integration.upstream.test_upstream_faults import BEFORE, QUICK, TEXT, name
+from tests.integration.upstream.test_upstream_faults import BEFORE, PATIENT, TEXT, limits_of, name
 from tests.integration.upstream.test_upstream_passing import Server, chunk, client, running
 from tests.support.upstream_gateway import upstream_gateway
 
@@ -29,7 +29,7 @@ def broken(kind, **how):
 
 
 def model(server, **settings):
-    return TextModelConfig(upstreams=[UpstreamConfig(url=f"{server.url}/v1", **QUICK)], **settings)
+    return TextModelConfig(upstreams=[UpstreamConfig(url=f"{server.url}/v1", **limits_of(server.script))], **settings)
 
 
 def text(response):
@@ -102,7 +102,7 @@ async def test_aliases_and_wildcards_lead_where_the_table_says():
         async with running(other.answer) as url:
             models = {
                 "mine": model(one),
-                "cloud": TextModelConfig(upstreams=[UpstreamConfig(url=f"{url}/v1", **QUICK)]),
+                "cloud": TextModelConfig(upstreams=[UpstreamConfig(url=f"{url}/v1", **PATIENT)]),
             }
             async with upstream_gateway("", models=models, routing=routing) as system, client(system) as sdk:
                 assert [entry.id async for entry in sdk.models.list()] == ["mine", "cloud", "gpt-4o"]

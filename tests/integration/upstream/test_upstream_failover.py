@@ -10,7 +10,7 @@ from maitred.replica.upstream.config import UpstreamConfig
 from maitred.routing.config import RoutingConfig
 from maitred.routing.pools.config import FallbackConfig
 from maitred.testing.scripted_openai import DelayDistribution, FaultKind, ScriptedFault, ServerScript, scripted_openai
-from tests.integration.upstream.test_upstream_faults import QUICK, TEXT
+from tests.integration.upstream.test_upstream_faults import TEXT, limits_of
 from tests.support.upstream_gateway import upstream_gateway
 
 SOUND = ServerScript(ttft=DelayDistribution(mean_s=0.01), itl=DelayDistribution(mean_s=0.002))
@@ -28,11 +28,15 @@ def failing(fault):
     return ServerScript(ttft=SOUND.ttft, itl=SOUND.itl, faults=[fault])
 
 
-def model(*urls, **settings):
+def model(*scripted, **settings):
     return TextModelConfig(
         upstreams=[
-            UpstreamConfig(url=f"{url}/v1", name=f"server-{number}", **{"dialect": "sglang", **QUICK, **settings})
-            for number, url in enumerate(urls)
+            UpstreamConfig(
+                url=f"{server.url}/v1",
+                name=f"server-{number}",
+                **{"dialect": "sglang", **limits_of(server.script), **settings},
+            )
+            for number, server in enumerate(scripted)
         ]
     )
 
@@ -40,7 +44,7 @@ def model(*urls, **settings):
 @pytest.mark.parametrize("fault", TIMEOUTS.values(), ids=TIMEOUTS)
 async def test_a_time_out_that_was_used_up_is_not_spent_again_while_a_model_is_left(fault):
     with scripted_openai(failing(fault)) as late, scripted_openai(SOUND) as sound:
-        models = {"far": model(late.url), "near": model(sound.url)}
+        models = {"far": model(late), "near": model(sound)}
         async with upstream_gateway("", models=models, routing=ROUTING, retries=2) as system:
             answer = await system.chat()
             assert answer.json()["choices"][0]["message"]["content"] == TEXT
@@ -51,7 +55,7 @@ async def test_a_time_out_that_was_used_up_is_not_spent_again_while_a_model_is_l
 @pytest.mark.parametrize("fault", TIMEOUTS.values(), ids=TIMEOUTS)
 async def test_nor_while_a_server_is_left(fault):
     with scripted_openai(failing(fault)) as late, scripted_openai(SOUND) as sound:
-        async with upstream_gateway("", model=model(late.url, sound.url), retries=2) as system:
+        async with upstream_gateway("", model=model(late, sound), retries=2) as system:
             answers = await asyncio.gather(system.chat(), system.chat())
             assert [answer.json()["choices"][0]["message"]["content"] for answer in answers] == [TEXT, TEXT]
             assert len(late.truth().requests) == 1
@@ -60,7 +64,7 @@ async def test_nor_while_a_server_is_left(fault):
 async def test_silence_in_the_middle_is_risked_again_where_nothing_else_is_left():
     fault = ScriptedFault(kind=FaultKind.STALL, requests=[0], after=3)
     with scripted_openai(failing(fault)) as server:
-        async with upstream_gateway("", model=model(server.url), retries=2) as system:
+        async with upstream_gateway("", model=model(server), retries=2) as system:
             assert (await system.chat()).json()["choices"][0]["message"]["content"] == TEXT
             assert len(server.truth().requests) == 2
 
@@ -69,7 +73,7 @@ async def test_silence_in_the_middle_is_risked_again_where_nothing_else_is_left(
 async def test_an_outage_is_learnt(status):
     fault = ScriptedFault(kind=FaultKind.STATUS, status=status, share=1.0)
     with scripted_openai(failing(fault)) as busy, scripted_openai(SOUND) as sound:
-        models = {"far": model(busy.url), "near": model(sound.url)}
+        models = {"far": model(busy), "near": model(sound)}
         async with upstream_gateway("", models=models, routing=ROUTING) as system:
             # So long that nobody finds out within this test.
             health = HealthConfig(breaker=BreakerConfig(first_open_s=1_000.0, most_open_s=1_000.0))
@@ -85,7 +89,7 @@ async def test_an_outage_is_learnt(status):
 
 async def test_a_model_without_a_fallback_is_asked_all_the_same():
     with scripted_openai(failing(BUSY)) as busy:
-        async with upstream_gateway("", model=model(busy.url)) as system:
+        async with upstream_gateway("", model=model(busy)) as system:
             for _ in range(6):
                 assert (await system.chat()).status_code == 503
             assert len(busy.truth().requests) == 6
@@ -94,7 +98,7 @@ async def test_a_model_without_a_fallback_is_asked_all_the_same():
 async def test_failover_to_an_idle_server_needs_no_retry_budget():
     broken_script = failing(ScriptedFault(kind=FaultKind.STATUS, status=500, share=1.0))
     with scripted_openai(broken_script) as broken, scripted_openai(SOUND) as sound:
-        async with upstream_gateway("", model=model(broken.url, sound.url), retries=2, allowance=0) as system:
+        async with upstream_gateway("", model=model(broken, sound), retries=2, allowance=0) as system:
             for _ in range(4):
                 answers = await asyncio.gather(system.chat(), system.chat())
                 assert [answer.status_code for answer in answers] == [200, 200]
@@ -112,9 +116,9 @@ async def test_the_only_server_is_not_asked_again_without_a_retry_budget():
 async def test_the_default_time_for_the_first_part_depends_on_what_else_can_be_asked(others, deadline_s, monkeypatch):
     taken = []
     with scripted_openai(SOUND) as server, scripted_openai(SOUND) as other:
-        urls = [server.url, other.url][: 1 + others]
+        scripted = [server, other][: 1 + others]
         settings = {"first_part_timeout_s": None, "total_timeout_s": 600.0}
-        async with upstream_gateway("", model=model(*urls, **settings)) as system:
+        async with upstream_gateway("", model=model(*scripted, **settings)) as system:
             for upstream in system.model.replicas:
                 send = upstream.connection_pool.send
 

@@ -16,7 +16,10 @@ from maitred.core.limits import Limit, LimitKind
 from maitred.testing.scripted_openai import DelayDistribution, FaultKind, ScriptedFault, ServerScript, scripted_openai
 from tests.support.upstream_gateway import upstream_gateway
 
-QUICK = {"first_part_timeout_s": 0.6, "idle_timeout_s": 0.3, "total_timeout_s": 1.5, "probe_every_s": 0.2}
+PATIENT = {"first_part_timeout_s": 120.0, "idle_timeout_s": 120.0, "total_timeout_s": 120.0, "probe_every_s": 0.2}
+"""Settings of an upstream whose time limits no busy machine reaches."""
+LASTING = (FaultKind.SILENT, FaultKind.STALL, FaultKind.DRIP)
+"""Faults that last until a time limit is over."""
 TEXT = "0 1 2 3 4 5 6 7"
 
 
@@ -24,6 +27,17 @@ def script(kind, **how):
     fault = ScriptedFault(kind=kind, share=1.0, **how)
     # On a busy machine pieces that come close to one another arrive as one, and a failure with the first before it.
     return ServerScript(ttft=DelayDistribution(mean_s=0.01), itl=DelayDistribution(mean_s=0.02), faults=[fault])
+
+
+def limits_of(a_script):
+    """Settings of an upstream with this script: time limits are short where its fault lasts until one is over."""
+    limits = {**PATIENT}
+    for fault in a_script.faults:
+        if fault.kind in LASTING and not (fault.kind is FaultKind.STALL and fault.for_s):
+            limits |= {"idle_timeout_s": 1.0, "total_timeout_s": 2.0 if fault.kind is FaultKind.DRIP else 120.0}
+            if fault.kind is FaultKind.SILENT or not fault.after:
+                limits["first_part_timeout_s"] = 1.0
+    return limits
 
 
 BEFORE = [
@@ -100,7 +114,7 @@ async def stream(system):
 @pytest.mark.parametrize("behaviour", BEFORE, ids=name)
 async def test_a_failure_before_the_answer_is_a_status_that_can_be_retried(behaviour):
     with scripted_openai(behaviour) as server:
-        async with upstream_gateway(f"{server.url}/v1", dialect="generic", **QUICK) as system:
+        async with upstream_gateway(f"{server.url}/v1", dialect="generic", **limits_of(behaviour)) as system:
             for response in (await system.chat(), (await stream(system))[0]):
                 assert response.status_code in (502, 503)
                 error = response.json()["error"]
@@ -115,7 +129,7 @@ async def test_a_failure_before_the_answer_is_a_status_that_can_be_retried(behav
 @pytest.mark.parametrize("behaviour", AFTER, ids=name)
 async def test_a_failure_in_the_middle_is_never_an_end(behaviour):
     with scripted_openai(behaviour) as server:
-        async with upstream_gateway(f"{server.url}/v1", **QUICK) as system:
+        async with upstream_gateway(f"{server.url}/v1", **limits_of(behaviour)) as system:
             whole = await system.chat()
             assert whole.status_code in (502, 503)
             response, events, done, clean = await stream(system)
@@ -131,7 +145,7 @@ async def test_a_failure_in_the_middle_is_never_an_end(behaviour):
 @pytest.mark.parametrize("behaviour", ODD, ids=name)
 async def test_what_is_only_odd_comes_through_whole(behaviour):
     with scripted_openai(behaviour) as server:
-        async with upstream_gateway(f"{server.url}/v1", **QUICK) as system:
+        async with upstream_gateway(f"{server.url}/v1", **limits_of(behaviour)) as system:
             whole = await system.chat()
             assert whole.json()["choices"][0]["message"]["content"] == TEXT
             _, events, done, clean = await stream(system)
@@ -140,14 +154,14 @@ async def test_what_is_only_odd_comes_through_whole(behaviour):
 
 async def test_who_says_when_to_come_back_is_heard():
     with scripted_openai(BEFORE[2]) as server:
-        async with upstream_gateway(f"{server.url}/v1", **QUICK) as system:
+        async with upstream_gateway(f"{server.url}/v1", **PATIENT) as system:
             refused = await system.chat()
             assert refused.headers["retry-after-ms"] == "1500"
 
 
 async def test_a_credential_that_is_refused_is_no_fault_of_the_caller():
     with scripted_openai(BEFORE[3]) as server:
-        async with upstream_gateway(f"{server.url}/v1", **QUICK) as system:
+        async with upstream_gateway(f"{server.url}/v1", **PATIENT) as system:
             refused = await system.chat()
             assert refused.status_code == 503
             assert "does not accept this gateway's credential" in refused.json()["error"]["message"]
@@ -155,14 +169,14 @@ async def test_a_credential_that_is_refused_is_no_fault_of_the_caller():
 
 async def test_a_request_that_the_server_refuses_gets_the_reason():
     with scripted_openai(script(FaultKind.STATUS, status=400)) as server:
-        async with upstream_gateway(f"{server.url}/v1", **QUICK) as system:
+        async with upstream_gateway(f"{server.url}/v1", **PATIENT) as system:
             refused = await system.chat()
             assert (refused.status_code, refused.json()["error"]["message"]) == (400, "The script wants it so.")
 
 
 async def test_usage_that_nobody_counted_is_marked_as_an_estimate():
     with scripted_openai(script(FaultKind.NO_USAGE)) as server:
-        async with upstream_gateway(f"{server.url}/v1", **QUICK) as system:
+        async with upstream_gateway(f"{server.url}/v1", **PATIENT) as system:
             usage = (await system.chat()).json()["usage"]
             assert usage["estimated"] is True
             assert usage["completion_tokens"] > 0
@@ -174,7 +188,7 @@ async def test_the_servers_own_count_is_what_is_billed_and_what_is_learnt():
     with scripted_openai(
         ServerScript(ttft=DelayDistribution(mean_s=0.0), itl=DelayDistribution(mean_s=0.0), template_tokens=40)
     ) as server:
-        async with upstream_gateway(f"{server.url}/v1", **QUICK) as system:
+        async with upstream_gateway(f"{server.url}/v1", **PATIENT) as system:
             usage = (await system.chat()).json()["usage"]
             assert (usage["prompt_tokens"], usage["completion_tokens"]) == (43, 8)
             assert "estimated" not in usage
@@ -208,7 +222,7 @@ async def test_a_server_that_is_down_is_unavailable_and_found_when_it_starts():
     with scripted_openai() as server:
         url = server.url
         server.stop()
-        async with upstream_gateway(f"{url}/v1", up=False, **QUICK) as system:
+        async with upstream_gateway(f"{url}/v1", up=False, **PATIENT) as system:
             await system.wait_until(lambda: "cannot be reached" in system.upstream.status.reason)
             assert (await system.client.get("/health/ready")).json()["status"] == "no_replica"
             (entry,) = (await system.client.get("/v1/models")).json()["data"]
@@ -222,7 +236,7 @@ async def test_limits_reserve_the_estimate_and_settle_on_what_was_counted():
     limit = Limit(id="l", subject="*", kind=LimitKind.TOKENS_PER_MINUTE, value=600)
     calm = ServerScript(ttft=DelayDistribution(mean_s=0.0), itl=DelayDistribution(mean_s=0.0), template_tokens=40)
     with scripted_openai(calm) as server:
-        async with upstream_gateway(f"{server.url}/v1", limited=[limit], **QUICK) as system:
+        async with upstream_gateway(f"{server.url}/v1", limited=[limit], **PATIENT) as system:
             first = await system.chat()
             await system.chat()
             # 43 tokens of prompt and 8 of answer, each time, whatever had been reserved.
@@ -239,7 +253,7 @@ async def test_a_hard_budget_cuts_the_answer_that_the_server_is_asked_for():
     with scripted_openai(
         ServerScript(ttft=DelayDistribution(mean_s=0.0), itl=DelayDistribution(mean_s=0.0), template_tokens=0)
     ) as server:
-        async with upstream_gateway(f"{server.url}/v1", limited=[budget], admitting=prices, **QUICK) as system:
+        async with upstream_gateway(f"{server.url}/v1", limited=[budget], admitting=prices, **PATIENT) as system:
             answer = await system.chat(max_tokens=1_000)
             granted = int(answer.headers["x-maitred-max-tokens-clamped"])
             usage = answer.json()["usage"]

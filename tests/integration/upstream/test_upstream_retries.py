@@ -15,7 +15,7 @@ from maitred.replica.upstream.config import UpstreamConfig
 from maitred.routing.config import RoutingConfig
 from maitred.routing.pools.config import FallbackConfig
 from maitred.testing.scripted_openai import DelayDistribution, FaultKind, ScriptedFault, ServerScript, scripted_openai
-from tests.integration.upstream.test_upstream_faults import AFTER, BEFORE, QUICK, TEXT, name, stream, texts
+from tests.integration.upstream.test_upstream_faults import AFTER, BEFORE, PATIENT, TEXT, limits_of, name, stream, texts
 from tests.support.upstream_gateway import upstream_gateway
 
 SOUND = ServerScript(ttft=DelayDistribution(mean_s=0.01), itl=DelayDistribution(mean_s=0.002))
@@ -26,11 +26,15 @@ def once(fault, **how):
     return ServerScript(ttft=SOUND.ttft, itl=SOUND.itl, faults=[ScriptedFault(kind=fault, requests=[0], **how)])
 
 
-def servers(*urls, **settings):
+def servers(*scripted, **settings):
     return TextModelConfig(
         upstreams=[
-            UpstreamConfig(url=f"{url}/v1", name=f"server-{number}", **{"dialect": "sglang", **QUICK, **settings})
-            for number, url in enumerate(urls)
+            UpstreamConfig(
+                url=f"{server.url}/v1",
+                name=f"server-{number}",
+                **{"dialect": "sglang", **limits_of(server.script), **settings},
+            )
+            for number, server in enumerate(scripted)
         ]
     )
 
@@ -38,7 +42,7 @@ def servers(*urls, **settings):
 @pytest.mark.parametrize("behaviour", BEFORE, ids=name)
 async def test_with_a_sound_server_beside_it_nobody_sees_the_failure(behaviour):
     with scripted_openai(behaviour) as broken, scripted_openai(SOUND) as sound:
-        async with upstream_gateway("", model=servers(broken.url, sound.url, dialect="generic"), retries=2) as system:
+        async with upstream_gateway("", model=servers(broken, sound, dialect="generic"), retries=2) as system:
             # Two at a time, so that one of them goes to each server.
             for _ in range(2):
                 answers = await asyncio.gather(system.chat(), system.chat())
@@ -54,7 +58,7 @@ async def test_with_a_sound_server_beside_it_nobody_sees_the_failure(behaviour):
 @pytest.mark.parametrize("behaviour", AFTER, ids=name)
 async def test_who_waits_for_the_whole_has_seen_nothing_of_a_broken_part(behaviour):
     with scripted_openai(behaviour) as broken, scripted_openai(SOUND) as sound:
-        async with upstream_gateway("", model=servers(broken.url, sound.url), retries=2) as system:
+        async with upstream_gateway("", model=servers(broken, sound), retries=2) as system:
             answers = await asyncio.gather(system.chat(), system.chat())
             for answer in answers:
                 assert answer.json()["choices"][0]["message"]["content"] == TEXT
@@ -69,7 +73,7 @@ async def test_who_waits_for_the_whole_has_seen_nothing_of_a_broken_part(behavio
 async def test_what_breaks_in_its_middle_is_not_begun_anew(behaviour):
     """The client has seen a part of it already."""
     with scripted_openai(behaviour) as broken:
-        async with upstream_gateway("", model=servers(broken.url), retries=2) as system:
+        async with upstream_gateway("", model=servers(broken), retries=2) as system:
             _, events, done, clean = await stream(system)
             assert events[-1]["error"]["code"] == "replica_lost"
             assert not done
@@ -80,7 +84,7 @@ async def test_what_breaks_in_its_middle_is_not_begun_anew(behaviour):
 @pytest.mark.parametrize("fault", [FaultKind.CLOSE, FaultKind.EMPTY, FaultKind.HTML, FaultKind.ERROR_BODY])
 async def test_the_only_server_is_asked_again_after_a_pause(fault):
     with scripted_openai(once(fault)) as server:
-        async with upstream_gateway(f"{server.url}/v1", retries=2, **QUICK) as system:
+        async with upstream_gateway(f"{server.url}/v1", retries=2, **PATIENT) as system:
             answer = await system.chat()
             assert answer.json()["choices"][0]["message"]["content"] == TEXT
             (event,) = system.ledger.events
@@ -91,7 +95,7 @@ async def test_the_only_server_is_asked_again_after_a_pause(fault):
 async def test_the_only_server_is_not_asked_before_the_time_that_it_names():
     fault = once(FaultKind.STATUS, status=429, headers={"retry-after-ms": "700"})
     with scripted_openai(fault) as server:
-        async with upstream_gateway(f"{server.url}/v1", retries=2, **QUICK) as system:
+        async with upstream_gateway(f"{server.url}/v1", retries=2, **PATIENT) as system:
             begun_s = asyncio.get_running_loop().time()
             assert (await system.chat()).status_code == 200
             assert asyncio.get_running_loop().time() - begun_s >= 0.7
@@ -100,7 +104,7 @@ async def test_the_only_server_is_not_asked_before_the_time_that_it_names():
 async def test_a_long_retry_after_is_returned_instead_of_waited_for():
     fault = once(FaultKind.STATUS, status=503, headers={"retry-after": "60"})
     with scripted_openai(fault) as server:
-        async with upstream_gateway(f"{server.url}/v1", retries=2, **QUICK) as system:
+        async with upstream_gateway(f"{server.url}/v1", retries=2, **PATIENT) as system:
             refused = await system.chat()
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "60")
 
@@ -108,7 +112,7 @@ async def test_a_long_retry_after_is_returned_instead_of_waited_for():
 async def test_a_credential_that_is_not_accepted_is_not_sent_again():
     fault = once(FaultKind.STATUS, status=401)
     with scripted_openai(fault) as server:
-        async with upstream_gateway(f"{server.url}/v1", retries=2, **QUICK) as system:
+        async with upstream_gateway(f"{server.url}/v1", retries=2, **PATIENT) as system:
             assert (await system.chat()).status_code == 503
             assert [context.recoveries for context in system.contexts] == [0]
 
@@ -118,7 +122,7 @@ async def test_a_server_that_keeps_failing_is_left_alone():
         ttft=SOUND.ttft, itl=SOUND.itl, faults=[ScriptedFault(kind=FaultKind.STATUS, status=500, share=1.0)]
     )
     with scripted_openai(broken) as bad, scripted_openai(SOUND) as good:
-        async with upstream_gateway("", model=servers(bad.url, good.url), retries=2) as system:
+        async with upstream_gateway("", model=servers(bad, good), retries=2) as system:
             for _ in range(12):
                 answers = await asyncio.gather(*(system.chat() for _ in range(4)))
                 assert {answer.status_code for answer in answers} == {200}
@@ -130,7 +134,7 @@ async def test_a_server_that_keeps_failing_is_left_alone():
 @pytest.mark.parametrize("behaviour", AFTER, ids=name)
 async def test_a_server_that_keeps_breaking_off_is_left_alone(behaviour):
     with scripted_openai(behaviour) as broken:
-        async with upstream_gateway("", model=servers(broken.url), retries=0) as system:
+        async with upstream_gateway("", model=servers(broken), retries=0) as system:
             statuses = [(await system.chat()).status_code for _ in range(12)]
             # It may have been asked again since: the time for which it is left alone is drawn.
             assert (statuses[:5], set(statuses)) == ([502] * 5, {502, 503})
@@ -140,7 +144,7 @@ async def test_a_server_that_keeps_breaking_off_is_left_alone(behaviour):
 async def test_retries_come_from_the_tenants_budget():
     broken = ServerScript(ttft=SOUND.ttft, itl=SOUND.itl, faults=[ScriptedFault(kind=FaultKind.CLOSE, share=1.0)])
     with scripted_openai(broken) as server:
-        async with upstream_gateway(f"{server.url}/v1", retries=5, **QUICK) as system:
+        async with upstream_gateway(f"{server.url}/v1", retries=5, **PATIENT) as system:
             for _ in range(6):
                 assert (await system.chat()).status_code in (502, 503)
             made = sum(context.recoveries for context in system.contexts)
@@ -163,7 +167,7 @@ async def test_what_a_server_refuses_counts_in_the_rate_of_requests(status):
 async def test_a_request_that_falls_back_counts_once():
     fault = ScriptedFault(kind=FaultKind.STATUS, status=500, share=1.0)
     with scripted_openai(ServerScript(faults=[fault])) as broken, scripted_openai(SOUND) as sound:
-        models = {"far": servers(broken.url), "near": servers(sound.url)}
+        models = {"far": servers(broken), "near": servers(sound)}
         routing = RoutingConfig(fallbacks={"far": FallbackConfig(general=["near"])})
         async with upstream_gateway("", models=models, routing=routing, limited=[PER_MINUTE]) as system:
             answers = [await system.chat() for _ in range(4)]

@@ -29,11 +29,13 @@ class ScriptedOpenAI:
 
     Attributes:
         url: Address that it listens at, without a trailing slash.
+        script: What it does.
         unix_socket: Path of its Unix socket, if it listens on one.
         process: Its process.
     """
 
-    def __init__(self, url: str, process: "subprocess.Popen[str]", log: Path) -> None:
+    def __init__(self, url: str, script: ServerScript, process: "subprocess.Popen[str]", log: Path) -> None:
+        self.script = script
         self.unix_socket = url.removeprefix("unix:") if url.startswith("unix:") else None
         self.url = url if self.unix_socket is None else "http://localhost"
         self.process = process
@@ -73,10 +75,11 @@ def scripted_openai(
         unix: Whether it listens on a Unix socket instead of a port; its record is then read after it was stopped.
         port: Port to listen on; 0 takes a free one. A server that is started again names the same port.
     """
+    script = script or ServerScript()
     with tempfile.TemporaryDirectory(prefix="maitred-scripted-") as folder:
         log = Path(folder) / "truth.json"
         script_file = Path(folder) / "script.json"
-        script_file.write_bytes(msgspec.json.encode(script or ServerScript()))
+        script_file.write_bytes(msgspec.json.encode(script))
         lifeline, kept = os.pipe()  # see core.parent_watch: the kernel closes this end of the pipe with this process
         try:
             process = subprocess.Popen(
@@ -100,7 +103,7 @@ def scripted_openai(
                 line = process.stdout.readline()
             if not line.startswith(READY):
                 raise RuntimeError(f"The scripted server did not start; it ended with code {process.wait(STOP_S)}.")
-            server = ScriptedOpenAI(line.removeprefix(READY).strip(), process, log)
+            server = ScriptedOpenAI(line.removeprefix(READY).strip(), script, process, log)
             yield server
             server.stop()
         finally:
