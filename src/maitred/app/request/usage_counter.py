@@ -159,14 +159,14 @@ class UpstreamUsageCounter:
             choice_tokens = self._estimated_output_tokens
             if self._grant.choices > 1:
                 choice_tokens = self._choice_tokens[part.index] = self._choice_tokens.get(part.index, 0.0) + tokens
+            # A text certainly has no more tokens than are estimated, so below the grant only a tokenizer says more.
             if choice_tokens > self._grant.choice_tokens or self._tokenizer is not None:
                 self._check_grant(part, choice_tokens, tokens)
         # A chunk certainly has one token at most, so fewer chunks than granted tokens say nothing.
-        if self._chunks > self._granted_tokens and self._certain_by_chunks > self._granted_tokens + _ODD_TOKENS:
-            self._end_all_choices()
-        if len(self._calls) > _MAX_CALLS:
-            self._end_all_choices()
-        if self._entries > _MAX_ENTRIES:
+        has_surplus = (
+            self._chunks > self._granted_tokens and self._certain_by_chunks > self._granted_tokens + _ODD_TOKENS
+        )
+        if has_surplus or len(self._calls) > _MAX_CALLS or self._entries > _MAX_ENTRIES:
             self._end_all_choices()
         if batch.usage is not None:
             self._reported_usage = batch.usage

@@ -11,9 +11,8 @@ from typing import Annotated, Any
 import msgspec
 
 from maitred.core.inference import TokenLogprob, TokenScore
-from maitred.core.request import MOST_TOKENS, Usage
 from maitred.replica.upstream.errors import make_replica_lost
-from maitred.wire.reported_usage import is_empty, read_usage
+from maitred.wire.reported_usage import is_empty
 
 _STRING = re.compile(rb' *("(?:[^"\\]|\\.)*")', re.DOTALL)
 """A JSON string."""
@@ -92,14 +91,6 @@ def text_of(value: object) -> str:
     return parts.thought + parts.text + parts.refusal
 
 
-class _PlainUsage(msgspec.Struct, forbid_unknown_fields=True):
-    prompt_tokens: Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
-    completion_tokens: Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
-    total_tokens: int | msgspec.UnsetType = msgspec.UNSET
-    prompt_tokens_details: dict[str, Any] | None = None
-    completion_tokens_details: dict[str, Any] | None = None
-
-
 class _PlainDelta(msgspec.Struct, forbid_unknown_fields=True):
     content: str | None = None
     role: str | None = None
@@ -127,7 +118,7 @@ class PlainChunk(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     choices: Annotated[list[_PlainChoice], msgspec.Meta(max_length=1)]
-    usage: _PlainUsage | None = None
+    usage: dict[str, Any] | None = None
     id: msgspec.Raw = msgspec.Raw()
     object: msgspec.Raw = msgspec.Raw()
     created: msgspec.Raw = msgspec.Raw()
@@ -136,19 +127,6 @@ class PlainChunk(msgspec.Struct, forbid_unknown_fields=True):
     service_tier: None = None
     prompt_logprobs: None = None
     prompt_token_ids: None = None
-
-    def to_usage(self) -> Usage | None:
-        """Returns the usage, if the chunk has it."""
-        usage = self.usage
-        if usage is None:
-            return None
-        if (
-            usage.prompt_tokens_details is None
-            and usage.completion_tokens_details is None
-            and usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
-        ):
-            return Usage(usage.prompt_tokens, usage.completion_tokens)
-        return read_usage(msgspec.to_builtins(usage))
 
 
 decode_plain_chunk = msgspec.json.Decoder(PlainChunk).decode

@@ -312,9 +312,9 @@ class OpenAIStreamParser:
                 self._text_offsets[0] += len(text)
                 self._chunk_count += bool(text)
                 deltas.append(TextDelta(0, text, finish))
-                if finish is None and chunk.usage is None:
+                if finish is None and not chunk.usage:
                     self._keep_template_of("content", text, event)
-        if (usage := chunk.to_usage()) is not None:
+        if chunk.usage and (usage := read_usage(chunk.usage)) is not None:
             self._keep_usage(usage, running=bool(chunk.choices))
 
     def _read_chunk(self, fields: Mapping[str, Any], deltas: list[TextDelta], event: bytes, *, is_mended: bool) -> None:
@@ -368,15 +368,17 @@ class OpenAIStreamParser:
                 ((member, text),) = extra.items()
             case _:
                 return
-        self._keep_template_of(member, text, strip_padding(event) if self._is_padded else event)
-        if self._before_text != _NO_TEMPLATE[0]:
+        if self._keep_template_of(member, text, strip_padding(event) if self._is_padded else event):
             self._text_member, self._written_call = member if delta.extra else "", call
 
-    def _keep_template_of(self, member: str, text: str, event: bytes) -> None:
-        """Keeps the bytes around the text of this member of a chunk."""
-        if text and (template := split_at_text(event, member.encode(), text)) is not None:
-            self._before_text, self._behind_text = template
-            self._text_place = slice(len(template[0]), -len(template[1]))
+    def _keep_template_of(self, member: str, text: str, event: bytes) -> bool:
+        """Keeps the bytes around the text of this member of a chunk; returns False if its place is not certain."""
+        template = split_at_text(event, member.encode(), text) if text else None
+        if template is None:
+            return False
+        self._before_text, self._behind_text = template
+        self._text_place = slice(len(template[0]), -len(template[1]))
+        return True
 
     def _drop_template(self) -> None:
         self._before_text, self._behind_text = _NO_TEMPLATE
