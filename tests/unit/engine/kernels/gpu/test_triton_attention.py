@@ -7,7 +7,6 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are imported
 pytest.importorskip("triton")
 
 from maitred.engine.kernels.gpu import triton_attention
@@ -15,6 +14,11 @@ from maitred.engine.kernels.gpu.triton_attention import TritonAttention
 from maitred.engine.kernels.reference import ReferenceAttention
 from maitred.engine.models.token_major import TokenMajorCache
 from tests.unit.engine.kernels.test_attention import NUM_BLOCKS, config_of, step_of
+
+# Triton decides when it is imported whether it interprets kernels: it does where there is no GPU (tests/conftest.py).
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="there is a GPU: tests/gpu runs the kernels on it"
+)
 
 CPU = torch.device("cpu")
 

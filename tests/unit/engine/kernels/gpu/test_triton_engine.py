@@ -1,5 +1,7 @@
 """A whole engine on kernels for GPUs, interpreted: a few tokens, since each takes a while."""
 
+import os
+
 import pytest
 import torch
 
@@ -10,6 +12,11 @@ from maitred.engine.device import ComputeDevice
 from tests.support.models import make_model
 
 pytest.importorskip("triton")
+
+# Triton decides when it is imported whether it interprets kernels: it does where there is no GPU (tests/conftest.py).
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="there is a GPU: tests/gpu runs the kernels on it"
+)
 
 
 def answers(folder, target):
