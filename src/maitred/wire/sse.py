@@ -151,7 +151,7 @@ class SSESplitter:
         if not end:
             return []
         events = whole[6:].split(b"\n\ndata: ")
-        if not whole.startswith(b"data: ") or whole.count(b"\n") != 2 * (len(events) - 1):
+        if not whole.startswith(b"data: ") or b"\n" in b"".join(events):
             return self._switch_to_decoder(data)
         return events
 

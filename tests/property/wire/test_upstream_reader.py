@@ -126,6 +126,26 @@ def test_events_together_are_read_as_events_one_by_one(events, ends, choices, di
     assert read([b"".join(pieces)], choices, dialect) == read(pieces, choices, dialect)
 
 
+MEMBERS = st.sampled_from(["content", "reasoning_content", "refusal"])
+PIECES = st.lists(st.tuples(MEMBERS, st.sampled_from(["a", "b", '"é'])), min_size=1, max_size=2).map(dict)
+
+
+@given(st.lists(st.tuples(PIECES, st.booleans()), max_size=8), st.booleans())
+def test_every_text_stays_a_text_of_its_member(chunks, at_once):
+    """Whatever came before it, and whatever its chunk has beside it."""
+    events = [chunk(pieces, usage=counted(9) if has_usage else None) for pieces, has_usage in chunks]
+    data = [b"data: " + event + b"\n\n" for event in events]
+    reader = OpenAIStreamParser("there", 1, DIALECTS["generic"])
+    read = {"content": "", "reasoning_content": "", "refusal": ""}
+    for piece in [b"".join(data)] if at_once else data:
+        batch = reader.feed(piece)
+        for part in () if batch is None else batch.parts:
+            read["content"] += part.text
+            for member, text in (part.extra or {}).items():
+                read[member] += text
+    assert read == {member: "".join(pieces.get(member, "") for pieces, _ in chunks) for member in read}
+
+
 def test_text_that_comes_at_once_is_one_part():
     reader = OpenAIStreamParser("there", 1, DIALECTS["vllm"])
     batch = reader.feed(b"".join(b"data: " + chunk({"content": text}) + b"\n\n" for text in "abc"))

@@ -199,6 +199,10 @@ class HttpConnection(asyncio.Protocol):
         self._on_idle = on_idle
         self._on_close = on_close
         self._transport: asyncio.Transport
+        self._body_parts: list[bytes] = []
+        """Parts of the body in the data that is parsed now."""
+        self.on_body = self._body_parts.append
+        """Callback of the parser. A list's own method: a whole answer may come in hundreds of parts."""
         self._parser = httptools.HttpResponseParser(self)
         self._response: Response | None = None
         self._headers: dict[bytes, bytes] = {}
@@ -207,6 +211,8 @@ class HttpConnection(asyncio.Protocol):
         """Bytes after the head that were no part of a body, since the last part of the body."""
         self._message_complete = False
         """Whether the parser has reached the end of the response."""
+        self._complete_parts = 0
+        """Number of body parts before that end, in the data that has it."""
         self._keep_alive = False
         """Whether the connection can be reused after this response."""
         self._has_extra_data = False
@@ -262,11 +268,16 @@ class HttpConnection(asyncio.Protocol):
             self._head_bytes += len(data)
         else:
             self._framing_bytes += len(data)  # a part of the body sets it to 0
+        broken = ""
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            broken = type(error).__name__
+        if self._body_parts:
+            self._keep_body(response, len(data))
+        if broken:
             if not self._message_complete:
-                self._fail(f"it sent what is no HTTP ({type(error).__name__})")
+                self._fail(f"it sent what is no HTTP ({broken})")
                 return
             self._has_extra_data = True
         if is_head_pending and self._head_bytes > MAX_HEAD_BYTES and self._is_head_too_long(response):
@@ -316,21 +327,29 @@ class HttpConnection(asyncio.Protocol):
         if status >= 200 and not self._message_complete and self._response is not None:
             self._response.status, self._response.headers = status, self._headers
 
-    def on_body(self, body: bytes) -> None:
-        """Adds a piece of the body to the response."""
-        self._framing_bytes = 0
-        response = self._response
-        if response is not None and not (self._message_complete or self._is_draining):
-            response.chunks.append(body)
-            self._buffered_bytes += len(body)
-
     def on_message_complete(self) -> None:
         """Marks the response as complete; ignores the end of an interim (1xx) response."""
         if self._response is not None and self._response.status and not self._message_complete:
             self._message_complete = True
+            self._complete_parts = len(self._body_parts)
             self._keep_alive = self._parser.should_keep_alive()  # the parser resets it after this callback
 
-    # --- end of a response ---
+    # --- body and end of a response ---
+
+    def _keep_body(self, response: Response, size: int) -> None:
+        """Adds the parts of the body to the response, without those of a message behind it.
+
+        Args:
+            response: The response.
+            size: Bytes of the data in which they came.
+        """
+        self._framing_bytes = 0
+        if self._message_complete:
+            del self._body_parts[self._complete_parts :]
+        if not self._is_draining:
+            response.chunks += self._body_parts
+            self._buffered_bytes += size
+        self._body_parts.clear()
 
     def _on_complete(self, response: Response) -> None:
         """Finishes a complete response, and makes the connection idle or closes it."""

@@ -14,7 +14,7 @@ Most chunks of a stream differ in their text alone. What stands before and behin
 the next chunk with the same bytes there needs nothing but the decoding of its text.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -123,7 +123,7 @@ class OpenAIStreamParser:
         self._is_padded = False
         """Whether chunks have a padding of changing length, which stays here."""
         self._is_plain_likely = choice_count == 1
-        """Whether the next chunk may be a `PlainChunk`, as the last one was."""
+        """Whether the next chunk may be a `PlainChunk`, as the last one was, and would then say no more than it has."""
         self._metadata: dict[int, ChunkMetadata] = {}
         """Members around the deltas of each choice, as of its last delta."""
         self._held_metadata: dict[int, ChunkMetadata] = {}
@@ -142,9 +142,9 @@ class OpenAIStreamParser:
             MaitredError: The stream begins with an error event; see `errors`.
         """
         events = self._splitter.feed(data)
-        if len(events) == 1 and (text := self._read_text(events[0])) is not None:
+        if len(events) == 1 and (texts := self._read_texts(events, 0)):
             usage, self._usage = self._usage, None
-            return TextBatch([self._make_text_delta(text) if self._text_member else TextDelta(0, text)], usage, 1)
+            return TextBatch([self._make_text_delta(texts[0])], usage, 1)
         if not events:
             self._on_partial_event(data)
             return self._take_batch([], 0) if self.is_complete else None
@@ -179,27 +179,36 @@ class OpenAIStreamParser:
 
     # --- events ---
 
-    def _read_text(self, event: bytes) -> str | None:
-        """Reads an event that differs from the last one in its text alone, the common case; else returns None."""
-        if self._is_padded:
-            event = strip_padding(event)
-        if not (event.startswith(self._before_text) and event.endswith(self._behind_text)):
-            return None
-        try:
-            text: str = decode_text(event[self._text_place])
-        except (msgspec.MsgspecError, UnicodeError):
-            return None
-        if not text or (self._written_call is not None and not self._write_call(text)):
-            return None
-        self._chunk_count += 1
-        if not self._text_member:
-            self._text_offsets[0] += len(text)
-        return text
+    def _read_texts(self, events: Sequence[bytes], start: int) -> list[str]:
+        """Reads the texts of events, from this one on, that differ from the last one in their text alone.
 
-    def _write_call(self, text: str) -> bool:
-        """Adds arguments to the call that the template is of; returns False if they may mean something else."""
-        call = self._written_call
-        if call is None or call.written.endswith("}"):
+        It ends before the first other event, and reads most events of most streams.
+        """
+        before, behind, place = self._before_text, self._behind_text, self._text_place
+        call, is_padded = self._written_call, self._is_padded
+        texts: list[str] = []
+        try:
+            for event in events if start == 0 else events[start:]:
+                if is_padded:
+                    event = strip_padding(event)
+                if not (event.startswith(before) and event.endswith(behind)):
+                    break
+                text: str = decode_text(event[place])
+                if not text or (call is not None and not self._write_call(call, text)):
+                    break
+                texts.append(text)
+        except (msgspec.MsgspecError, UnicodeError):
+            pass  # it has no text there
+        if texts:
+            self._chunk_count += len(texts)
+            if not self._text_member:
+                self._text_offsets[0] += sum(map(len, texts))
+        return texts
+
+    @staticmethod
+    def _write_call(call: ToolCallState, text: str) -> bool:
+        """Adds arguments to a call; returns False if they may mean something else."""
+        if call.written.endswith("}"):
             return False  # the call may be whole
         call.written += text
         return True
@@ -213,26 +222,24 @@ class OpenAIStreamParser:
             return TextDelta(0, "", extra={self._text_member: text})
         return TextDelta(0, "", extra={"tool_calls": [{"index": call.number, "function": {"arguments": text}}]})
 
-    def _parse_events(self, events: Iterable[bytes]) -> TextBatch | None:
+    def _parse_events(self, events: Sequence[bytes]) -> TextBatch | None:
         """Parses events; merges consecutive text of a single choice into one delta."""
         deltas: list[TextDelta] = []
-        texts: list[str] = []
         chunks_before = self._chunk_count
-        for event in events:
-            if (text := self._read_text(event)) is not None:
-                texts.append(text)
-                continue
-            if texts:
-                deltas.append(self._make_text_delta("".join(texts)))
-                texts = []
-            if self.is_complete:
+        number, first_text = 0, ""
+        while True:
+            texts = self._read_texts(events, number) if self._behind_text else []
+            if texts or first_text:
+                number += len(texts)
+                deltas.append(self._make_text_delta(first_text + "".join(texts)))
+                first_text = ""
+            if number == len(events) or self.is_complete:
                 break
             before = len(deltas)
-            self._parse_event(event.strip(), deltas)
-            if self._choice_count == 1 and len(deltas) == before + 1 and deltas[-1].plain:
-                texts.append(deltas.pop().text)
-        if texts:
-            deltas.append(self._make_text_delta("".join(texts)))
+            self._parse_event(events[number].strip(), deltas)
+            number += 1
+            if len(deltas) == before + 1 and self._choice_count == 1 and not self._text_member and deltas[-1].plain:
+                first_text = deltas.pop().text
         return self._take_batch(deltas, self._chunk_count - chunks_before)
 
     def _take_batch(self, deltas: list[TextDelta], chunks: int) -> TextBatch | None:
@@ -253,7 +260,7 @@ class OpenAIStreamParser:
         if event == b"[DONE]":
             self._on_done()
             return
-        if self._is_plain_likely and self._may_be_plain:
+        if self._is_plain_likely:
             try:
                 chunk = decode_plain_chunk(event)
             except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -340,12 +347,14 @@ class OpenAIStreamParser:
         if not choices and members:
             self._append_delta(TextDelta(0, ""), ChunkMetadata(members, self._choice_members(0)), deltas)
         reported = fields.get("usage") or _usage_elsewhere(fields, choices)
-        self._is_plain_likely = self._choice_count == 1 and len(deltas) == before + 1 and deltas[-1].plain
         if reported is not None and (usage := read_usage(reported)) is not None:
             self._keep_usage(usage, running=bool(choices))
         elif self._choice_count == len(choices) == 1 and len(deltas) == before + 1 and not (is_mended or has_held):
             self._is_padded = "obfuscation" in fields
             self._keep_template(event, deltas[-1], choices)
+        self._is_plain_likely = (
+            self._choice_count == 1 and len(deltas) == before + 1 and deltas[-1].plain and self._may_be_plain
+        )
 
     def _keep_template(self, event: bytes, delta: TextDelta, choices: Any) -> None:  # noqa: ANN401 - whatever JSON can be
         """Keeps the bytes around the text of a chunk that has only one text: of its content, a thought or a call."""
