@@ -12,7 +12,7 @@ holds within an organisation: what it may still take is what is free to its team
 
 import asyncio
 import random
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -48,8 +48,8 @@ class InFlightLimiter:
         self._release_rate = SlotReleaseRate()
         self._retry_turns = RetryAfterTurns()
         self._slots: dict[CancelScope, Principal | None] = {}
-        self._held: dict[Hashable, int] = {}
-        """Slots by tenant, and by tenant and key, for those that hold any."""
+        self._held: dict[str, int] = {}
+        """Slots by owner, for those that hold any; see `Principal.owners`."""
         self._draining = False
         self._empty = asyncio.Event()
         self._empty.set()
@@ -83,26 +83,24 @@ class InFlightLimiter:
         """
         if self._draining:
             raise Draining(retry_after_s=_DRAIN_RETRY_S)
-        owners: Sequence[Hashable] = ()
-        if principal is not None:  # the organisation, its teams down to that of the key, and the key
-            tenants = principal.tenants
-            owners = (*tenants[::-1], (tenants[0], principal.key))
         if not even_if_full:
-            free = self._capacity - len(self._slots)
+            taken = len(self._slots)
+            free = self._capacity - taken
             if free <= 0:
                 raise Saturated(retry_after_s=self._retry_after_s(principal))
-            if principal is not None and principal is not ANONYMOUS:
-                held = self._held
-                for owner in owners:
-                    free = SHARE_OF_FREE * free - held.get(owner, 0)
-                    if free <= 0:
-                        raise self._make_share_error(principal, owner)
-        return InFlightSlot(self, principal, owners)
+            # With more free than that, even one who holds all that is taken has less than its share.
+            if (SHARE_OF_FREE - 1) * free < taken and principal is not None and principal is not ANONYMOUS:
+                self._check_shares(principal, free)
+        return InFlightSlot(self, principal)
 
-    def _make_share_error(self, principal: Principal, owner: object) -> Saturated:
-        """Makes the error for a request whose organisation, team or key has its share."""
-        name = "key" if isinstance(owner, tuple) else "organisation" if owner == principal.tenants[-1] else "team"
-        return Saturated(_SHARE_TAKEN.format(owner=name), retry_after_s=self._retry_after_s(principal))
+    def _check_shares(self, principal: Principal, free: int) -> None:
+        """Raises Saturated if the principal's organisation, one of its teams, or its key holds its share."""
+        for owner in principal.owners:
+            free = SHARE_OF_FREE * free - self._held.get(owner, 0)
+            if free <= 0:
+                first, *_, last = principal.owners
+                name = "key" if owner == last else "organisation" if owner == first else "team"
+                raise Saturated(_SHARE_TAKEN.format(owner=name), retry_after_s=self._retry_after_s(principal))
 
     def cancel_revoked(self, holds: Callable[[Principal], bool]) -> int:
         """Cancels all requests whose key is no longer valid; returns their number.
@@ -208,13 +206,12 @@ class InFlightSlot(CancelScope):
     Args:
         in_flight: The limiter that the slot belongs to.
         principal: Principal of the request; None: no revoked key cancels it.
-        owners: Who holds the slot: its organisation, teams and key.
     """
 
-    def __init__(self, in_flight: InFlightLimiter, principal: Principal | None, owners: Sequence[Hashable]) -> None:
+    def __init__(self, in_flight: InFlightLimiter, principal: Principal | None) -> None:
         self._limiter = in_flight
         self._principal = principal
-        self._owners = owners
+        self._owners = () if principal is None else principal.owners
 
     def __enter__(self) -> Self:
         limiter = self._limiter

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from maitred.core.errors import Forbidden, Unauthenticated
 from maitred.core.flow import FlowLevel
@@ -99,6 +100,12 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     regions: frozenset[str] | None = None
     """Allowed regions; None: all regions."""
     tags: frozenset[str] = frozenset()
+    owners: tuple[str, ...] = ()
+    """Names under which shared places are counted: the organisation, its teams down to the key's, and the key."""
+
+    def __post_init__(self) -> None:
+        # No id of a tenant has a slash
+        force_setattr(self, "owners", (*self.tenants[::-1], f"{self.tenants[0]}/{self.key}"))
 
     @property
     def subjects(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Self
 
@@ -114,37 +114,32 @@ class _ValidationTurns:
 
     Attributes:
         slots: One for each that may run at a time.
-        held: Number of them by tenant, and by tenant and key.
+        held: Number of them by owner; see `Principal.owners`.
     """
 
     def __init__(self, most: int) -> None:
         self.slots = FairSemaphore(most)
-        self.held: Counter[Hashable] = Counter()
+        self.held: Counter[str] = Counter()
         self._most = most
 
     def enter(self, principal: Principal, most_waiting: int) -> None:
         """Counts a validation; raises Saturated if it may not wait."""
-        owners = _owners(principal)
+        organisation, *others = principal.owners
         if self.slots.locked:
-            free = self._most + most_waiting - self.held[owners[0]]
+            free = self._most + most_waiting - self.held[organisation]
             if free <= 0:
                 raise Saturated(_TOO_MANY.format(owner="organisation"), retry_after_s=_RETRY_AFTER_S)
             # Places are shared by a dynamic threshold, as in flight, so one key leaves some to the others.
-            for owner in owners[1:]:
+            for owner in others:
                 free = SHARE_OF_FREE * free - self.held.get(owner, 0)
                 if free <= 0:
-                    name = "key" if isinstance(owner, tuple) else "team"
+                    name = "key" if owner == others[-1] else "team"
                     raise Saturated(_TOO_MANY.format(owner=name), retry_after_s=_RETRY_AFTER_S)
-        self.held.update(owners)
+        self.held.update(principal.owners)
 
     def leave(self, principal: Principal) -> None:
         """Counts a validation less."""
-        self.held -= Counter(_owners(principal))  # keeps only what is above zero
-
-
-def _owners(principal: Principal) -> list[Hashable]:
-    """Returns the organisation, its teams down to that of the key, and the key."""
-    return [*principal.tenants[::-1], (principal.tenants[0], principal.key)]
+        self.held -= Counter(principal.owners)  # keeps only what is above zero
 
 
 def _size_bytes(question: bytes, verdict: GrammarResult) -> int:

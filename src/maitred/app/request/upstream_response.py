@@ -291,17 +291,18 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
     def _process_batch(self, batch: TextBatch) -> list[TextDelta]:
         """Processes a batch; returns its deltas without finish reasons, which `_end` returns."""
         now_s, context, entry = self._clock.monotonic_s(), self._context, self._entry
+        answered_tokens = 0
         if not self._has_begun and batch.parts:
             self._has_begun = True
             if context.first_token_s is None:
                 context.first_token_s = now_s
             entry.on_first_token()
-            entry.charge_tokens(prompt_tokens=context.prompt_tokens)
+            answered_tokens = context.prompt_tokens
         before, over = context.completion_tokens, self._usage_counter.choices_over_grant
         parts = [part for part in batch.parts if part.index not in over] if over else batch.parts
         self._usage_counter.count(batch)
-        if context.completion_tokens != before:
-            entry.charge_tokens(output_tokens=context.completion_tokens - before)
+        if answered_tokens or context.completion_tokens != before:
+            entry.charge_tokens(prompt_tokens=answered_tokens, output_tokens=context.completion_tokens - before)
         self._grant.record_usage(context.usage)
         shown: list[TextDelta] = []
         for part in parts:
@@ -345,7 +346,8 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         before = self._context.completion_tokens
         if reason := self._usage_counter.close():
             log.warning("An upstream of %s reports a wrong usage, which is estimated: %s.", self._context.model, reason)
-        self._entry.charge_tokens(output_tokens=self._context.completion_tokens - before)
+        if self._context.completion_tokens != before:
+            self._entry.charge_tokens(output_tokens=self._context.completion_tokens - before)
         self._context.finish_reasons = [finishes[index] for index in sorted(finishes)]
         await self._grant.settle(self._context.usage, Outcome.FINISHED)
         return [*(self._buffered or ()), *(self._final_delta(index, finishes[index]) for index in sorted(finishes))]
