@@ -141,7 +141,8 @@ async def test_compute(patient):
     # Answers of different lengths: places become free one by one, so the engine has work while the gateway fills one.
     lengths = itertools.cycle(range(8, 200, 29))
     async with concurrent_callers(patient, 12, lambda client: complete(client, "small", 900, next(lengths))):
-        finding = await first_finding(patient)
+        # Other work may leave gateway and engine too little of a core: then places are filled late, and time is left.
+        finding = await first_finding(patient, visits=20, left_out=("gateway", "queue"))
     assert (finding["kind"], finding["where"]) == ("compute", "small")
     assert "Most of the work is prompts" in finding["remedy"]
 

@@ -120,6 +120,7 @@ async def test_a_race_across_a_kill_and_an_empty_restart_stays_within_the_slices
                 clients.create_task(client(str(n), (one, two)[n % 2]))
             for _ in range(2):
                 await asyncio.sleep(1.3)
+                await until(lambda: one.state().slices == two.state().slices == 2)  # of the budget and the pool
                 server.kill()
                 lent_before = lent
                 await until(lambda: not one.healthy and not two.healthy)
