@@ -309,9 +309,12 @@ class UpstreamUsageCounter:
         elif self._prompt_is_credible:
             # A continuing server counts the earlier output as prompt.
             context.prompt_tokens = max(1, usage.prompt_tokens - self._previous_output_tokens)
-            context.cached_tokens = min(usage.cached_tokens, context.prompt_tokens)
-            context.cache_write_tokens = min(usage.cache_write_tokens, context.prompt_tokens - context.cached_tokens)
-            context.cache_write_1h_tokens = min(usage.cache_write_1h_tokens, context.cache_write_tokens)
+            context.cached_tokens = context.cache_write_tokens = context.cache_write_1h_tokens = 0
+            if usage.cached_tokens or usage.cache_write_tokens:
+                rest = context.prompt_tokens
+                context.cached_tokens = min(usage.cached_tokens, rest)
+                context.cache_write_tokens = min(usage.cache_write_tokens, rest - context.cached_tokens)
+                context.cache_write_1h_tokens = min(usage.cache_write_1h_tokens, context.cache_write_tokens)
         else:
             context.prompt_tokens, context.cached_tokens = self._reserved_prompt_tokens, 0
             context.cache_write_tokens = context.cache_write_1h_tokens = 0

@@ -13,6 +13,7 @@ import msgspec
 from maitred.core.inference import TokenLogprob, TokenScore
 from maitred.replica.upstream.errors import make_replica_lost
 from maitred.wire.reported_usage import is_empty
+from maitred.wire.sse import encode_text
 
 _STRING = re.compile(rb' *("(?:[^"\\]|\\.)*")', re.DOTALL)
 """A JSON string."""
@@ -157,8 +158,13 @@ def split_at_text(event: bytes, member: bytes, text: str) -> tuple[bytes, bytes]
     if event.count(key) != 1:
         return None
     begin = event.index(key) + len(key)
-    string = _STRING.match(event, begin)
+    if event.startswith(b" ", begin):
+        begin += 1
     try:
+        usual = encode_text(text)
+        if event.startswith(usual, begin):  # most servers write a text as it is written here
+            return event[:begin], event[begin + len(usual) :]
+        string = _STRING.match(event, begin)
         if string is None or decode_text(string.group(1)) != text:
             return None
     except (msgspec.MsgspecError, UnicodeError):

@@ -185,13 +185,14 @@ class OpenAIStreamParser:
         It ends before the first other event, and reads most events of most streams.
         """
         before, behind, place = self._before_text, self._behind_text, self._text_place
+        head, tail = slice(len(before)), slice(-len(behind), None)
         call, is_padded = self._written_call, self._is_padded
         texts: list[str] = []
         try:
             for event in events if start == 0 else events[start:]:
                 if is_padded:
                     event = strip_padding(event)
-                if not (event.startswith(before) and event.endswith(behind)):
+                if event[head] != before or event[tail] != behind:  # faster than `startswith` and `endswith`
                     break
                 text: str = decode_text(event[place])
                 if not text or (call is not None and not self._write_call(call, text)):
@@ -202,7 +203,7 @@ class OpenAIStreamParser:
         if texts:
             self._chunk_count += len(texts)
             if not self._text_member:
-                self._text_offsets[0] += sum(map(len, texts))
+                self._text_offsets[0] += len("".join(texts))
         return texts
 
     @staticmethod
