@@ -146,6 +146,31 @@ def test_every_text_stays_a_text_of_its_member(chunks, at_once):
     assert read == {member: "".join(pieces.get(member, "") for pieces, _ in chunks) for member in read}
 
 
+PIECES_OF_CALLS = st.lists(st.tuples(st.booleans(), st.sampled_from(["[1]", "[2, ", "]"]), st.booleans()), max_size=8)
+
+
+@given(PIECES_OF_CALLS, st.booleans())
+def test_arguments_stay_those_of_their_call(pieces, at_once):
+    """Without an index, the call of a piece is the one that was begun last, whatever else its chunk has."""
+    calls, data = [], []
+    for begins, text, has_usage in [(True, "[", False), *pieces]:
+        piece = {"function": {"arguments": text}}
+        if begins:
+            piece = {"id": f"call-{len(calls)}", "function": {"name": "f", "arguments": text}}
+            calls.append("")
+        calls[-1] += text
+        event = chunk({"tool_calls": [piece]}, usage=counted(9) if has_usage else None)
+        data.append(b"data: " + event + b"\n\n")
+    reader = OpenAIStreamParser("there", 1, DIALECTS["generic"])
+    written = dict.fromkeys(range(len(calls)), "")
+    for piece in [b"".join(data)] if at_once else data:
+        batch = reader.feed(piece)
+        for part in () if batch is None else batch.parts:
+            for call in part.extra["tool_calls"]:
+                written[call["index"]] += call["function"]["arguments"]
+    assert [*written.values()] == calls
+
+
 def test_text_that_comes_at_once_is_one_part():
     reader = OpenAIStreamParser("there", 1, DIALECTS["vllm"])
     batch = reader.feed(b"".join(b"data: " + chunk({"content": text}) + b"\n\n" for text in "abc"))

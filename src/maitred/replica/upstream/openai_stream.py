@@ -537,6 +537,8 @@ class OpenAIStreamParser:
         assembler = self._assemblers.get(index)
         if assembler is None:
             assembler = self._assemblers[index] = ToolCallAssembler()
+        if self._written_call is not None:
+            self._drop_template()  # arguments alone may now be those of another call
         return assembler.add(pieces)
 
     def _read_finish(self, index: int, reason: object, extra: dict[str, Any], *, goes_on: bool) -> FinishReason | None:
