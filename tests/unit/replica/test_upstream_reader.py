@@ -704,6 +704,12 @@ def test_a_call_without_arguments_has_an_empty_object(arguments):
         assert calls_of(*pieces)[0] == [("a", "f", "{}"), ("b", "g", "{}")]
 
 
+@pytest.mark.parametrize("pieces", [["{}", "\n"], ["{}", " ", "{}"], ["{}", '{"x"', ":1}"], ["{}", "\n", '{"x":1}']])
+def test_an_empty_object_is_kept_unless_arguments_follow_it(pieces):
+    ((_, _, arguments),), _ = calls_of(piece("", index=0, id="a", name="f"), *(piece(text, index=0) for text in pieces))
+    assert json.loads(arguments) == ({"x": 1} if "x" in "".join(pieces) else {})
+
+
 def test_a_call_that_was_cut_before_its_arguments_has_none():
     assert calls_of(piece("", index=0, id="a", name="f"), finish="length") == ([("a", "f", "")], FinishReason.LENGTH)
 
@@ -784,16 +790,17 @@ def test_members_of_calls_stay_beside_what_is_read_of_them():
     assert merge_deltas([part.extra])["tool_calls"] == [call]
 
 
-def test_custom_calls_have_a_name_and_an_input():
+@pytest.mark.parametrize("written", [["ls", " -l"], ["{}", " + x"], ["{}", "\n"], ["{}"], ['{"a":1}', '{"a":1}']])
+def test_custom_calls_have_a_name_and_an_input(written):
+    """The input is a text, so an object in it has no meaning of its own."""
     parts, _ = read(
         chunk(tool_calls=[{"index": 0, "id": "t", "type": "custom", "custom": {"name": "shell", "input": ""}}])
-        + chunk(tool_calls=[{"index": 0, "custom": {"input": "ls"}}])
-        + chunk(tool_calls=[{"index": 0, "custom": {"input": " -l"}}])
+        + b"".join(chunk(tool_calls=[{"index": 0, "custom": {"input": piece}}]) for piece in written)
         + chunk(finish="tool_calls")
         + DONE
     )
     assert merge_deltas([part.extra for part in parts if part.extra])["tool_calls"] == [
-        {"id": "t", "type": "custom", "custom": {"name": "shell", "input": "ls -l"}}
+        {"id": "t", "type": "custom", "custom": {"name": "shell", "input": "".join(written)}}
     ]
 
 

@@ -128,11 +128,8 @@ class ToolCallAssembler:
             named.add(call.number)
         added_name = name.removeprefix(call.name)  # some servers say all of it again with each piece
         call.name += added_name
-        if text and text == call.written and call.is_whole:
-            text = ""  # the server repeats the arguments once they are whole
-        if text:
-            call.is_empty = text == "{}" and not call.written
-            text = "" if call.is_empty else text
+        if text and call.field == "function":
+            text = _new_arguments(call, text)
         call.written += text
         if field not in piece and not is_first:
             field = call.field  # official clients want it in each piece
@@ -163,6 +160,17 @@ class ToolCallAssembler:
 
 
 _IDENTITY = frozenset({"index", "id", "type", "function", "custom"})
+
+
+def _new_arguments(call: ToolCallState, text: str) -> str:
+    """Returns what a piece adds to the arguments of a call of a function, which are a JSON object."""
+    if not call.written and (text == "{}" or (call.is_empty and not text.strip())):
+        call.is_empty = True
+        return ""
+    if call.is_empty:
+        call.is_empty = False
+        return text if text.lstrip().startswith("{") else "{}" + text
+    return "" if text == call.written and call.is_whole else text  # some servers repeat them once they are whole
 
 
 def _body_of(piece: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
