@@ -445,6 +445,34 @@ def test_halves_of_a_character_come_in_two_events(name, together):
     assert "".join(texts) == "a\U0001f600bc\U0001f600de\ufffdf\ufffdgh" + cut
 
 
+@pytest.mark.parametrize("dialect", ["generic", "vllm", "llamacpp"])
+def test_so_is_one_with_several_choices(dialect):
+    """Its usage is that of all of them, and no choice takes the place of another."""
+    messages = [{"content": "Hello", "reasoning_content": "why"}, {"content": None, "refusal": "no"}]
+    choices = [
+        {"index": index, "delta": {}, "message": message, "finish_reason": "stop"}
+        for index, message in enumerate(messages)
+    ]
+    for data in (
+        json.dumps({"choices": choices, "usage": USAGE}).encode(),
+        event({"choices": choices, "usage": USAGE}),
+    ):
+        parts, usage = read(data, choices=2, dialect=dialect)
+        assert [(part.index, part.text, part.extra) for part in parts] == [
+            (0, "Hello", {"reasoning_content": "why"}),
+            (1, "", {"refusal": "no"}),
+        ]
+        assert usage == Usage(7, 3, 2)
+
+
+@pytest.mark.parametrize("delta", [None, {}])
+def test_a_message_behind_a_streamed_thought_adds_its_text(delta):
+    message = {"content": "Hello", "reasoning_content": "why"}
+    end = event({"choices": [{"index": 0, "delta": delta, "message": message, "finish_reason": "stop"}]})
+    (thought, text), _ = read(chunk(reasoning_content="why") + end + DONE)
+    assert (thought.extra, text.text, text.extra) == ({"reasoning_content": "why"}, "Hello", None)
+
+
 def test_a_whole_answer_in_place_of_a_stream_is_read():
     message = {"role": "assistant", "content": "Hello", "annotations": [{"type": "url_citation"}]}
     answer = {"object": "chat.completion", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
