@@ -266,7 +266,8 @@ class MessagesStreamParser:
         is_call = start.get("type") == "tool_use"
         is_text, before = start.get("type") == "text", self._order[-1].type if self._order else ""
         follows_text = is_text and before == "text"
-        self._has_foreign = self._has_foreign or (is_text and before == "tool_use")  # chats tell texts before calls
+        if is_text and (self._call_count or self._text_count):
+            self._has_foreign = True  # a chat has one text, which stands before its calls
         number = self._call_count if is_call else self._call_count + self._text_count
         block = self._blocks[index] = OpenBlock(start, number)
         self._latest_index = index
