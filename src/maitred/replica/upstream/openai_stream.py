@@ -50,6 +50,7 @@ from maitred.wire.answer_event import (
     replace_surrogates,
 )
 from maitred.wire.openai.tool_calls import ToolCallAssembler, ToolCallState
+from maitred.wire.openai.written import merge_metadata
 from maitred.wire.reported_usage import is_empty, read_usage
 from maitred.wire.sse import SSESplitter
 
@@ -446,14 +447,11 @@ class OpenAIStreamParser:
         says_something = bool(delta.text or delta.scores) or delta.extra is not None or delta.finish is not None
         if not says_something and not self.has_begun:
             if metadata != _NO_METADATA:
-                held = self._held_metadata.get(index, _NO_METADATA)
-                self._held_metadata[index] = ChunkMetadata(
-                    {**held.chunk, **metadata.chunk}, {**held.choice, **metadata.choice}
-                )
+                self._held_metadata[index] = self._with_held(index, metadata)
             return
         if index in self._held_metadata:
-            held = self._held_metadata.pop(index)
-            metadata = ChunkMetadata({**held.chunk, **metadata.chunk}, {**held.choice, **metadata.choice})
+            metadata = self._with_held(index, metadata)
+            del self._held_metadata[index]
         changes = metadata != self._metadata.get(index, _NO_METADATA) or _speaks_of_tokens(metadata)
         if changes and (says_something or metadata != _NO_METADATA):
             self._metadata[index] = metadata
@@ -463,6 +461,11 @@ class OpenAIStreamParser:
             return
         self.has_begun = True
         deltas.append(delta)
+
+    def _with_held(self, index: int, metadata: ChunkMetadata) -> ChunkMetadata:
+        """Returns members with those that came before the answer; of tokens they go on."""
+        held = self._held_metadata.get(index, _NO_METADATA)
+        return ChunkMetadata({**held.chunk, **metadata.chunk}, merge_metadata((held.choice, metadata.choice)))
 
     def _choice_members(self, index: int) -> dict[str, Any]:
         return self._metadata.get(index, _NO_METADATA).choice
