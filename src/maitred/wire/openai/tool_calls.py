@@ -106,9 +106,9 @@ class ToolCallAssembler:
         is_first = call is None
         if call is None and not name:
             name = self._announced_name
-        if name or text:
+        if name or text.strip():
             # A name behind a whole call is said again, or begins the next call of the same tool.
-            self._announced_name = name if call is not None and call.is_whole and not text else ""
+            self._announced_name = name if call is not None and call.is_whole and not text.strip() else ""
         if call is None:
             if not (call_id or name or text or any(piece.get(other) for other in piece if other != "index")):
                 return None
@@ -148,14 +148,14 @@ class ToolCallAssembler:
             return None if call_id or name else self.latest
         if call_id and call.id:
             return None
-        if not name and not call_id and text and self._announced_name and text != call.written:
+        if not name and not call_id and text.strip() and self._announced_name and text != call.written:
             return None
         if not name or not call.name:
             return call
         if call.number in named:
             return None
         is_other_name = name != call.name
-        begins_new_call = is_other_name or bool(text) if call.is_whole else is_other_name and index is None
+        begins_new_call = is_other_name or bool(text.strip()) if call.is_whole else is_other_name and index is None
         return None if begins_new_call else call
 
 
