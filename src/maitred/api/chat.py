@@ -204,11 +204,7 @@ class ChatFormatter:
     def _visible_extra(self, extra: dict[str, Any]) -> dict[str, Any]:
         """Returns a message's additional members, under the names that the client knows and wants."""
         if self._of_functions and "tool_calls" in extra:
-            functions = [call.get("function") or {} for call in extra["tool_calls"]]
-            named = [function["name"] for function in functions if function.get("name")]
-            given = "".join(function.get("arguments") or "" for function in functions)
-            called = {**({"name": named[0]} if named else {}), "arguments": given}
-            extra = {name: value for name, value in extra.items() if name != "tool_calls"} | {"function_call": called}
+            extra = _with_function_call(extra)
         if not self._hidden:
             return extra
         if "content_blocks" in extra:
@@ -242,6 +238,19 @@ class ChatFormatter:
         return ChatChunk(
             id=self._id, created=self._created, model=self._model, choices=choices, usage=usage, maitred=marks
         )
+
+
+def _with_function_call(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the members of a message whose first call is the only one that the old API has a place for."""
+    numbered = [(call.get("index", place), call) for place, call in enumerate(extra["tool_calls"])]
+    functions = [call.get("function") or {} for number, call in numbered if number == 0]
+    others = [call for number, call in numbered if number != 0]
+    message = {name: value for name, value in extra.items() if name != "tool_calls"}
+    if functions:
+        named = [function["name"] for function in functions if function.get("name")]
+        given = "".join(function.get("arguments") or "" for function in functions)
+        message["function_call"] = {**({"name": named[0]} if named else {}), "arguments": given}
+    return {**message, "tool_calls": others} if others else message
 
 
 def _without(extra: Mapping[str, Any], names: Container[str]) -> dict[str, Any]:

@@ -214,7 +214,8 @@ class MessagesFormatter:
         if blocks := extra.get("content_blocks"):
             content = list(map(whole_block, self._visible_blocks(blocks)))
         else:
-            content = self._blocks_of(text, extra, others)
+            thought = "".join(map(self._thought_in, choice.extras))
+            content = self._blocks_of(text, thought, extra, others)
         finish = choice.finish
         if finish is FinishReason.TOOL_CALLS and all(type_of(block) != "tool_use" for block in content):
             finish = FinishReason.STOP
@@ -222,7 +223,7 @@ class MessagesFormatter:
         members = members_of(metadata, others, choice.stop)
         return encode({**members, **to_builtins(answer), "content": content, "usage": usage_fields(usage)})
 
-    def _blocks_of(self, text: str, extra: Mapping[str, Any], others: dict[str, Any]) -> list[Any]:
+    def _blocks_of(self, text: str, thought: str, extra: Mapping[str, Any], others: dict[str, Any]) -> list[Any]:
         """Returns the blocks of a whole answer of chat completions; takes what becomes one out of the other members."""
         cited, annotations = to_citations(others.pop("annotations", None))
         if cited and not text:
@@ -238,7 +239,7 @@ class MessagesFormatter:
             content = [{"type": "text", "text": text, "citations": cited}]
         content += map(_tool_use, extra.get("tool_calls", ()))
         signed = self._signed_blocks(extra)
-        if not signed and (thought := self._thought_in(extra)):
+        if thought and not signed:
             signed = [(0, _thinking(thought))]
         for position, block in reversed(signed):
             content.insert(position, block)

@@ -73,6 +73,19 @@ async def test_a_stream_that_ignores_max_tokens_ends_at_the_grant():
             assert (await the_only_line(system)).output_tokens == 8
 
 
+async def test_what_was_told_before_the_grant_was_used_up_has_no_holes():
+    """Texts and thoughts by turns, which come in one read."""
+    said = [f"{number} and " for number in range(200)]
+    by_turns = [chunk(piece) + chunk(reasoning_content=piece) for piece in said]
+    with scripted_openai(answering(*by_turns, chunk(None, "stop"), DONE)) as server:
+        async with gateway(server) as system:
+            (choice,) = (await system.chat(max_tokens=40)).json()["choices"]
+            assert choice["finish_reason"] == "length"
+            for told in (choice["message"]["content"], choice["message"]["reasoning_content"]):
+                assert len(told) > 100
+                assert "".join(said).startswith(told)
+
+
 async def test_one_choice_over_its_grant_leaves_the_others():
     over = [chunk("word ", index=1)] * 200
     end = [chunk("word", "stop", 1), chunk("lo", "stop"), usage(prompt_tokens=5, completion_tokens=203), DONE]

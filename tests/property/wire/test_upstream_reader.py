@@ -5,6 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from maitred.api.streaming import CollectedChoice
 from maitred.core.errors import MaitredError
 from maitred.replica.upstream.dialects import DIALECTS
 from maitred.replica.upstream.errors import failure_details
@@ -144,6 +145,49 @@ def test_every_text_stays_a_text_of_its_member(chunks, at_once):
             for member, text in (part.extra or {}).items():
                 read[member] += text
     assert read == {member: "".join(pieces.get(member, "") for pieces, _ in chunks) for member in read}
+
+
+PIECES_OF_CALLS = st.lists(st.tuples(st.booleans(), st.sampled_from(["[1]", "[2, ", "]"]), st.booleans()), max_size=8)
+
+
+@given(PIECES_OF_CALLS, st.booleans())
+def test_arguments_stay_those_of_their_call(pieces, at_once):
+    """Without an index, the call of a piece is the one that was begun last, whatever else its chunk has."""
+    calls, data = [], []
+    for begins, text, has_usage in [(True, "[", False), *pieces]:
+        piece = {"function": {"arguments": text}}
+        if begins:
+            piece = {"id": f"call-{len(calls)}", "function": {"name": "f", "arguments": text}}
+            calls.append("")
+        calls[-1] += text
+        event = chunk({"tool_calls": [piece]}, usage=counted(9) if has_usage else None)
+        data.append(b"data: " + event + b"\n\n")
+    reader = OpenAIStreamParser("there", 1, DIALECTS["generic"])
+    written = dict.fromkeys(range(len(calls)), "")
+    for piece in [b"".join(data)] if at_once else data:
+        batch = reader.feed(piece)
+        for part in () if batch is None else batch.parts:
+            for call in part.extra["tool_calls"]:
+                written[call["index"]] += call["function"]["arguments"]
+    assert [*written.values()] == calls
+
+
+TOKENS = st.lists(st.tuples(st.sampled_from(["", "a", "b"]), st.integers(1, 2)), max_size=8)
+
+
+@given(TOKENS, st.booleans())
+def test_every_token_id_is_told_once(tokens, at_once):
+    """Also those of tokens that have no text yet, and of equal tokens."""
+    data = [b"data: " + chunk({"content": text}, token_ids=[token]) + b"\n\n" for text, token in tokens]
+    data.append(b"data: " + chunk({}, "stop") + b"\n\n")
+    reader = OpenAIStreamParser("there", 1, DIALECTS["vllm"])
+    whole = CollectedChoice()
+    for piece in [b"".join(data)] if at_once else data:
+        batch = reader.feed(piece)
+        for part in () if batch is None else batch.parts:
+            whole.add(part)
+    assert "".join(whole.text) == "".join(text for text, _ in tokens)
+    assert whole.whole_metadata().choice.get("token_ids", []) == [token for _, token in tokens]
 
 
 def test_text_that_comes_at_once_is_one_part():

@@ -445,6 +445,34 @@ def test_halves_of_a_character_come_in_two_events(name, together):
     assert "".join(texts) == "a\U0001f600bc\U0001f600de\ufffdf\ufffdgh" + cut
 
 
+@pytest.mark.parametrize("dialect", ["generic", "vllm", "llamacpp"])
+def test_so_is_one_with_several_choices(dialect):
+    """Its usage is that of all of them, and no choice takes the place of another."""
+    messages = [{"content": "Hello", "reasoning_content": "why"}, {"content": None, "refusal": "no"}]
+    choices = [
+        {"index": index, "delta": {}, "message": message, "finish_reason": "stop"}
+        for index, message in enumerate(messages)
+    ]
+    for data in (
+        json.dumps({"choices": choices, "usage": USAGE}).encode(),
+        event({"choices": choices, "usage": USAGE}),
+    ):
+        parts, usage = read(data, choices=2, dialect=dialect)
+        assert [(part.index, part.text, part.extra) for part in parts] == [
+            (0, "Hello", {"reasoning_content": "why"}),
+            (1, "", {"refusal": "no"}),
+        ]
+        assert usage == Usage(7, 3, 2)
+
+
+@pytest.mark.parametrize("delta", [None, {}])
+def test_a_message_behind_a_streamed_thought_adds_its_text(delta):
+    message = {"content": "Hello", "reasoning_content": "why"}
+    end = event({"choices": [{"index": 0, "delta": delta, "message": message, "finish_reason": "stop"}]})
+    (thought, text), _ = read(chunk(reasoning_content="why") + end + DONE)
+    assert (thought.extra, text.text, text.extra) == ({"reasoning_content": "why"}, "Hello", None)
+
+
 def test_a_whole_answer_in_place_of_a_stream_is_read():
     message = {"role": "assistant", "content": "Hello", "annotations": [{"type": "url_citation"}]}
     answer = {"object": "chat.completion", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
@@ -704,6 +732,12 @@ def test_a_call_without_arguments_has_an_empty_object(arguments):
         assert calls_of(*pieces)[0] == [("a", "f", "{}"), ("b", "g", "{}")]
 
 
+@pytest.mark.parametrize("pieces", [["{}", "\n"], ["{}", " ", "{}"], ["{}", '{"x"', ":1}"], ["{}", "\n", '{"x":1}']])
+def test_an_empty_object_is_kept_unless_arguments_follow_it(pieces):
+    ((_, _, arguments),), _ = calls_of(piece("", index=0, id="a", name="f"), *(piece(text, index=0) for text in pieces))
+    assert json.loads(arguments) == ({"x": 1} if "x" in "".join(pieces) else {})
+
+
 def test_a_call_that_was_cut_before_its_arguments_has_none():
     assert calls_of(piece("", index=0, id="a", name="f"), finish="length") == ([("a", "f", "")], FinishReason.LENGTH)
 
@@ -784,16 +818,17 @@ def test_members_of_calls_stay_beside_what_is_read_of_them():
     assert merge_deltas([part.extra])["tool_calls"] == [call]
 
 
-def test_custom_calls_have_a_name_and_an_input():
+@pytest.mark.parametrize("written", [["ls", " -l"], ["{}", " + x"], ["{}", "\n"], ["{}"], ['{"a":1}', '{"a":1}']])
+def test_custom_calls_have_a_name_and_an_input(written):
+    """The input is a text, so an object in it has no meaning of its own."""
     parts, _ = read(
         chunk(tool_calls=[{"index": 0, "id": "t", "type": "custom", "custom": {"name": "shell", "input": ""}}])
-        + chunk(tool_calls=[{"index": 0, "custom": {"input": "ls"}}])
-        + chunk(tool_calls=[{"index": 0, "custom": {"input": " -l"}}])
+        + b"".join(chunk(tool_calls=[{"index": 0, "custom": {"input": piece}}]) for piece in written)
         + chunk(finish="tool_calls")
         + DONE
     )
     assert merge_deltas([part.extra for part in parts if part.extra])["tool_calls"] == [
-        {"id": "t", "type": "custom", "custom": {"name": "shell", "input": "ls -l"}}
+        {"id": "t", "type": "custom", "custom": {"name": "shell", "input": "".join(written)}}
     ]
 
 

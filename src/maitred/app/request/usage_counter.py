@@ -23,6 +23,7 @@ from maitred.core.text_replica import TextBatch
 from maitred.routing.catalog import TextModel
 from maitred.text.estimate import estimate, estimate_members
 from maitred.text.tokenizer import Tokenizer
+from maitred.wire.openai.responses import REASONING_FIELDS
 
 _ADDED_PROMPT_TOKENS = 16_384
 """Most tokens that a server may add to a prompt: its template, instructions, or documents that it retrieves."""
@@ -49,6 +50,8 @@ _MEDIA_FIELDS = frozenset(
     {"web_search_options", "plugins", "search_parameters", "documents", "data_sources", "extra_body"}
 )
 """Fields of a request that make its server read more than was sent."""
+_TEXT_MEMBERS = frozenset({*REASONING_FIELDS, "refusal"})
+"""Members of a delta that are texts of the answer beside its content."""
 _MAX_CALLS = 1_024
 """Most tool calls of an answer, of all choices together."""
 _MAX_ENTRIES = 16_384
@@ -91,8 +94,8 @@ class UpstreamUsageCounter:
         fields: Fields of the request that the servers get.
 
     Attributes:
-        choices_over_grant: Choices that certainly have more tokens than were granted, each with the share of its last
-            text that is not over it. Later text is not counted.
+        choices_over_grant: Choices that certainly have more tokens than were granted, each with the share of its delta
+            at the grant that is not over it. Later deltas are not counted.
         has_estimates: Whether the output tokens of an earlier server are estimates.
     """
 
@@ -135,6 +138,8 @@ class UpstreamUsageCounter:
         self._calls: set[tuple[int, object]] = set()
         """Tool calls so far: choice and number of each."""
         self.choices_over_grant: dict[int, float] = {}
+        self._last_parts: dict[int, TextDelta | None] = {}
+        """Delta with which each choice was over its grant; None: it was cut. A choice that ended otherwise has none."""
 
     def count(self, batch: TextBatch) -> None:
         """Counts one batch of the answer."""
@@ -179,15 +184,30 @@ class UpstreamUsageCounter:
             context.completion_tokens = self._previous_output_tokens + self._estimate_output()
 
     def cut(self, part: TextDelta) -> TextDelta:
-        """Returns what is not over its grant of the last delta of a choice: of its text, its calls and its lists."""
+        """Returns what is not over its grant of a delta in the last batch of a choice.
+
+        What came before the choice was over its grant stays, and nothing of what came behind it does. Of all of them
+        too many calls and entries are left out.
+        """
+        index = part.index
+        last = self._last_parts.get(index, part)
+        if last is None:
+            return TextDelta(index, "", part.finish)
+        share = 1.0
+        if part is last:
+            share = self.choices_over_grant[index]
+            if index in self._last_parts:
+                self._last_parts[index] = None
         extra: dict[str, Any] = {}
         for name, value in (part.extra or {}).items():
             if name == "tool_calls":
                 extra[name] = [call for call in value if (call.get("index") or 0) < _MAX_CALLS]
+            elif name in _TEXT_MEMBERS and isinstance(value, str):
+                extra[name] = value[: int(len(value) * share)]
             else:
                 extra[name] = value[:_MAX_ENTRIES] if value.__class__ is list else value
-        text = part.text[: int(len(part.text) * self.choices_over_grant[part.index])]
-        return replace(part, text=text, extra=extra or None)
+        scores = part.scores and part.scores[: int(len(part.scores) * share)]
+        return replace(part, text=part.text[: int(len(part.text) * share)], scores=scores, extra=extra or None)
 
     def restart(self) -> None:
         """Resets the counts: a new attempt starts from the beginning."""
@@ -261,6 +281,7 @@ class UpstreamUsageCounter:
         self._certain_tokens = max(self._certain_tokens, choice_tokens * ratio)
         if (excess := choice_tokens * ratio - self._grant.choice_tokens - _ODD_TOKENS) > 0:
             self.choices_over_grant[part.index] = max(0.0, 1.0 - excess / (tokens * ratio))
+            self._last_parts[part.index] = part
 
     @property
     def _certain_ratio(self) -> float:
@@ -388,3 +409,4 @@ class UpstreamUsageCounter:
         self._tokenized_at.clear()
         self._calls.clear()
         self.choices_over_grant.clear()
+        self._last_parts.clear()

@@ -50,6 +50,7 @@ from maitred.wire.answer_event import (
     replace_surrogates,
 )
 from maitred.wire.openai.tool_calls import ToolCallAssembler, ToolCallState
+from maitred.wire.openai.written import merge_metadata
 from maitred.wire.reported_usage import is_empty, read_usage
 from maitred.wire.sse import SSESplitter
 
@@ -129,6 +130,8 @@ class OpenAIStreamParser:
         self._held_metadata: dict[int, ChunkMetadata] = {}
         """Members that came before the first part of the answer."""
         self._assemblers: dict[int, ToolCallAssembler] = {}
+        self._thoughtful: set[int] = set()
+        """Choices with a thought or a refusal."""
         self._characters = TextAssembler()
         """Joins characters whose parts come in two chunks, by choice and member."""
 
@@ -323,7 +326,7 @@ class OpenAIStreamParser:
                 if finish is None and not chunk.usage:
                     self._keep_template_of("content", text, event)
         if chunk.usage and (usage := read_usage(chunk.usage)) is not None:
-            self._keep_usage(usage, running=bool(chunk.choices))
+            self._keep_usage(usage, choices=len(chunk.choices))
 
     def _read_chunk(self, fields: Mapping[str, Any], deltas: list[TextDelta], event: bytes, *, is_mended: bool) -> None:
         """Reads a chunk or a whole answer: appends its deltas and keeps its usage."""
@@ -349,7 +352,7 @@ class OpenAIStreamParser:
             self._append_delta(TextDelta(0, ""), ChunkMetadata(members, self._choice_members(0)), deltas)
         reported = fields.get("usage") or _usage_elsewhere(fields, choices)
         if reported is not None and (usage := read_usage(reported)) is not None:
-            self._keep_usage(usage, running=bool(choices))
+            self._keep_usage(usage, choices=len(choices))
         elif self._choice_count == len(choices) == 1 and len(deltas) == before + 1 and not (is_mended or has_held):
             self._is_padded = "obfuscation" in fields
             self._keep_template(event, deltas[-1], choices)
@@ -424,6 +427,8 @@ class OpenAIStreamParser:
             if unread:
                 others["logprobs"] = unread
         has_answer = bool(text) or not extra.keys().isdisjoint(_ANSWER_FIELDS)
+        if extra and not extra.keys().isdisjoint(_TEXTS_OF_DELTA):
+            self._thoughtful.add(index)
         finish = self._read_finish(index, choice.get("finish_reason"), extra, goes_on=has_answer)
         if finish is not None and self._characters.held and self._is_cut(index):
             text += "\ufffd"
@@ -443,14 +448,11 @@ class OpenAIStreamParser:
         says_something = bool(delta.text or delta.scores) or delta.extra is not None or delta.finish is not None
         if not says_something and not self.has_begun:
             if metadata != _NO_METADATA:
-                held = self._held_metadata.get(index, _NO_METADATA)
-                self._held_metadata[index] = ChunkMetadata(
-                    {**held.chunk, **metadata.chunk}, {**held.choice, **metadata.choice}
-                )
+                self._held_metadata[index] = self._with_held(index, metadata)
             return
         if index in self._held_metadata:
-            held = self._held_metadata.pop(index)
-            metadata = ChunkMetadata({**held.chunk, **metadata.chunk}, {**held.choice, **metadata.choice})
+            metadata = self._with_held(index, metadata)
+            del self._held_metadata[index]
         changes = metadata != self._metadata.get(index, _NO_METADATA) or _speaks_of_tokens(metadata)
         if changes and (says_something or metadata != _NO_METADATA):
             self._metadata[index] = metadata
@@ -460,6 +462,11 @@ class OpenAIStreamParser:
             return
         self.has_begun = True
         deltas.append(delta)
+
+    def _with_held(self, index: int, metadata: ChunkMetadata) -> ChunkMetadata:
+        """Returns members with those that came before the answer; of tokens they go on."""
+        held = self._held_metadata.get(index, _NO_METADATA)
+        return ChunkMetadata({**held.chunk, **metadata.chunk}, merge_metadata((held.choice, metadata.choice)))
 
     def _choice_members(self, index: int) -> dict[str, Any]:
         return self._metadata.get(index, _NO_METADATA).choice
@@ -479,13 +486,12 @@ class OpenAIStreamParser:
 
     def _read_delta(self, index: int, choice: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """Returns the text of a choice's delta and its other members."""
-        delta = choice.get("delta")
-        if (
-            (delta is None or (not delta and not self.has_begun))
-            and not choice.get("text")
-            and not (self._text_offsets[index] or index in self._assemblers)
-        ):
-            delta = choice.get("message")  # a whole answer
+        delta, message = choice.get("delta"), choice.get("message")
+        has_text = bool(choice.get("text") or self._text_offsets[index] or index in self._assemblers)
+        if message is not None and not delta and not has_text:
+            delta = message  # a whole answer; what was thought before it is in it once more
+            if index in self._thoughtful and isinstance(message, dict):
+                delta = {name: value for name, value in message.items() if name not in _TEXTS_OF_DELTA}
         if is_empty(delta):
             delta = {}
         if not isinstance(delta, dict):
@@ -538,6 +544,8 @@ class OpenAIStreamParser:
         assembler = self._assemblers.get(index)
         if assembler is None:
             assembler = self._assemblers[index] = ToolCallAssembler()
+        if self._written_call is not None:
+            self._drop_template()  # arguments alone may now be those of another call
         return assembler.add(pieces)
 
     def _read_finish(self, index: int, reason: object, extra: dict[str, Any], *, goes_on: bool) -> FinishReason | None:
@@ -589,25 +597,27 @@ class OpenAIStreamParser:
 
     # --- usage and errors ---
 
-    def _keep_usage(self, usage: Usage, *, running: bool) -> None:
+    def _keep_usage(self, usage: Usage, *, choices: int) -> None:
         """Keeps a reported usage for the next batch; see `_total_usage`."""
         if self._has_usage and not (usage.prompt_tokens or usage.completion_tokens):
             return  # zeros behind the counts
-        self._usage = self._total_usage(usage, running=running) or self._usage
+        self._usage = self._total_usage(usage, choices=choices) or self._usage
 
-    def _total_usage(self, usage: Usage, *, running: bool) -> Usage | None:
+    def _total_usage(self, usage: Usage, *, choices: int) -> Usage | None:
         """Returns the usage of the whole response; None if the reported usage covers only one choice.
 
         Args:
             usage: The reported usage.
-            running: Whether its chunk also has a choice; if the response has several, the usage is only of that one.
+            choices: Number of choices in its chunk. Where these are some of several, the usage is only of those.
         """
-        if self._choice_count > 1 and self._dialect.has_usage_per_choice:
+        if self._choice_count in (1, choices):
+            pass
+        elif self._dialect.has_usage_per_choice:
             self._choice_usages.append(usage)
             if len(self._choice_usages) < self._choice_count:
                 return None
             usage = _merge_usages(self._choice_usages, self._choices_per_prompt)
-        elif self._choice_count > 1 and running:
+        elif choices:
             return None
         # A parser of tool calls can make several chunks of one token.
         if (

@@ -12,12 +12,15 @@ from msgspec.structs import replace
 
 from maitred.core.inference import ChunkMetadata, TextDelta, TokenScore
 from maitred.core.text_replica import TextBatch
+from maitred.wire.openai.responses import REASONING_FIELDS
 
 _MIN_SECRET_CHARACTERS = 8
 """Shorter values, such as ``EMPTY``, are no secrets but words."""
-_TEXT_MEMBERS = ("reasoning_content", "reasoning", "refusal")
+_TEXT_MEMBERS = frozenset({*REASONING_FIELDS, "refusal"})
 _CALL_MEMBERS = (("function", "arguments"), ("custom", "input"))
-_CONTENT = "content"
+_CONTENT, _REFUSAL, _CALLS = ("content",), ("refusal",), ("tool_calls",)
+_MEMBERS = (REASONING_FIELDS, ("thinking_blocks",), _CONTENT, _REFUSAL, _CALLS, ("images",))
+"""Members of a delta in the order in which readers of an answer in blocks tell them; a thought has two names."""
 
 
 class SecretMask:
@@ -64,7 +67,8 @@ class DeltaMask:
     """Mask of secrets in the texts of one answer, which come in pieces.
 
     The end of a text that may begin a secret is held back until the next piece of the same text, until something else
-    of the choice comes, or until its end.
+    of the choice comes, or until its end. Nothing that comes later overtakes it: in an answer of blocks, a text would
+    else end in the next block. So it is not held back where its own delta goes on with something else.
 
     Args:
         secrets: The secrets.
@@ -103,36 +107,47 @@ class DeltaMask:
     def _read(self, part: TextDelta) -> list[TextDelta]:
         """Returns what a delta becomes: what was held back of other texts, and itself without what is held back now."""
         is_last = part.finish is not None
-        own = {*_texts_of(part)}
-        deltas = self._release(part.index, own) if own or is_last else []
+        members = _members_of(part)
+        deltas: list[TextDelta] = []
+        if members or is_last or part.block is not None:
+            deltas += self._release(part.index, {*_texts_of(part, members[0])} if members else set())
         text, scores = part.text, part.scores
+        last = () if is_last or not members else members[-1]
         if text or scores is not None:
-            text, scores = self._mask((part.index, _CONTENT), text, scores, is_last=is_last)
+            text, scores = self._mask((part.index, "content"), text, scores, is_last=last != _CONTENT)
         extra: dict[str, Any] = {}
         for name, value in (part.extra or {}).items():
             if name in _TEXT_MEMBERS and isinstance(value, str):
-                masked, _ = self._mask((part.index, name), value, None, is_last=is_last)
+                masked, _ = self._mask((part.index, name), value, None, is_last=name not in last)
                 extra |= {name: masked} if masked or not value else {}
             elif name == "tool_calls" and isinstance(value, list):
-                extra[name] = [self._mask_call(part.index, call, is_last=is_last) for call in value]
+                extra[name] = [self._mask_call(part.index, call, is_last=last != _CALLS) for call in value]
             else:
                 extra[name] = self._mask_value(value)
         metadata = part.metadata
         if metadata is not None:
             metadata = ChunkMetadata(self._mask_value(metadata.chunk), self._mask_value(metadata.choice))
         block = self._mask_value(part.block)
-        if text or scores or extra or is_last or metadata is not None or block is not None or not own:
+        if text or scores or extra or is_last or metadata is not None or block is not None or not members:
             deltas.append(replace(part, text=text, scores=scores, extra=extra or None, metadata=metadata, block=block))
         return deltas
 
     def _release(self, index: int, kept: Set[tuple[int, object]]) -> list[TextDelta]:
-        """Returns what was held back of the other texts of a choice."""
+        """Returns what was held back of the other texts of a choice.
+
+        The two names of a thought stay in one delta, because readers of both take it for one thought.
+        """
         deltas = []
+        thought: dict[str, Any] = {}
         for place in [place for place in self.held if place[0] == index and place not in kept]:
             text, scores = self.held.pop(place)
             match place[1]:
                 case "content":
                     deltas.append(TextDelta(index, text, scores=scores or None))
+                case str() as name if name in REASONING_FIELDS:
+                    if not thought:
+                        deltas.append(TextDelta(index, "", extra=thought))
+                    thought[name] = text
                 case str() as name:
                     deltas.append(TextDelta(index, "", extra={name: text}))
                 case (field, written, number):
@@ -200,16 +215,21 @@ def _held_length(text: AnyStr, secrets: Sequence[AnyStr]) -> int:
     return held
 
 
-def _texts_of(part: TextDelta) -> Iterator[tuple[int, object]]:
-    """Yields the places of the texts that a delta goes on with."""
-    if part.text or part.scores:
-        yield part.index, _CONTENT
+def _members_of(part: TextDelta) -> list[tuple[str, ...]]:
+    """Returns the members that a delta has, in the order in which its readers tell them; names of one text together."""
     extra = part.extra or {}
-    for name in _TEXT_MEMBERS:
-        if isinstance(extra.get(name), str):
-            yield part.index, name
-    calls = extra.get("tool_calls")
-    for call in calls if isinstance(calls, list) else ():
-        for field, written in _CALL_MEMBERS:
-            if field in call:
-                yield part.index, (field, written, call.get("index"))
+    has_content = bool(part.text or part.scores)
+    return [names for names in _MEMBERS if (has_content if names == _CONTENT else not extra.keys().isdisjoint(names))]
+
+
+def _texts_of(part: TextDelta, names: Sequence[str]) -> Iterator[tuple[int, object]]:
+    """Yields the places of the texts that a delta goes on with in these members."""
+    extra = part.extra or {}
+    if names == _CALLS:
+        calls = extra.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            for field, written in _CALL_MEMBERS:
+                if field in call:
+                    yield part.index, (field, written, call.get("index"))
+    else:
+        yield from ((part.index, name) for name in names)

@@ -192,13 +192,15 @@ class UpstreamStream:
                 raise make_replica_lost("its answer has more bytes than answers may have", AnswerTooLarge)
             data, self._held_data = self._mask.split(self._held_data + data, body_over=body_over)
             batch = parser.feed(data)
+            if batch is not None and self._delta_mask is not None and self._delta_mask.is_concerned(batch):
+                batch = self._delta_mask.apply(batch)
         if batch is None and not parser.is_complete:
             if response.has_ended:
                 batch = parser.on_end(is_framed=response.is_framed)
+                if batch is not None and self._delta_mask is not None:
+                    batch = self._delta_mask.apply(batch)
             elif response.failure is not None:
                 raise make_replica_lost(f"the connection broke ({response.failure})")
-        if batch is not None and self._delta_mask is not None and self._delta_mask.is_concerned(batch):
-            batch = self._delta_mask.apply(batch)
         if self._on_first_token is not None and (batch is not None or parser.is_complete):
             self._on_first_token()
             self._on_first_token = None

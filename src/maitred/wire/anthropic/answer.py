@@ -264,7 +264,10 @@ class MessagesStreamParser:
                 return  # the event came twice
             yield from self._close(earlier)
         is_call = start.get("type") == "tool_use"
-        follows_text = bool(self._order) and self._order[-1].type == "text" == start.get("type")
+        is_text, before = start.get("type") == "text", self._order[-1].type if self._order else ""
+        follows_text = is_text and before == "text"
+        if is_text and (self._call_count or self._text_count):
+            self._has_foreign = True  # a chat has one text, which stands before its calls
         number = self._call_count if is_call else self._call_count + self._text_count
         block = self._blocks[index] = OpenBlock(start, number)
         self._latest_index = index
@@ -272,7 +275,7 @@ class MessagesStreamParser:
         if block.is_foreign:
             self._has_foreign = True
             yield TextDelta(0, "", block={"type": "content_block_start", "content_block": dict(start)})
-        elif start.get("type") == "text" and (follows_text or _has_beyond(start, _READ_OF_TEXT)):
+        elif is_text and (follows_text or _has_beyond(start, _READ_OF_TEXT)):
             # Texts that follow one another are apart where they have citations of their own.
             self._has_foreign = self._has_foreign or _has_beyond(start, _READ_OF_TEXT)
             yield TextDelta(0, "", block={"type": "content_block_start", "content_block": {**start, "text": ""}})

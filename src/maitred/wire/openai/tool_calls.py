@@ -106,9 +106,9 @@ class ToolCallAssembler:
         is_first = call is None
         if call is None and not name:
             name = self._announced_name
-        if name or text:
+        if name or text.strip():
             # A name behind a whole call is said again, or begins the next call of the same tool.
-            self._announced_name = name if call is not None and call.is_whole and not text else ""
+            self._announced_name = name if call is not None and call.is_whole and not text.strip() else ""
         if call is None:
             if not (call_id or name or text or any(piece.get(other) for other in piece if other != "index")):
                 return None
@@ -128,11 +128,8 @@ class ToolCallAssembler:
             named.add(call.number)
         added_name = name.removeprefix(call.name)  # some servers say all of it again with each piece
         call.name += added_name
-        if text and text == call.written and call.is_whole:
-            text = ""  # the server repeats the arguments once they are whole
-        if text:
-            call.is_empty = text == "{}" and not call.written
-            text = "" if call.is_empty else text
+        if text and call.field == "function":
+            text = _new_arguments(call, text)
         call.written += text
         if field not in piece and not is_first:
             field = call.field  # official clients want it in each piece
@@ -151,18 +148,29 @@ class ToolCallAssembler:
             return None if call_id or name else self.latest
         if call_id and call.id:
             return None
-        if not name and not call_id and text and self._announced_name and text != call.written:
+        if not name and not call_id and text.strip() and self._announced_name and text != call.written:
             return None
         if not name or not call.name:
             return call
         if call.number in named:
             return None
         is_other_name = name != call.name
-        begins_new_call = is_other_name or bool(text) if call.is_whole else is_other_name and index is None
+        begins_new_call = is_other_name or bool(text.strip()) if call.is_whole else is_other_name and index is None
         return None if begins_new_call else call
 
 
 _IDENTITY = frozenset({"index", "id", "type", "function", "custom"})
+
+
+def _new_arguments(call: ToolCallState, text: str) -> str:
+    """Returns what a piece adds to the arguments of a call of a function, which are a JSON object."""
+    if not call.written and (text == "{}" or (call.is_empty and not text.strip())):
+        call.is_empty = True
+        return ""
+    if call.is_empty:
+        call.is_empty = False
+        return text if text.lstrip().startswith("{") else "{}" + text
+    return "" if text == call.written and call.is_whole else text  # some servers repeat them once they are whole
 
 
 def _body_of(piece: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
