@@ -1,4 +1,4 @@
-"""Property: shares of the slots in flight are judged alike whether or not the short way was taken."""
+"""Property: whether the shares of the slots in flight are checked or skipped changes no decision."""
 
 from collections import Counter
 from contextlib import suppress
@@ -31,7 +31,7 @@ CALLERS = [
 
 
 def may_enter(caller, inside, capacity):
-    """Whether a caller gets a slot, judged at every level and from nothing but who is inside."""
+    """Whether a caller gets a slot, from nothing but who is inside, at every level."""
     free = capacity - len(inside)
     if free <= 0:
         return False
@@ -62,7 +62,7 @@ steps = st.lists(
 
 
 @given(steps, st.integers(1, 60))
-async def test_the_short_way_judges_as_the_long_one_and_counts_return_to_zero(steps, capacity):
+async def test_shares_are_decided_as_by_a_look_at_every_level_and_counts_return_to_zero(steps, capacity):
     limiter, slots = InFlightLimiter(capacity), []
     for step, what, times in steps:
         for _ in range(times):
@@ -81,9 +81,10 @@ async def test_the_short_way_judges_as_the_long_one_and_counts_return_to_zero(st
                     assert expected, "a slot was given where the share was taken"
                     expected = None
                 assert not expected, "a slot was refused within the share"
-        holders = Counter(owner for caller, _ in slots if caller is not None for owner in caller.owners)
-        assert limiter._held == holders
+        counts = Counter(owner for caller, _ in slots if caller is not None for owner in caller.owners)
+        assert limiter._held == counts
         assert limiter.count == len(slots)
     for _, slot in slots:
         slot.__exit__(None, None, None)
-    assert not limiter._held and not limiter.count
+    assert not limiter._held
+    assert not limiter.count
