@@ -45,7 +45,9 @@ _CUSTOM_TOOL_TYPES = (None, "custom")
 _TEMPERATURE = NumberRange(0, 1)
 _TOP_K = NumberRange(0, MAX_TOKEN_ID)
 _MAX_TOKENS = NumberRange(1, MAX_TOKEN_ID)
-_OTHER_TYPE = re.compile(r"Invalid value (?P<quote>['\"])(?P<got>.*)(?P=quote) - at `\$\.(?P<path>[^`]*)\.type`$", re.DOTALL)
+_OTHER_TYPE = re.compile(
+    r"Invalid value (?P<quote>['\"])(?P<got>.*)(?P=quote) - at `\$\.(?P<path>[^`]*)\.type`$", re.DOTALL
+)
 _TYPES = (
     (re.compile(r"\.source$"), "base64 or url"),
     (re.compile(r"\.content\[\d+\]\.content\[\d+\]$"), "text or image"),
