@@ -28,7 +28,7 @@ from maitred.wire.openai.decode import (
     NumberRange,
     check_known,
 )
-from maitred.wire.openai.faults import DECODE_ERRORS, describe_fault, format_value
+from maitred.wire.openai.faults import DECODE_ERRORS, describe_body_fault, format_value
 
 R = TypeVar("R", MessagesRequest, CountTokensRequest)
 
@@ -106,7 +106,7 @@ def _decode(kind: type[R], body: bytes, strict: bool) -> R:
         fields = msgspec.json.decode(body)
         request = msgspec.convert(wrap_server_blocks(fields), kind)
     except DECODE_ERRORS as error:
-        raise _describe_fault(error) from error
+        raise _describe_fault(error, body) from error
     if strict:
         check_known(fields, kind, also=MESSAGES_FIELDS)
     unsupported = unsupported_fields(fields)
@@ -116,13 +116,13 @@ def _decode(kind: type[R], body: bytes, strict: bool) -> R:
     return request
 
 
-def _describe_fault(error: Exception) -> InvalidRequest:
-    """Describes a fault as `describe_fault` does, and lists the types of blocks where one has another type."""
+def _describe_fault(error: Exception, body: bytes) -> InvalidRequest:
+    """Describes a fault as `describe_body_fault` does, and lists the types of blocks where one has another type."""
     if isinstance(error, msgspec.ValidationError) and (match := _OTHER_TYPE.match(str(error))):
         for place, types in _TYPES:
             if place.search(match["path"]):
                 return _other_type(match["path"], types, match["got"])
-    return describe_fault(error)
+    return describe_body_fault(error, body)
 
 
 def _other_type(path: str, types: str, got: str) -> InvalidRequest:
