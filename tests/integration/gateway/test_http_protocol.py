@@ -111,6 +111,7 @@ async def refusal_of(system, sent):
         (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A : 1\r\n\r\n", "header token"),
         (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: 1\r\n 2\r\n\r\n", "whitespace"),
         (b"GET /health HTTP/1.2\r\nHost: localhost\r\n\r\n", "version"),
+        (b"CONNECT localhost:1 HTTP/1.1\r\nHost: localhost\r\n\r\n", "its target"),
         (b"BREW /health HTTP/1.1\r\nHost: localhost\r\n\r\n", "no method"),
         (b'{"prompt":"hello"}', "no method"),
     ],

@@ -209,8 +209,10 @@ class HttpProtocol(FastPathProtocol):
             self.logger.warning(_NO_HTTP)
             if isinstance(error, httptools.HttpParserInvalidMethodError):
                 message = _TLS if data.startswith(_TLS_RECORD) else _NO_REQUEST
+            elif error.__context__ is None:
+                message = _NOT_HTTP.format(reason=error)
             else:
-                message = _NOT_HTTP.format(reason=error.__context__ or error)
+                message = _NOT_HTTP.format(reason="its target is neither a path nor a URL")
             self.send_400_response(message)
 
     @property
