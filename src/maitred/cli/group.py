@@ -18,6 +18,9 @@ INTERRUPTED = 130
 _CONNECTION = ("url", "key")
 """Options about the connection; the server has other things by these names."""
 
+_OTHER_NAMES = {"start": "since", "end": "until"}
+"""Parameters of commands by the fields of the server that they set."""
+
 
 @contextmanager
 def explain_errors(parameters: Callable[[], Mapping[str, str]] = dict) -> Iterator[None]:
@@ -52,7 +55,8 @@ def _with_parameters(message: str, field: str | None, parameters: Mapping[str, s
     first, space, rest = message.partition(" ")
     if field is None or first != field:
         return message
-    names = (field, f"{field}s", field.removesuffix("_at").removesuffix("_s"))
+    name = field.partition("[")[0]  # an option that may be repeated is a list
+    names = (name, f"{name}s", name.removesuffix("_at").removesuffix("_s"), _OTHER_NAMES.get(name, ""))
     written = next((parameters[name] for name in names if parameters.get(name)), field)
     return f"{written}{space}{rest}"
 

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from maitred.cli.options import DEFAULT_URL, AdminKeyOption, JsonOption, UrlOption
+from maitred.cli.options import DEFAULT_URL, AdminKeyOption, JsonOption, UrlOption, lacks_unit
 from maitred.cli.output.tables import print_json, print_table
+from maitred.core.errors import InvalidRequest
 
 EXAMPLES = """
 Examples:
@@ -53,7 +54,7 @@ def usage(
     from maitred.wire.admin.responses import UsageReport, UsageRow
 
     chosen = {"organisation": organisation, "tenant": tenant, "key": key_id, "model": model}
-    query = {"group_by": group_by, "start": _time(since), "end": _time(until), **chosen}
+    query = {"group_by": group_by, "start": _time("--since", since), "end": _time("--until", until), **chosen}
     if as_csv:
         csv = {**query, "format": "csv"}
         typer.echo(administer(url, key, lambda client: client.raw("GET", "usage", query=csv)), nl=False)
@@ -81,5 +82,9 @@ def usage(
     )
 
 
-def _time(text: str) -> str:
+def _time(option: str, text: str) -> str:
+    if lacks_unit(text):
+        raise InvalidRequest(
+            f"{option} must be a time with its unit, such as 12h or 7d, or one in ISO 8601; got {text!r}."
+        )
     return f"-{text}" if _BACK.fullmatch(text) else text

@@ -18,7 +18,7 @@ over what OpenAI's API allows, although the same history can be written in anoth
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from hashlib import blake2b
 from typing import Any
@@ -37,6 +37,7 @@ _ONE_CALL = re.compile(r"tool_calls\s*\|\s*length\s*!=\s*1|single tool-calls")
 _SHORT_IDS = re.compile(r"length\s*!=\s*9")
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_WORD = re.compile(r"\w+")
 _ESCAPED = re.compile(rf"[^\x00-~{OPEN_MARK}{CLOSE_MARK}]")
 """Characters that JSON of ASCII escapes, without the marks of control tokens, which are no part of the text."""
 _Message = Mapping[str, Any]
@@ -249,6 +250,11 @@ class ChatTemplate:
         self._with_tools = (
             self._plain if tool_source is None else _ConversationWriter(environment, tool_source, self._special_tokens)
         )
+
+    def unread_arguments(self, arguments: Iterable[str]) -> list[str]:
+        """Returns the names of further variables that the template does not read, so that they change nothing."""
+        words = set(_WORD.findall(self.source)).union(_WORD.findall(self.tool_source))
+        return [name for name in arguments if name not in words]
 
     def render(
         self,

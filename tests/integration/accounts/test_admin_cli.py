@@ -167,7 +167,7 @@ async def test_usage(operator):
     (total,) = json.loads(await operator.does("usage", "--group-by", "", "--key-id", "5b1f0c9e7d2a4c6f", "--json"))
     assert total["requests"] == 4
     assert "--group-by must hold" in await operator.cannot("usage", "--group-by", "colour")
-    assert "start must be a time" in await operator.cannot("usage", "--since", "yesterday")
+    assert "--since must be a time" in await operator.cannot("usage", "--since", "yesterday")
 
 
 async def test_every_failure_is_a_sentence(operator):
@@ -188,6 +188,8 @@ async def test_refusals_name_the_option_and_not_the_field_of_the_api(operator):
         (("keys", "create", "operators", "--expires", "2001-01-01"), "--expires must lie", "expires_at"),
         (("tenants", "create", "acme", "--priority-ceiling", "11"), "--priority-ceiling", "priority_ceiling"),
         (("tenants", "create", "acme", "--weight", "0"), "--weight", " weight"),
+        (("keys", "create", "operators", "--scope", "admni"), "--scope must be one of", "scopes"),
+        (("usage", "--until", "tomorrow"), "--until must be a time", "end must"),
     ):
         message = await operator.cannot(*arguments)
         assert says in message

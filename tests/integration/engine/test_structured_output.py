@@ -157,6 +157,7 @@ async def test_unconstrained_answers_beside_constrained_ones_are_as_ever(server)
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "exclude each other"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs", "structural_tag"),
         ({"guided_regex": "a" * 70_000}, "guided_regex", "65,536 are allowed"),
+        ({"guided_grammar": "start: <[4000-4096]>"}, None, "ids run from 0 to 4095."),
     ],
 )
 def test_what_cannot_be_had_is_refused_with_what_to_do(server, fields, param, says):

@@ -56,3 +56,21 @@ def test_what_is_not_the_callers_to_say_is_refused(server):
     body = {"model": "thinker", "messages": MESSAGES, "chat_template_kwargs": {"tools": []}}
     refused = httpx.post(f"{server.url}/v1/chat/completions", json=body)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "chat_template_kwargs")
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"enable_thinking": False}, None),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, None),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        (
+            {"chat_template_kwargs": {"enable_thinking": False, "thinking": 1, "effort": 2}, "verbosity": "low"},
+            "verbosity, chat_template_kwargs.thinking, chat_template_kwargs.effort",
+        ),
+    ],
+)
+def test_what_the_template_does_not_read_is_named(server, fields, named):
+    body = {"model": "thinker", "messages": MESSAGES, "max_tokens": 1, **fields}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=300).raise_for_status()
+    assert answer.headers.get("x-maitred-ignored") == named

@@ -85,6 +85,88 @@ async def test_what_is_not_http_is_answered_with_400():
         assert "use http://" in error["message"]
 
 
+async def refusal_of(system, sent):
+    reader, writer = await connect(system)
+    writer.write(sent)
+    async with asyncio.timeout(300):
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    assert head.startswith(b"HTTP/1.1 400 ")
+    return json.loads(body)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: +5\r\n\r\nhello", "in Content-Length"),
+        (b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2, 2\r\n\r\n{}", "in Content-Length"),
+        (
+            b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+            "Duplicate",
+        ),
+        (
+            b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "Transfer-Encoding",
+        ),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A : 1\r\n\r\n", "header token"),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: 1\r\n 2\r\n\r\n", "whitespace"),
+        (b"GET /health HTTP/1.2\r\nHost: localhost\r\n\r\n", "version"),
+        (b"CONNECT localhost:1 HTTP/1.1\r\nHost: localhost\r\n\r\n", "its target"),
+        (b"BREW /health HTTP/1.1\r\nHost: localhost\r\n\r\n", "no method"),
+        (b'{"prompt":"hello"}', "no method"),
+    ],
+)
+async def test_a_refused_head_is_told_what_is_wrong_with_it(sent, reason):
+    async with gateway() as system:
+        message = await refusal_of(system, sent)
+        assert reason in message
+        assert "TLS" not in message
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        b"x",
+        b'"}\n\n{"model"',
+        b"GET /health HTTP/1.1\r\nX-A : 1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nno chunk\r\n",
+        b"x" + b"y" * (3 * http_protocol.HEAD_LIMIT_BYTES),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("count", [1, 3])
+async def test_what_is_no_request_takes_no_answer_from_the_requests_before_it(behind, stream, count):
+    """A Content-Length that is too small is the usual cause."""
+    body = json.dumps(
+        {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "stream": stream}
+    ).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+    async with gateway(step_s=0.01) as system:
+        reader, writer = await connect(system)
+        writer.write((head + body) * count + behind)
+        async with asyncio.timeout(300):
+            answers = await reader.read()  # to the end: the connection is closed
+        writer.close()
+        assert answers.count(b"HTTP/1.1 200 OK") == answers.count(b"HTTP/1.1 ") == count
+        assert answers.count(b'"finish_reason":"length"') == count
+        assert answers.count(b"connection: close") == 1
+
+
+async def test_an_incomplete_head_behind_a_request_does_not_end_its_answer(monkeypatch):
+    monkeypatch.setattr(http_protocol, "HEAD_DEADLINE_S", 0.05)
+    body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+    async with gateway(step_s=0.05) as system:
+        reader, writer = await connect(system)
+        writer.write(head + body + b"POST /v1/chat")
+        async with asyncio.timeout(300):
+            answer = await reader.read()
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 200 OK")
+        assert b'"finish_reason":"length"' in answer
+
+
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
 """As Java's HTTP client makes it with the first request of a connection without TLS."""
 

@@ -19,7 +19,13 @@ from maitred.core.errors import ConfigInvalid, InvalidRequest
     ],
 )
 def test_how_far_back(text: str, sent: str) -> None:
-    assert usage._time(text) == sent
+    assert usage._time("--since", text) == sent
+
+
+@pytest.mark.parametrize("text", ["7", "-7", "1.5", "1795783819"])
+def test_how_far_back_needs_a_unit(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="--since must be a time with its unit"):
+        usage._time("--since", text)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("1d", 86_400), ("90s", 90), ("0", 0), ("1.5h", 5400)])

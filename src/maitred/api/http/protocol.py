@@ -83,11 +83,14 @@ class InvalidHead(Exception):
 
 
 _TOO_LARGE = b"431 Request Header Fields Too Large", "headers_too_large", "The request's headers are too large."
-_NOT_HTTP = (
-    _BAD_REQUEST,
-    "invalid_request",
-    "This is not HTTP/1.1. If it is TLS, use http:// in the address, not https://.",
+_TLS_RECORD = b"\x16\x03"
+"""First bytes of every connection with TLS."""
+_TLS = "This server speaks HTTP without TLS: use http:// in the address, not https://."
+_NO_REQUEST = (
+    "No request of HTTP/1.1 begins here: it has no method that this server knows. If it comes behind another request, "
+    "check the Content-Length of that one."
 )
+_NOT_HTTP = "The request is not HTTP/1.1: {reason}. Correct its head, or the chunks of its body."
 _NO_HOST = _BAD_REQUEST, "invalid_request", "The request must have exactly one Host header."
 _OTHER_VERSION = b"505 HTTP Version Not Supported", "invalid_request", "This server speaks HTTP/1.1 and HTTP/1.0."
 _TRANSFER_CODING = (
@@ -116,6 +119,8 @@ class HttpProtocol(FastPathProtocol):
     _in_head = True
     _has_advanced = False
     """Whether the current read held the end of a head, a piece of a body, or the end of a request."""
+    _reads_no_more = False
+    """Whether received data is dropped, because the connection is closed after the answers to what came before."""
     _deadline: asyncio.TimerHandle | None = None
     _patience: asyncio.TimerHandle | None = None
     _repeated: CachedHead | None = None
@@ -180,6 +185,8 @@ class HttpProtocol(FastPathProtocol):
         if between and repeated is not None and (body := repeated.body_in(data)) is not None:
             self._take(repeated, body)
             return
+        if self._reads_no_more:
+            return
         self._has_advanced = False
         self._feed(data)
         self._repeated = self._repeatable(data) if between and self.cycle is not before else None
@@ -200,7 +207,13 @@ class HttpProtocol(FastPathProtocol):
                 self._turn_away(error.__context__)
                 return
             self.logger.warning(_NO_HTTP)
-            self.send_400_response(_NO_HTTP)
+            if isinstance(error, httptools.HttpParserInvalidMethodError):
+                message = _TLS if data.startswith(_TLS_RECORD) else _NO_REQUEST
+            elif error.__context__ is None:
+                message = _NOT_HTTP.format(reason=error)
+            else:
+                message = _NOT_HTTP.format(reason="its target is neither a path nor a URL")
+            self.send_400_response(message)
 
     @property
     def _has_offer(self) -> bool:
@@ -225,7 +238,7 @@ class HttpProtocol(FastPathProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answers bytes that are not HTTP with JSON and an id, where uvicorn would send plain text."""
-        self._turn_away(InvalidHead(*_NOT_HTTP))
+        self._turn_away(InvalidHead(_BAD_REQUEST, "invalid_request", msg))
 
     def on_message_begin(self) -> None:
         """Called by the parser at the first byte of a request."""
@@ -362,20 +375,35 @@ class HttpProtocol(FastPathProtocol):
     def _turn_away(self, refusal: InvalidHead) -> None:
         """Answers data that did not become a request, and closes the connection.
 
-        The client takes an answer for that of its first request without one. So there is none if an earlier request
-        still waits for its answer, or if the request that the data belongs to has got one.
+        The client takes an answer for that of its first request without one. So earlier requests get their answers
+        first, and there is none if one of them still waits, or if the request that the data belongs to has got one.
         """
         cycle, running = self.cycle, self._running
-        due = running is None or running.response_complete
-        if not self._in_head:
-            due = running is cycle and not cycle.response_started
-        if due:
+        if self._owes_answers:
+            self._close_after_answers()
+            return
+        if self._in_head or not (running is cycle and cycle.response_started):
             self.transport.write(
                 b"HTTP/1.1 %b\r\ncontent-type: application/json\r\nx-request-id: %b\r\nconnection: close\r\n"
                 b"content-length: %d\r\n\r\n%b"
                 % (refusal.status, new_request_id().encode("ascii"), len(refusal.body), refusal.body)
             )
         self.transport.close()
+
+    @property
+    def _owes_answers(self) -> bool:
+        """Whether a request that was received completely, before the data that is read now, waits for its answer."""
+        running = self._running
+        return running is not None and not running.response_complete and (self._in_head or running is not self.cycle)
+
+    def _close_after_answers(self) -> None:
+        """Drops what is received from now on, and closes the connection after the answers to complete requests."""
+        self._reads_no_more = True
+        if not self._in_head:
+            self.pipeline.popleft()  # its body is broken
+        self._head_is_complete()
+        self.cycle = self.pipeline[0][0] if self.pipeline else cast(Any, self._running)
+        self.cycle.keep_alive = False
 
     def _read_on(self) -> None:
         if len(self.pipeline) <= _MOST_PIPELINED:
@@ -394,5 +422,8 @@ class HttpProtocol(FastPathProtocol):
             self._deadline = None
 
     def _hang_up(self) -> None:
+        if self._owes_answers:
+            self._close_after_answers()
+            return
         self.transport.close()
         self.linger()

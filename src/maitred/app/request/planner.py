@@ -14,7 +14,7 @@ from maitred.admission.grammars.validator import GrammarValidator
 from maitred.admission.policy.ladder import DEGRADABLE, DegradationLadder, DegradedRequest, overflowing
 from maitred.app.models.router import Router
 from maitred.app.request.flow_control import FlowController
-from maitred.app.request.tokenized import TokenizedRequest, tokenize_prompts
+from maitred.app.request.tokenized import TokenizedRequest, tokenize_prompts, unread_arguments
 from maitred.app.request.upstream_request import UpstreamRequest, estimate_upstream_request, prepare_upstream_request
 from maitred.app.request.validation import (
     check_generates,
@@ -31,7 +31,7 @@ from maitred.app.request.validation import (
 from maitred.core.context import RequestContext
 from maitred.core.errors import MaitredError, Overloaded, TooExpensive
 from maitred.core.flow import Flow, FlowLevel, PriorityClass, QueuePosition, priority_class_for
-from maitred.core.inference import InferenceRequest
+from maitred.core.inference import Conversation, InferenceRequest
 from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.core.usage import to_usd
 from maitred.dispatch.request import DispatchRequest
@@ -146,6 +146,9 @@ class RequestPlanner:
             )
         card = model.card()
         context.ignored_fields = request.left_out + request.hints
+        for prompt in request.prompts:
+            if isinstance(prompt, Conversation) and prompt.template_arguments:
+                context.ignored_fields += unread_arguments(model, prompt.template_arguments)
         check_generates(card, model.name)
         if request.scored:
             request = with_logprobs(request)

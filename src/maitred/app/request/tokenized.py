@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
@@ -183,6 +183,17 @@ def _needs_thread(prompts: Sequence[Prompt]) -> bool:
 _thread_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, FairThreadPool] = WeakKeyDictionary()
 """Threads for long prompts; each process has one event loop, and each test one of its own."""
 _MAX_THREADS = 4
+
+
+_ARGUMENT_FIELDS = frozenset({"enable_thinking", "reasoning_effort"})
+"""Fields of a request that set the arguments of the same names."""
+
+
+def unread_arguments(model: ServedModel, names: Iterable[str]) -> tuple[str, ...]:
+    """Returns the fields of a request that set arguments which the model's chat template does not read."""
+    template = model.tokenizer.chat_template
+    unread = () if template is None else template.unread_arguments(names)
+    return tuple(name if name in _ARGUMENT_FIELDS else f"chat_template_kwargs.{name}" for name in unread)
 
 
 async def tokenize_prompts(

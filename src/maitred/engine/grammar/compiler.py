@@ -22,6 +22,7 @@ from maitred.text.grammar.static_cost import least_states
 from maitred.text.tokenizer import Tokenizer
 
 _THREADS = 2
+_UNKNOWN_TOKEN = "Token range end too large"
 _MAX_UNUSED_BYTES = 64 << 20
 _BYTES = 65_536
 """Memory of a compiled grammar, as measured with the allocator's counters: a fixed part, `_BYTES_PER_CHARACTER` for its
@@ -120,9 +121,14 @@ class _Once:
 
 
 def _compile(vocabulary: Callable[[], LLTokenizer], grammar: Grammar) -> LLMatcher:
-    matcher = LLMatcher(vocabulary(), grammar_source(grammar), log_level=0, limits=LIMITS)
+    tokenizer = vocabulary()
+    matcher = LLMatcher(tokenizer, grammar_source(grammar), log_level=0, limits=LIMITS)
     if matcher.is_error():
-        raise GrammarFault(f"The grammar cannot be compiled: {matcher.get_error()}")
+        if _UNKNOWN_TOKEN in matcher.get_error():
+            raise GrammarFault(
+                f"The grammar names a token beyond the model's: ids run from 0 to {tokenizer.vocab_size - 1}."
+            )
+        raise GrammarFault(f"The grammar cannot be compiled: {' '.join(matcher.get_error().split())}. Change it.")
     # The first mask reads what the grammar forces from its start. Here this takes no time of a step, and what it has
     # learnt is shared with all copies.
     matcher.compute_bitmask()

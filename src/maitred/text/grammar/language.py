@@ -32,8 +32,9 @@ llguidance traverses the rules of a grammar recursively, and a stack overflow ki
 validated grammar have `COMPILING_STACK_BYTES`.
 """
 COMPILING_STACK_BYTES = 4 * STACK_BYTES
-_TOKEN = re.compile(r"<\[(\d{1,7})\]>")
-"""Token in a grammar, by its id."""
+_TOKENS = re.compile(r"<\[([\^\d,\s-]*)\]>")
+"""Tokens in a grammar, by their ids or by ranges of ids."""
+_TOKEN_ID = re.compile(r"\d{1,7}")
 _MAX_TOKENS = 1 << 20
 _KNOWN_VOCABULARIES = 8
 _TRIAL_ANSWERS = 3
@@ -62,7 +63,8 @@ def error_in(grammar: Grammar) -> str | None:
 def error_in_trial(grammar: Grammar) -> str | None:
     """Follows a valid grammar for some steps; returns why an engine could not do so, or None."""
     size = 1024
-    while any(int(token) >= size - 1 for token in _TOKEN.findall(grammar.text)) and size < _MAX_TOKENS:
+    token_ids = [int(token) for ids in _TOKENS.findall(grammar.text) for token in _TOKEN_ID.findall(ids)]
+    while any(token >= size - 1 for token in token_ids) and size < _MAX_TOKENS:
         size *= 2
     start = LLMatcher(_trial_vocabulary(size), grammar_source(grammar), log_level=0, limits=LIMITS)
     for seed in range(_TRIAL_ANSWERS):

@@ -42,6 +42,9 @@ _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 _LARK_RULE = re.compile(r"^[ \t]*[?!]{0,2}([a-zA-Z_]\w*)(?:\.-?\d+)?(?=\s*:)", re.MULTILINE)
 _UNKNOWN_STATEMENT = re.compile(r"^[ \t]*(%(?:declare|override|extend)\b)", re.MULTILINE)
 _TEMPLATE = re.compile(r"^[ \t]*[?!]{0,2}([a-z_]\w*[ \t]*\{[^}]*\})(?:\.-?\d+)?[ \t]*:", re.MULTILINE)
+_NAMED_TOKEN = re.compile(r"(?<![^\s:|(*+?)])<(?!\[)[^<>\s]+>")
+_NO_END = "NoExtensionBias"
+_PANIC = "panic"
 _MOST_CHARACTERS = 300
 
 
@@ -64,7 +67,7 @@ def parse_grammar(constraint: Constraint, relaxed: list[str] | None = None) -> G
     except RecursionError:
         raise GrammarFault("It is nested too deeply. Send a flatter one.") from None
     if (error := error_in_trial(grammar)) is not None:
-        raise GrammarFault(f"{_short(error)} Send a simpler one.")
+        raise GrammarFault(_trial_fault(grammar, error))
     return grammar
 
 
@@ -230,6 +233,20 @@ def _check(kind: Any, text: str, forced: int = 0) -> Grammar:  # noqa: ANN401 - 
     if (error := error_in(grammar)) is not None:
         raise GrammarFault(f"{_short(error)} Mend it.")
     return grammar
+
+
+def _trial_fault(grammar: Grammar, error: str) -> str:
+    """Returns why a valid grammar cannot be followed, and what to send instead."""
+    if _NO_END in error:
+        return (
+            "It accepts no text of finite length: a rule or a `$ref` leads back to itself on every way. Give it an "
+            "alternative that ends."
+        )
+    if grammar.kind == "lark" and (found := _NAMED_TOKEN.search(grammar.text)):
+        return f"The token {found[0][:64]} cannot be named by its text. Name it by its id, such as `<[2]>`."
+    if error.startswith(_PANIC):
+        return "It cannot be followed. Send a simpler one."
+    return f"{_short(error)} Send a simpler one."
 
 
 def _schema_fault(schema: object, error: str) -> str:

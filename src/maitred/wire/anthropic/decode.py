@@ -4,6 +4,7 @@ This module checks only the rules of Messages that a chat completion does not ha
 the conversion to a chat completion (`maitred.wire.anthropic.inbound`).
 """
 
+import re
 from typing import TypeVar
 
 import msgspec
@@ -27,7 +28,7 @@ from maitred.wire.openai.decode import (
     NumberRange,
     check_known,
 )
-from maitred.wire.openai.faults import DECODE_ERRORS, describe_fault, format_value
+from maitred.wire.openai.faults import DECODE_ERRORS, describe_body_fault, format_value
 
 R = TypeVar("R", MessagesRequest, CountTokensRequest)
 
@@ -44,6 +45,16 @@ _CUSTOM_TOOL_TYPES = (None, "custom")
 _TEMPERATURE = NumberRange(0, 1)
 _TOP_K = NumberRange(0, MAX_TOKEN_ID)
 _MAX_TOKENS = NumberRange(1, MAX_TOKEN_ID)
+_OTHER_TYPE = re.compile(
+    r"Invalid value (?P<quote>['\"])(?P<got>.*)(?P=quote) - at `\$\.(?P<path>[^`]*)\.type`$", re.DOTALL
+)
+_TYPES = (
+    (re.compile(r"\.source$"), "base64 or url"),
+    (re.compile(r"\.content\[\d+\]\.content\[\d+\]$"), "text or image"),
+    (re.compile(r"\.content\[\d+\]$"), "text, image, tool_use, tool_result, thinking or redacted_thinking"),
+    (re.compile(r"^system\[\d+\]$"), "text"),
+)
+"""Types of blocks and their sources, by the last part of their place."""
 
 
 def check_version(version: str | None) -> None:
@@ -95,7 +106,7 @@ def _decode(kind: type[R], body: bytes, strict: bool) -> R:
         fields = msgspec.json.decode(body)
         request = msgspec.convert(wrap_server_blocks(fields), kind)
     except DECODE_ERRORS as error:
-        raise describe_fault(error) from error
+        raise _describe_fault(error, body) from error
     if strict:
         check_known(fields, kind, also=MESSAGES_FIELDS)
     unsupported = unsupported_fields(fields)
@@ -103,6 +114,22 @@ def _decode(kind: type[R], body: bytes, strict: bool) -> R:
         raise refuse_field(unsupported.refused[0])
     vars(request)["ignored_fields"] = unsupported.ignored
     return request
+
+
+def _describe_fault(error: Exception, body: bytes) -> InvalidRequest:
+    """Describes a fault as `describe_body_fault` does, and lists the types of blocks where one has another type."""
+    if isinstance(error, msgspec.ValidationError) and (match := _OTHER_TYPE.match(str(error))):
+        for place, types in _TYPES:
+            if place.search(match["path"]):
+                return _other_type(match["path"], types, match["got"])
+    return describe_body_fault(error, body)
+
+
+def _other_type(path: str, types: str, got: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{path}.type must be {types}; got {format_value(got)}. Write what it holds into a block of the type text.",
+        param=f"{path}.type",
+    )
 
 
 def _check_prompt(request: CountTokensRequest) -> None:
@@ -129,6 +156,10 @@ def _check_prompt(request: CountTokensRequest) -> None:
             raise InvalidRequest(
                 f"messages[{position}].content must not be empty.", param=f"messages[{position}].content"
             )
+        if message.role != "assistant" and not isinstance(message.content, str):
+            for index, block in enumerate(message.content):
+                if isinstance(block, ServerBlock):  # no client can write one: the type is made by this gateway
+                    raise _other_type(f"messages[{position}].content[{index}]", _TYPES[2][1], "server_block")
     last = request.messages[-1]
     # An answer that ended with pause_turn is sent back as it is, and its server goes on with it.
     if last.role == "assistant" and not isinstance(last.blocks()[-1], ServerBlock):

@@ -13,7 +13,7 @@ import msgspec
 
 from maitred.core.errors import InvalidRequest
 from maitred.core.flow import HIGHEST_PRIORITY, LOWEST_PRIORITY
-from maitred.wire.openai.faults import DECODE_ERRORS, describe_fault, format_value
+from maitred.wire.openai.faults import DECODE_ERRORS, describe_body_fault, format_value
 from maitred.wire.openai.fields import (
     EMBEDDING_FIELDS,
     FIELDS,
@@ -367,7 +367,7 @@ def _decode_fields(
         fields = msgspec.json.decode(body)
         request = msgspec.convert(fields, kind)
     except DECODE_ERRORS as error:
-        raise describe_fault(_error_with_path(kind, body, error)) from error
+        raise describe_body_fault(_error_with_path(kind, body, error), body) from error
     if strict:
         check_known(fields, kind, also=table)
         _check_known_members(fields)

@@ -26,6 +26,13 @@ _TYPE_NAMES = {
 _LOCATION = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>.*?)`$", re.DOTALL)
 _EXPECTED = re.compile(r"Expected `(?P<expected>[^`]+)`, got `(?P<got>[^`]+)`$")
 _MISSING = re.compile(r"Object missing required field `(?P<field>[^`]+)`$")
+_HALF_SURROGATE = re.compile(
+    rb"(?<!\\)(?:\\\\)*(?P<half>\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F]|\\?u?[dD]?$)"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+)
+_SURROGATE_FAULT = re.compile(r"surrogate pair \(byte (?P<byte>\d+)\)|truncated")
+_NEAR_BYTES = 64
+"""Distance from the decoder's place within which the half lies; a whole body would take long to search."""
 _MAX_SHOWN_CHARACTERS = 64
 
 
@@ -40,6 +47,22 @@ def describe_fault(error: Exception) -> InvalidRequest:
             return _describe_validation(str(error))
         case _:
             return InvalidRequest(f"The body is not valid JSON: {_reason(str(error))}. Send one JSON object.")
+
+
+def describe_body_fault(error: Exception, body: bytes) -> InvalidRequest:
+    """Converts an exception of decoding a body as `describe_fault` does, and looks into the body for its cause.
+
+    Half of a surrogate pair is what is left of a character where a text was cut by units of UTF-16; the decoder takes
+    one near the end of a body for a body that ends too early.
+    """
+    if isinstance(error, msgspec.DecodeError) and (fault := _SURROGATE_FAULT.search(str(error))):
+        near = len(body) if fault["byte"] is None else int(fault["byte"])
+        if found := _HALF_SURROGATE.search(body, max(0, near - _NEAR_BYTES), near + _NEAR_BYTES):
+            return InvalidRequest(
+                f"The body is not valid JSON: {found['half'].decode()} (byte {found.start('half')}) is half of a "
+                "surrogate pair. Cut texts between characters."
+            )
+    return describe_fault(error)
 
 
 def format_value(value: object) -> str:

@@ -86,6 +86,12 @@ def test_what_is_taken(constraint, taken, not_taken):
         (Constraint("grammar", 'start: "a" b', "p"), "unknown name"),
         (Constraint("grammar", "nothing of the kind", "p"), "Expected ::="),
         (Constraint("json_object", None, "p", whitespace="["), "unclosed character class"),
+        (Constraint("grammar", "start: start", "p"), "leads back to itself"),
+        (Constraint("grammar", 'start: a\na: b "x"\nb: a', "p"), "leads back to itself"),
+        (schema({"$ref": "#"}), "leads back to itself"),
+        (schema({"allOf": [{"$ref": "#"}]}), "leads back to itself"),
+        (Constraint("grammar", "start: <|im_end|>", "p"), "The token <|im_end|> cannot be named by its text"),
+        (Constraint("grammar", 'start: "a" (<tool_call> | "b")', "p"), "The token <tool_call> cannot be named"),
     ],
 )
 def test_what_is_refused(constraint, says):
@@ -216,7 +222,13 @@ def test_what_is_large_is_taken_if_each_step_is_small(constraint):
 
 @pytest.mark.parametrize("token", [0, 4095, 1023, 1022, 200_000])
 def test_tokens_may_be_named_by_their_ids(token):
-    for grammar in (f'start: "a" | <[{token}]> "b"', f'start: <[{token}]> "b"'):
+    for grammar in (
+        f'start: "a" | <[{token}]> "b"',
+        f'start: <[{token}]> "b"',
+        f'start: <[0-{token}]> "b"',
+        f'start: <[^0-{token}]> "b"',
+        f'start: <[0,{token}]> "b"',
+    ):
         assert parse_grammar(Constraint("lark", grammar, "p")).text == grammar
 
 

@@ -156,6 +156,45 @@ def test_what_breaks_a_rule_is_named(fields, param):
 
 
 @pytest.mark.parametrize(
+    ("fields", "path", "says"),
+    [
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0]", "tool_result"),
+        ({"messages": [USER, {"role": "user", "content": [{"type": "a'b"}]}]}, "messages[1].content[0]", "got 'a'b'"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "server_block", "block": {"type": "text"}}]}]},
+            "messages[0].content[0]",
+            "got 'server_block'",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "file"}}]}]},
+            "messages[0].content[0].source",
+            "must be base64 or url;",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "search_result"}]}
+                        ],
+                    }
+                ]
+            },
+            "messages[0].content[0].content[0]",
+            "must be text or image;",
+        ),
+        ({"system": [{"type": "image"}]}, "system[0]", "must be text;"),
+    ],
+)
+def test_a_block_of_another_type_is_told_which_there_are(fields, path, says):
+    with pytest.raises(InvalidRequest) as caught:
+        chat(**fields)
+    assert caught.value.param == f"{path}.type"
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
     "management",
     [
         None,

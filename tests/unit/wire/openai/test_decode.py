@@ -153,6 +153,11 @@ def test_completion_faults_name_field_and_remedy(fields, param, text):
 @pytest.mark.parametrize(
     ("data", "text"),
     [
+        (rb'{"model":"\ud83d"}', r"The body is not valid JSON: \ud83d (byte 10) is half of a surrogate pair. Cut texts between characters."),
+        (rb'{"model":"\\\ud83d\ude00\ud83d and more"}', r"The body is not valid JSON: \ud83d (byte 24) is half of a surrogate pair. Cut texts between characters."),
+        (rb'{"model":"and \ude00 more than that"}', r"The body is not valid JSON: \ude00 (byte 14) is half of a surrogate pair. Cut texts between characters."),
+        (rb'{"model":"\\ud83d"', "The body is not valid JSON: input data was truncated. Send one JSON object."),
+        (rb'{"model":"\ud83d\ud', "The body is not valid JSON: input data was truncated. Send one JSON object."),
         (b"", "The body is not valid JSON: input data was truncated. Send one JSON object."),
         (b"[]", "The body must be an object; got a list."),
         (b'{"model":"m","messages":[]} x', "The body is not valid JSON: trailing characters (byte 29). Send one JSON object."),
