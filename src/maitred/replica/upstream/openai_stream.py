@@ -317,7 +317,9 @@ class OpenAIStreamParser:
         for choice in chunk.choices:
             self._only_index = 0
             text = choice.delta.content or ""
-            finish = self._read_finish(0, choice.finish_reason, {}, goes_on=bool(text))
+            finish = None
+            if choice.finish_reason or self._finish_reasons:
+                finish = self._read_finish(0, choice.finish_reason, {}, goes_on=bool(text))
             if text or finish is not None:
                 self.has_begun = True
                 self._text_offsets[0] += len(text)
