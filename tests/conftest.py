@@ -5,6 +5,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 
 import httpx
@@ -22,8 +23,10 @@ for each in ("connect", "read", "write", "pool"):
 # No test may reach for a model hub; its client reads this when it is imported, in children too.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-# What keeps compiled modules nowhere compiles those of maitred at each start of a server: a fifth of its start.
+# What keeps compiled modules nowhere compiles those of maitred at each start of a server, a fifth of its start, and the
+# tests in each worker, most of their collection.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # One thread computes, in tests that set no other number: workers take the cores already. Threads that wait for each
 # other sleep, as those of an engine do, and leave the cores to other tests.
