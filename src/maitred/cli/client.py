@@ -17,6 +17,7 @@ from maitred.core.errors import CallerError, InvalidRequest, MaitredError, Refus
 from maitred.wire.sse import SSEDecoder
 
 CONNECT_TIMEOUT_S = 10.0
+_CLOSED = (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, aiohttp.ClientOSError, ConnectionResetError)
 _LONGEST_QUOTE = 300
 _OPENAI = "does not speak OpenAI's API"
 
@@ -226,10 +227,19 @@ def unknown_server(url: str, fault: str) -> Unavailable:
 
 def _unreachable(url: str, error: Exception) -> MaitredError | None:
     """Returns the error for a request that got no answer; None if an answer came that is not HTTP."""
+    # An error of a certificate is a ValueError, too.
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return Unavailable(
+            f"The certificate of {url} is not accepted: {error.certificate_error}. Have SSL_CERT_FILE name a file with "
+            "the authority that signed it, or pass another --url."
+        )
+    if isinstance(error, aiohttp.ClientSSLError):
+        return Unavailable(f"What answers at {url} does not speak TLS. Pass --url with http://.")
     if isinstance(error, aiohttp.InvalidURL | ValueError):
         return InvalidRequest(f"{url!r} is not an address of a server. Write it as http://host:port.")
-    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError | ConnectionResetError):
-        return Unavailable(f"{url} closed the connection without an answer. See the server's log.")
+    if isinstance(error, _CLOSED) and not isinstance(error, aiohttp.ClientConnectorError):
+        scheme = ", or pass --url with https:// if it speaks TLS" if url.startswith("http://") else ""
+        return Unavailable(f"{url} closed the connection without an answer. See the server's log{scheme}.")
     if isinstance(error, asyncio.TimeoutError | aiohttp.ClientConnectionError | OSError):
         return Unavailable(f"Nothing answers at {url}. Start a server with `maitred serve`, or pass --url.")
     return None

@@ -6,6 +6,7 @@ import pty
 import select
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from maitred.cli.app import app
+from tests.support.certificates import Authority
 
 MODELS = {"object": "list", "data": [{"id": "tiny", "object": "model", "owned_by": "maitred", "max_model_len": 2048}]}
 DONE = "data: [DONE]\n\n"
@@ -114,6 +116,30 @@ def test_where_nothing_listens_the_remedy_is_named(command: list[str]) -> None:
     assert done.exit_code == 1
     assert done.stderr == f"Nothing answers at {url}. Start a server with `maitred serve`, or pass --url.\n"
     assert done.stdout == ""
+
+
+def test_where_a_server_speaks_no_tls_the_scheme_is_blamed(server: ScriptedServer) -> None:
+    url = server.url.replace("http://", "https://")
+    done = maitred("models", "--url", url)
+    assert done.exit_code == 1
+    assert done.stderr == f"What answers at {url} does not speak TLS. Pass --url with http://.\n"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "says"),
+    [("https", "The certificate of {url} is not accepted"), ("http", "{url} closed the connection without an answer.")],
+)
+def test_a_server_of_tls_is_not_said_to_be_absent(
+    server: ScriptedServer, tmp_path: Path, scheme: str, says: str
+) -> None:
+    issued = Authority(tmp_path).issue("server")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(issued.certificate, issued.key)
+    server.http.socket = tls.wrap_socket(server.http.socket, server_side=True)
+    url = f"{scheme}://127.0.0.1:{server.http.server_port}"
+    done = maitred("models", "--url", url)
+    assert done.exit_code == 1
+    assert done.stderr.startswith(says.format(url=url))
 
 
 def test_a_key_goes_along_with_every_request(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ client thinks in fields and JSON (``max_tokens must be an integer or null; got a
 """
 
 import re
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from maitred.core.errors import InvalidRequest
 DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """Exceptions that decoding a body can raise."""
 
+_NOT_UTF8 = "The body is not UTF-8. Encode it as UTF-8 JSON."
 _TYPE_NAMES = {
     "int": "an integer",
     "float": "a number",
@@ -42,7 +44,7 @@ def describe_fault(error: Exception) -> InvalidRequest:
         case RecursionError():
             return InvalidRequest("The body is nested too deeply. Send a flatter one.")
         case UnicodeDecodeError():
-            return InvalidRequest("The body is not UTF-8. Encode it as UTF-8 JSON.")
+            return InvalidRequest(_NOT_UTF8)
         case msgspec.ValidationError():
             return _describe_validation(str(error))
         case _:
@@ -62,6 +64,10 @@ def describe_body_fault(error: Exception, body: bytes) -> InvalidRequest:
                 f"The body is not valid JSON: {found['half'].decode()} (byte {found.start('half')}) is half of a "
                 "surrogate pair. Cut texts between characters."
             )
+    if isinstance(error, msgspec.DecodeError) and body.startswith(BOM_UTF8):
+        return InvalidRequest("The body begins with a byte order mark. Send it without.")
+    if isinstance(error, msgspec.DecodeError) and (body.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or 0 in body[:2]):
+        return InvalidRequest(_NOT_UTF8)
     return describe_fault(error)
 
 
