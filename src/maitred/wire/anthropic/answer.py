@@ -160,6 +160,11 @@ class MessagesStreamParser:
         self._characters = TextAssembler()
         """Joins characters whose parts come in two events, by block and member."""
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the reason for the end has come."""
+        return self._finish is not None
+
     def feed(self, event: SSEEvent) -> list[TextDelta]:
         """Parses an event and returns its additions to the answer, the last of them with the finish reason.
 
