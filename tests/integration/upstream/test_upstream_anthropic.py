@@ -8,7 +8,9 @@ import httpx
 import openai
 import pytest
 
+from maitred.core.request import FinishReason, Usage
 from maitred.core.secret import Secret
+from maitred.replica.upstream.anthropic import AnthropicStreamParser
 from maitred.testing.scripted_anthropic import PING, Reply, ScriptedAnthropic, block, end, error, start, text, tool_use
 from tests.integration.upstream.test_upstream_passing import Server, chunk, running
 from tests.support.upstream_gateway import MODEL, upstream_gateway
@@ -290,6 +292,21 @@ async def test_a_body_that_ends_after_the_reason_for_its_end_is_whole():
         answer = (await system.chat()).json()
         assert (answer["choices"][0]["message"]["content"], answer["usage"]["completion_tokens"]) == ("".join(WORDS), 3)
         assert len(server.asked) == 1
+
+
+def test_its_last_event_needs_no_blank_line():
+    delta = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "See."}}
+    end = {
+        "type": "message_delta",
+        "delta": {"stop_reason": "end_turn"},
+        "usage": {"input_tokens": 5, "output_tokens": 3},
+    }
+    parser = AnthropicStreamParser("there")
+    parser.feed(b"data: " + json.dumps(delta).encode() + b"\n\n")
+    assert parser.feed(b"data: " + json.dumps(end).encode()) is None
+    batch = parser.on_end(is_framed=True)
+    assert ([part.finish for part in batch.parts], batch.usage, batch.whole) == ([FinishReason.STOP], Usage(5, 3), True)
+    assert parser.is_complete
 
 
 WHOLE = {

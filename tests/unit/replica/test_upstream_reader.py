@@ -473,6 +473,18 @@ def test_a_message_behind_a_streamed_thought_adds_its_text(delta):
     assert (thought.extra, text.text, text.extra) == ({"reasoning_content": "why"}, "Hello", None)
 
 
+def test_what_is_no_text_in_a_thought_is_kept_beside_it():
+    reference, odd = {"type": "reference", "reference_ids": [1]}, {"content": "why"}
+    for sent in (
+        {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "so"}, reference]}]},
+        {"reasoning_content": [{"type": "text", "text": "so"}, reference]},
+    ):
+        (part, _), _ = read(event({"choices": [{"index": 0, "delta": sent}]}) + chunk(finish="stop") + DONE)
+        assert part.extra == {"reasoning_content": "so", "content_parts": [reference]}
+    (part, _), _ = read(chunk(reasoning=odd) + chunk(finish="stop") + DONE)
+    assert part.extra == {"content_parts": [odd]}
+
+
 def test_a_whole_answer_in_place_of_a_stream_is_read():
     message = {"role": "assistant", "content": "Hello", "annotations": [{"type": "url_citation"}]}
     answer = {"object": "chat.completion", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}

@@ -139,17 +139,26 @@ class AnthropicStreamParser:
         return TextBatch(deltas, usage, chunks, self.is_complete)
 
     def on_end(self, *, is_framed: bool) -> TextBatch | None:
-        """Handles the end of the body; raises ReplicaLost if the response is incomplete."""
+        """Handles the end of the body; returns deltas of its last event, if that was held back.
+
+        Raises:
+            ReplicaLost: The response is incomplete.
+            MaitredError: The body is an error.
+        """
         if self._body.value is not None:
             return self._read((), self._decode_message(bytes(self._body.value)))
+        batch = None
         try:
+            if not self._parser.has_ended:
+                # The event stream standard drops an event without its blank line, but one that can be read is whole.
+                batch = self._read(self._decoder.feed(b"\n\n"))
             self._parser.on_end()
         except AnswerBroken as failure:
             raise make_replica_lost(str(failure)) from None
         except AnswerFailed as failure:
             raise self._make_error(failure, has_begun=self.has_begun) from None
         self.is_complete = True
-        return None
+        return None if batch is None else TextBatch(batch.parts, batch.usage, batch.chunks, whole=True)
 
     def _make_error(self, failure: AnswerFailed, *, has_begun: bool) -> MaitredError:
         error = parse_error(failure.fields) or parse_error_in_place(failure.fields)

@@ -55,7 +55,11 @@ class MessageParts(msgspec.Struct):
                     (content[name] for name in (kind, "thinking", "reasoning", "text", "content") if name in content),
                     "",
                 )
-                self.thought += text_of(inner)
+                parts = MessageParts()
+                parts.add(inner)
+                self.thought += parts.all_text
+                self.images += parts.images
+                self.others += parts.others
                 self._add_rest(content, (kind, "thinking", "reasoning", "text", "content"))
             case {"text": str() as text}:
                 self.text += text
@@ -72,6 +76,11 @@ class MessageParts(msgspec.Struct):
             case _:
                 raise make_replica_lost("it sent a content that is neither text nor a list of parts")
 
+    @property
+    def all_text(self) -> str:
+        """All texts, for a member that has but one kind of them."""
+        return self.thought + self.text + self.refusal
+
     def _add_rest(self, part: Mapping[str, Any], read: Sequence[str]) -> None:
         """Keeps what a part of text has beside its text, such as its annotations."""
         rest = {
@@ -79,17 +88,6 @@ class MessageParts(msgspec.Struct):
         }
         if rest:
             self.others.append({"type": part.get("type", "text"), **rest})
-
-
-def text_of(value: object) -> str:
-    """Returns the text in a value: a text, or parts whose texts are joined.
-
-    Raises:
-        ReplicaLost: A part is neither.
-    """
-    parts = MessageParts()
-    parts.add(value)
-    return parts.thought + parts.text + parts.refusal
 
 
 class _PlainDelta(msgspec.Struct, forbid_unknown_fields=True):

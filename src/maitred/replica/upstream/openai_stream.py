@@ -31,7 +31,6 @@ from maitred.replica.upstream.chunk import (
     parse_scores,
     split_at_text,
     strip_padding,
-    text_of,
 )
 from maitred.replica.upstream.dialects import UpstreamDialect
 from maitred.replica.upstream.errors import (
@@ -519,6 +518,16 @@ class OpenAIStreamParser:
         extra |= {name: value for name, value in named.items() if value}
         return parts.text
 
+    @staticmethod
+    def _read_text_parts(value: object, extra: dict[str, Any]) -> str:
+        """Returns the text of a thought or a refusal of parts, and adds what else it has to the other members."""
+        parts = MessageParts()
+        parts.add(value)
+        for name, entries in (("images", parts.images), ("content_parts", parts.others)):
+            if entries:
+                extra[name] = [*extra.get(name, ()), *entries]
+        return parts.all_text
+
     def _read_members(self, index: int, delta: Mapping[str, Any], extra: dict[str, Any]) -> None:
         """Adds the members of a delta beside its content."""
         for name, value in delta.items():
@@ -527,7 +536,9 @@ class OpenAIStreamParser:
             if name not in _READ_OF_DELTA:
                 extra[name] = [*extra[name], *value] if name in extra and isinstance(value, list) else value
             elif name in _TEXTS_OF_DELTA:
-                extra[name] = extra.get(name, "") + (value if isinstance(value, str) else text_of(value))
+                text = value if isinstance(value, str) else self._read_text_parts(value, extra)
+                if text:
+                    extra[name] = extra.get(name, "") + text
         pieces = delta.get("tool_calls")
         if is_empty(pieces):
             # The name and the arguments of the old API's only call

@@ -151,6 +151,8 @@ class MessagesStreamParser:
         self._finish: FinishReason | None = None
         self._order: list[OpenBlock] = []
         """All blocks, in their order."""
+        self._empty_call: OpenBlock | None = None
+        """Latest block, if it is a call that has ended without arguments."""
         self._has_foreign = False
         """Whether something has come that chat completions have no place for."""
         self._members: dict[str, Any] = {}
@@ -159,6 +161,11 @@ class MessagesStreamParser:
         """Event without a type that has a message: an error, if no answer comes."""
         self._characters = TextAssembler()
         """Joins characters whose parts come in two events, by block and member."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the reason for the end has come."""
+        return self._finish is not None
 
     def feed(self, event: SSEEvent) -> list[TextDelta]:
         """Parses an event and returns its additions to the answer, the last of them with the finish reason.
@@ -263,6 +270,7 @@ class MessagesStreamParser:
             if earlier.start == start and not earlier.pieces:
                 return  # the event came twice
             yield from self._close(earlier)
+        yield from self._fill_empty_call()
         is_call = start.get("type") == "tool_use"
         is_text, before = start.get("type") == "text", self._order[-1].type if self._order else ""
         follows_text = is_text and before == "text"
@@ -322,6 +330,12 @@ class MessagesStreamParser:
                 block.add(delta)
                 self._has_foreign = True
 
+    def _fill_empty_call(self) -> Iterator[TextDelta]:
+        """Yields the arguments of a call without any, once it is known not to be cut before them."""
+        if self._empty_call is not None:
+            yield _arguments(self._empty_call.number, "{}")
+            self._empty_call = None
+
     def _add_thought(self, block: OpenBlock, thought: object) -> Iterator[TextDelta]:
         if text := _text(thought):
             block.pieces.append(text)
@@ -332,7 +346,10 @@ class MessagesStreamParser:
             case "tool_use" if not block.pieces:
                 # If no piece of the arguments has come, they are those in the start of the block.
                 given = block.start.get("input")
-                yield _arguments(block.number, given if isinstance(given, str) and given else _encode_json(given or {}))
+                if given:
+                    yield _arguments(block.number, given if isinstance(given, str) else _encode_json(given))
+                else:
+                    self._empty_call = block
             case "thinking" if block.signature:
                 thought = {"type": "thinking", "thinking": "".join(block.pieces), "signature": block.signature}
                 yield self._thinking_block(block, thought)
@@ -367,6 +384,8 @@ class MessagesStreamParser:
             yield from self._close(block)
         self._blocks.clear()
         self._finish = finish
+        if finish is not FinishReason.LENGTH:
+            yield from self._fill_empty_call()
         yield TextDelta(
             0,
             "",

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from maitred.core.request import FinishReason, Usage
 from maitred.wire.answer_event import AnswerBroken
 from maitred.wire.anthropic.answer import AnswerFailed, MessagesStreamParser
+from maitred.wire.openai.written import merge_deltas
 from maitred.wire.sse import SSEDecoder, SSEEvent
 
 START = {
@@ -74,6 +75,14 @@ def read(events):
     reader = MessagesStreamParser()
     deltas = [delta for event in events for delta in reader.feed(SSEEvent(json.dumps(event)))]
     return reader, deltas
+
+
+@pytest.mark.parametrize(("reason", "written"), [("tool_use", "{}"), ("end_turn", "{}"), ("max_tokens", "")])
+def test_the_last_call_has_an_empty_object_unless_it_was_cut_before_its_arguments(reason, written):
+    for events in ([*call(0), *call(1)], [*call(0), *call(1)[:-1]]):
+        _, deltas = read([START, *events, ending(reason), STOP])
+        calls = merge_deltas(delta.extra for delta in deltas if delta.extra)["tool_calls"]
+        assert [entry["function"]["arguments"] for entry in calls] == ["{}", written]
 
 
 def test_text():
