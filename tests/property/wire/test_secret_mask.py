@@ -77,10 +77,27 @@ def masked(parts):
     return [part for batch in batches if batch is not None for part in batch.parts]
 
 
+def joined(said):
+    """Each text of a choice, as readers see it who do not care about the order."""
+    return {member: "".join(text for name, text in said if name == member) for member, _ in said}
+
+
 @given(st.lists(DELTAS, max_size=6))
 def test_nothing_is_lost_doubled_or_overtaken(parts):
-    masks = [[[member, text.replace(SECRET, MASKED)] for member, text in said] for said in told(parts)]
-    assert told(masked(parts)) == (masks[0], masks[1])
+    for sent, shown in zip(told(parts), told(masked(parts)), strict=True):
+        assert [(member, len(text)) for member, text in shown] == [(member, len(text)) for member, text in sent]
+        texts, shown_texts = joined(sent), joined(shown)
+        for member, text in texts.items():
+            assert SECRET not in shown_texts[member]
+            pairs = zip(text, shown_texts[member], strict=True)
+            assert all(seen == own or (seen == "*" and SECRET in text) for own, seen in pairs)
+
+
+@given(st.lists(DELTAS, max_size=6))
+def test_a_secret_in_one_text_is_masked_whole(parts):
+    for sent, shown in zip(told(parts), told(masked(parts)), strict=True):
+        for (_, text), (_, seen) in zip(sent, shown, strict=True):
+            assert SECRET not in text or MASKED in seen
 
 
 @given(st.data(), st.sampled_from(["thought", "refusal", "text"]))

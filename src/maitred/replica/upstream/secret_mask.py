@@ -68,7 +68,8 @@ class DeltaMask:
 
     The end of a text that may begin a secret is held back until the next piece of the same text, until something else
     of the choice comes, or until its end. Nothing that comes later overtakes it: in an answer of blocks, a text would
-    else end in the next block. So it is not held back where its own delta goes on with something else.
+    else end in the next block. So it is not held back where its own delta goes on with something else. Where the same
+    text goes on after all, a secret that spans both is masked from there on.
 
     Args:
         secrets: The secrets.
@@ -79,6 +80,8 @@ class DeltaMask:
 
     def __init__(self, secrets: Sequence[str]) -> None:
         self.held: dict[tuple[int, object], tuple[str, list[TokenScore]]] = {}
+        self._told: dict[tuple[int, object], str] = {}
+        """Ends of texts that may begin a secret and have been told, by choice and text."""
         self._secrets = secrets
         self._first_characters = tuple({secret[0] for secret in secrets})
         """Without one of them, a text begins no secret."""
@@ -86,7 +89,7 @@ class DeltaMask:
 
     def is_concerned(self, batch: TextBatch) -> bool:
         """Returns whether a batch may have a part of a secret."""
-        if self.held:
+        if self.held or self._told:
             return True
         for part in batch.parts:
             if part.extra is not None or part.metadata is not None or part.block is not None:
@@ -141,6 +144,7 @@ class DeltaMask:
         thought: dict[str, Any] = {}
         for place in [place for place in self.held if place[0] == index and place not in kept]:
             text, scores = self.held.pop(place)
+            self._told[place] = self._told.get(place, "") + text
             match place[1]:
                 case "content":
                     deltas.append(TextDelta(index, text, scores=scores or None))
@@ -165,11 +169,16 @@ class DeltaMask:
         """
         held_text, held_scores = self.held.pop(place, ("", []))
         scores = [*held_scores, *(scores or ())]
-        whole = held_text + text
+        told = self._told.pop(place, "")
+        whole = told + held_text + text
         masked = self._mask_text(whole)
         if masked != whole:
             scores = []
-        held = 0 if is_last else _held_length(masked, self._secrets)
+        beginning = _held_length(masked, self._secrets)
+        held = 0 if is_last else min(beginning, len(masked) - len(told))
+        if beginning > held:
+            self._told[place] = masked[len(masked) - beginning : len(masked) - held]
+        masked = masked[len(told) :]
         if held:
             held = len(masked) if scores else held
             masked, rest = masked[: len(masked) - held], masked[len(masked) - held :]
