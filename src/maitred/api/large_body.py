@@ -5,7 +5,8 @@ with half a million keys holds everybody up for more than a second. What costs t
 number of bytes. So the strings and values of a large body are counted first, in short steps that let the event loop run
 in between, and a body with too many is refused. The rest is decoded and checked in the same thread. There is one such
 thread: with several, the event loop would wait for its turn behind all of them. Callers take turns at it. Between two
-bodies it rests for as long as the first one took, so that a flood of large bodies gets at most half of the lock's time.
+bodies it rests for `REST_PER_WORK` times as long as the first one took, so that a flood of large bodies gets at most
+two fifths of the lock's time.
 
 A caller whose limits have no room for any request is refused before its body is decompressed or decoded.
 """
@@ -34,10 +35,12 @@ MAX_STRINGS = 100_000
 MAX_VALUES = 1_200_000
 """Largest number of values; the longest list of token ids is somewhat shorter."""
 _STEP_BYTES = 256 * 1024
+REST_PER_WORK = 1.5
+"""Rest behind a piece of work, as a multiple of the time that the work took."""
 
 
 class WorkLimiter:
-    """Context for pieces of work of one thread, each of which begins after a rest as long as the work before it.
+    """Context for pieces of work of one thread, each of which begins after a rest; see `REST_PER_WORK`.
 
     Args:
         clock: Returns the seconds of a clock.
@@ -60,7 +63,7 @@ class WorkLimiter:
 
     def __exit__(self, *_: object) -> None:
         ended_s = self._clock()
-        self._idle_until_s = ended_s + (ended_s - self._began_s)
+        self._idle_until_s = ended_s + REST_PER_WORK * (ended_s - self._began_s)
 
 
 class LargeBodyReader:

@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maitred.api import large_body
-from maitred.api.large_body import LARGE_BODY_BYTES, LargeBody, LargeBodyReader, WorkLimiter, check_count
+from maitred.api.large_body import (
+    LARGE_BODY_BYTES,
+    REST_PER_WORK,
+    LargeBody,
+    LargeBodyReader,
+    WorkLimiter,
+    check_count,
+)
 from maitred.core.context import RequestContext
 from maitred.core.counters import CounterState
 from maitred.core.errors import BodyTooLarge, InvalidRequest, RateLimited
@@ -117,7 +124,7 @@ async def test_limits_are_asked_before_a_large_body_is_decompressed(text):
     assert await reader.decompress(small, "gzip", 1 << 24, context, 1) == (text[:LARGE_BODY_BYTES], False)
 
 
-def test_the_thread_rests_between_two_bodies_for_as_long_as_the_first_one_took():
+def test_the_thread_rests_between_two_bodies_by_what_the_first_one_took():
     now_s, rests = 0.0, []
 
     def sleep(seconds):
@@ -137,4 +144,4 @@ def test_the_thread_rests_between_two_bodies_for_as_long_as_the_first_one_took()
     now_s += 9.0
     with rest:
         pass
-    assert rests == [1.5, 1.0]
+    assert rests == [2.0 * REST_PER_WORK - 0.5, 1.0 * REST_PER_WORK]

@@ -408,8 +408,11 @@ def test_what_is_no_answer_may_follow_the_end():
 def test_the_only_choice_may_have_any_number():
     parts, _ = read(chunk("He", index=1) + chunk("llo", index=1) + chunk(finish="stop", index=1) + DONE)
     assert [(part.index, part.text) for part in parts] == [(0, "Hello"), (0, "")]
-    parts, _ = read(chunk("He", index=None) + chunk("llo") + chunk(finish="stop") + DONE)
-    assert text_of(parts) == "Hello"
+    for first, others in ((None, 0), (None, 1), (0, None), (1, None)):
+        parts, _ = read(
+            chunk("He", index=first) + chunk("llo", index=others) + chunk(finish="stop", index=others) + DONE
+        )
+        assert text_of(parts) == "Hello"
 
 
 HALVES = [

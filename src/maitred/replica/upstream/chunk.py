@@ -102,7 +102,7 @@ class _PlainDelta(msgspec.Struct, forbid_unknown_fields=True):
 
 class _PlainChoice(msgspec.Struct, forbid_unknown_fields=True):
     delta: _PlainDelta
-    index: Annotated[int, msgspec.Meta(ge=0, le=0)] = 0
+    index: Annotated[int, msgspec.Meta(ge=0, le=0)] | None = None
     finish_reason: str | None = None
     logprobs: None = None
     stop_reason: None = None

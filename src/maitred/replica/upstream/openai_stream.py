@@ -314,7 +314,8 @@ class OpenAIStreamParser:
     def _read_plain_chunk(self, chunk: PlainChunk, deltas: list[TextDelta], event: bytes) -> None:
         """Reads a chunk of the only choice as `_read_chunk` does, which has less to look for."""
         for choice in chunk.choices:
-            self._only_index = 0
+            if choice.index is not None:
+                self._only_index = 0
             text = choice.delta.content or ""
             finish = None
             if choice.finish_reason or self._finish_reasons:
@@ -476,8 +477,8 @@ class OpenAIStreamParser:
         """Returns the number of a choice; the only one may have any, as long as it keeps it."""
         if self._choice_count == 1:
             if self._only_index is None:
-                self._only_index = index or 0
-            if (index or 0) == self._only_index:
+                self._only_index = index
+            if index is None or index == self._only_index:
                 return 0
         else:
             number = 0 if index is None else parse_index(index)
