@@ -23,7 +23,7 @@ from maitred.core.text_replica import TextBatch
 from maitred.routing.catalog import TextModel
 from maitred.text.estimate import estimate, estimate_members
 from maitred.text.tokenizer import Tokenizer
-from maitred.wire.openai.responses import REASONING_FIELDS
+from maitred.wire.openai.responses import TEXT_FIELDS
 
 _ADDED_PROMPT_TOKENS = 16_384
 """Most tokens that a server may add to a prompt: its template, instructions, or documents that it retrieves."""
@@ -50,8 +50,6 @@ _MEDIA_FIELDS = frozenset(
     {"web_search_options", "plugins", "search_parameters", "documents", "data_sources", "extra_body"}
 )
 """Fields of a request that make its server read more than was sent."""
-_TEXT_MEMBERS = frozenset({*REASONING_FIELDS, "refusal"})
-"""Members of a delta that are texts of the answer beside its content."""
 _MAX_CALLS = 1_024
 """Most tool calls of an answer, of all choices together."""
 _MAX_ENTRIES = 16_384
@@ -202,7 +200,7 @@ class UpstreamUsageCounter:
         for name, value in (part.extra or {}).items():
             if name == "tool_calls":
                 extra[name] = [call for call in value if (call.get("index") or 0) < _MAX_CALLS]
-            elif name in _TEXT_MEMBERS and isinstance(value, str):
+            elif name in TEXT_FIELDS and isinstance(value, str):
                 extra[name] = value[: int(len(value) * share)]
             else:
                 extra[name] = value[:_MAX_ENTRIES] if value.__class__ is list else value

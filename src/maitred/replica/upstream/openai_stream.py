@@ -48,6 +48,7 @@ from maitred.wire.answer_event import (
     parse_finish_reason,
     replace_surrogates,
 )
+from maitred.wire.openai.responses import TEXT_FIELDS
 from maitred.wire.openai.tool_calls import ToolCallAssembler, ToolCallState
 from maitred.wire.openai.written import merge_metadata
 from maitred.wire.reported_usage import is_empty, read_usage
@@ -57,12 +58,8 @@ _DECIDED_BY_GATEWAY = frozenset({"id", "object", "created", "model", "choices", 
 """Members of a chunk that are not passed on. `obfuscation` hides the length of a chunk on one connection."""
 _READ_OF_CHOICE = frozenset({"index", "delta", "message", "text", "finish_reason", "logprobs", "usage"})
 _READ_OF_LOGPROBS = frozenset({"content", "tokens", "token_logprobs", "top_logprobs", "text_offset"})
-_READ_OF_DELTA = frozenset(
-    {"role", "content", "tool_calls", "function_call", "refusal", "reasoning_content", "reasoning"}
-)
-_TEXTS_OF_DELTA = ("refusal", "reasoning_content", "reasoning")
-"""Members of a delta that are texts: pieces of what the model thinks, or why it refuses."""
-_ANSWER_FIELDS = ("tool_calls", *_TEXTS_OF_DELTA)
+_READ_OF_DELTA = frozenset({"role", "content", "tool_calls", "function_call", *TEXT_FIELDS})
+_ANSWER_FIELDS = frozenset({"tool_calls", *TEXT_FIELDS})
 """Members of a delta that are, like its text, the answer of the model."""
 _NO_TEMPLATE = b"\0", b""
 """Bytes that no event begins with."""
@@ -191,9 +188,8 @@ class OpenAIStreamParser:
         call, is_padded = self._written_call, self._is_padded
         texts: list[str] = []
         try:
-            for event in events if start == 0 else events[start:]:
-                if is_padded:
-                    event = strip_padding(event)
+            for number in range(start, len(events)):
+                event = strip_padding(events[number]) if is_padded else events[number]
                 if event[head] != before or event[tail] != behind:  # faster than `startswith` and `endswith`
                     break
                 text: str = decode_text(event[place])
@@ -377,9 +373,7 @@ class OpenAIStreamParser:
                 if body or rest or piece.keys() != {"index"}:
                     return
                 member, call = "arguments", self._assemblers[0].latest
-            case TextDelta(text="", extra=dict(extra)) if len(extra) == 1 and not extra.keys().isdisjoint(
-                _TEXTS_OF_DELTA
-            ):
+            case TextDelta(text="", extra=dict(extra)) if len(extra) == 1 and not extra.keys().isdisjoint(TEXT_FIELDS):
                 ((member, text),) = extra.items()
             case _:
                 return
@@ -429,7 +423,7 @@ class OpenAIStreamParser:
             if unread:
                 others["logprobs"] = unread
         has_answer = bool(text) or not extra.keys().isdisjoint(_ANSWER_FIELDS)
-        if extra and not extra.keys().isdisjoint(_TEXTS_OF_DELTA):
+        if extra and not extra.keys().isdisjoint(TEXT_FIELDS):
             self._thoughtful.add(index)
         finish = self._read_finish(index, choice.get("finish_reason"), extra, goes_on=has_answer)
         if finish is not None and self._characters.held and self._is_cut(index):
@@ -493,7 +487,7 @@ class OpenAIStreamParser:
         if message is not None and not delta and not has_text:
             delta = message  # a whole answer; what was thought before it is in it once more
             if index in self._thoughtful and isinstance(message, dict):
-                delta = {name: value for name, value in message.items() if name not in _TEXTS_OF_DELTA}
+                delta = {name: value for name, value in message.items() if name not in TEXT_FIELDS}
         if is_empty(delta):
             delta = {}
         if not isinstance(delta, dict):
@@ -536,7 +530,7 @@ class OpenAIStreamParser:
                 continue
             if name not in _READ_OF_DELTA:
                 extra[name] = [*extra[name], *value] if name in extra and isinstance(value, list) else value
-            elif name in _TEXTS_OF_DELTA:
+            elif name in TEXT_FIELDS:
                 text = value if isinstance(value, str) else self._read_text_parts(value, extra)
                 if text:
                     extra[name] = extra.get(name, "") + text

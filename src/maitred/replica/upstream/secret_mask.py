@@ -12,11 +12,10 @@ from msgspec.structs import replace
 
 from maitred.core.inference import ChunkMetadata, TextDelta, TokenScore
 from maitred.core.text_replica import TextBatch
-from maitred.wire.openai.responses import REASONING_FIELDS
+from maitred.wire.openai.responses import REASONING_FIELDS, TEXT_FIELDS
 
 _MIN_SECRET_CHARACTERS = 8
 """Shorter values, such as ``EMPTY``, are no secrets but words."""
-_TEXT_MEMBERS = frozenset({*REASONING_FIELDS, "refusal"})
 _CALL_MEMBERS = (("function", "arguments"), ("custom", "input"))
 _CONTENT, _REFUSAL, _CALLS = ("content",), ("refusal",), ("tool_calls",)
 _MEMBERS = (REASONING_FIELDS, ("thinking_blocks",), _CONTENT, _REFUSAL, _CALLS, ("images",))
@@ -120,7 +119,7 @@ class DeltaMask:
             text, scores = self._mask((part.index, "content"), text, scores, is_last=last != _CONTENT)
         extra: dict[str, Any] = {}
         for name, value in (part.extra or {}).items():
-            if name in _TEXT_MEMBERS and isinstance(value, str):
+            if name in TEXT_FIELDS and isinstance(value, str):
                 masked, _ = self._mask((part.index, name), value, None, is_last=name not in last)
                 extra |= {name: masked} if masked or not value else {}
             elif name == "tool_calls" and isinstance(value, list):

@@ -24,6 +24,8 @@ REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 The first is DeepSeek's, which most clients read; the other is that of newer versions of vLLM.
 """
+TEXT_FIELDS = frozenset({*REASONING_FIELDS, "refusal"})
+"""Fields of a message that are texts of the model beside its content."""
 THOUGHT_FIELDS = (*REASONING_FIELDS, "thinking_blocks")
 """All fields of a message that hold the model's reasoning."""
 

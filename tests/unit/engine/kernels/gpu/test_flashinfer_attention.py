@@ -1,6 +1,5 @@
 """The arguments that FlashInfer gets, by a stand-in that computes what its documentation says of these arguments."""
 
-import os
 import sys
 from types import ModuleType
 
@@ -10,13 +9,11 @@ import torch
 pytest.importorskip("triton")
 
 from maitred.engine.kernels.reference import ReferenceAttention
+from tests.support.processors import needs_interpreter
 from tests.unit.engine.kernels.gpu.test_triton_attention import run
 from tests.unit.engine.kernels.test_attention import config_of, step_of
 
-# Triton decides when it is imported whether it interprets kernels: it does where there is no GPU (tests/conftest.py).
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="there is a GPU: tests/gpu runs the kernels on it"
-)
+pytestmark = needs_interpreter
 
 
 class Prefill:

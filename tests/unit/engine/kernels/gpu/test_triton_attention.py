@@ -1,7 +1,5 @@
 """The kernels for GPUs against the reference, by Triton's interpreter: what they compute, not how fast."""
 
-import os
-
 import pytest
 import torch
 from hypothesis import Phase, given, settings
@@ -13,12 +11,10 @@ from maitred.engine.kernels.gpu import triton_attention
 from maitred.engine.kernels.gpu.triton_attention import TritonAttention
 from maitred.engine.kernels.reference import ReferenceAttention
 from maitred.engine.models.token_major import TokenMajorCache
+from tests.support.processors import needs_interpreter
 from tests.unit.engine.kernels.test_attention import NUM_BLOCKS, config_of, step_of
 
-# Triton decides when it is imported whether it interprets kernels: it does where there is no GPU (tests/conftest.py).
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="there is a GPU: tests/gpu runs the kernels on it"
-)
+pytestmark = needs_interpreter
 
 CPU = torch.device("cpu")
 

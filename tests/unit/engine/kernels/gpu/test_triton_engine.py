@@ -1,7 +1,5 @@
 """A whole engine on kernels for GPUs, interpreted: a few tokens, since each takes a while."""
 
-import os
-
 import pytest
 import torch
 
@@ -10,13 +8,11 @@ from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig, GPUConfig
 from maitred.engine.device import ComputeDevice
 from tests.support.models import make_model
+from tests.support.processors import needs_interpreter
 
 pytest.importorskip("triton")
 
-# Triton decides when it is imported whether it interprets kernels: it does where there is no GPU (tests/conftest.py).
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="there is a GPU: tests/gpu runs the kernels on it"
-)
+pytestmark = needs_interpreter
 
 
 def answers(folder, target):
