@@ -52,6 +52,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Thousands of tests, and the modules that they import, stay: the garbage collector scans none of them.
+gc.disable()
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.fixture
 def uncollected():
     """Python's collector of cyclic garbage does not run: what is gone was let go of."""

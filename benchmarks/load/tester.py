@@ -40,6 +40,8 @@ PAUSE, QUICK_PAUSE = (15.0, 2.0, 2.0), (3.0, 1.0, 1.0)
 """Seconds, when the server falls silent, and for how long."""
 LIMIT, QUICK_LIMIT = (8.0, 4.0), (2.0, 1.0)
 """Seconds of the loads that are played, and of the one that is too much."""
+HOGS = 4
+"""Processes that burn the tester's core."""
 COST, QUICK_COST = (5000, 600, 10.0), (500, 60, 1.0)
 """Streams, tokens of each, and the seconds in which they begin."""
 COMPARED, QUICK_COMPARED = (20, 9.0, 50.0), (2, 4.0, 50.0)
@@ -193,10 +195,10 @@ def limit(report: Report, quick: bool) -> None:
     script = ServerScript(ttft=DelayDistribution(mean_s=0.05), itl=DelayDistribution(mean_s=0.02), seed=SEED)
     calm_load = load(ArrivalsSpec(rate_per_s=50), 20, seconds)
     calm_run = play(script, calm_load)
-    with hogs(4):
+    with hogs(HOGS):
         starved = play(script, calm_load)
     overloaded = play(script, load(ArrivalsSpec(rate_per_s=4000, process="constant"), 2, overloaded_s))
-    runs = {"calm": calm_run, "core shared with 4 others": starved, "4,000 requests per second": overloaded}
+    runs = {"calm": calm_run, f"core shared with {HOGS} others": starved, "4,000 requests per second": overloaded}
     report.figures["limit"] = {name: played.tester() for name, played in runs.items()}
     report.require("limit: none when calm", calm(calm_run), at_least=1)
     report.require("limit: not none on a burnt core", 1 - calm(starved), at_least=1)

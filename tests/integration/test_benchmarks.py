@@ -57,18 +57,18 @@ SMALLEST = {
     "overspend": SmallestForm({"CALLERS": 4}, (*QUICK, "--requests=40", "--kills=0")),
     "retries": SmallestForm({"QUICK_ANSWERS": (1, 2), "QUOTA_CALLS": 2}),
     "tenants": SmallestForm(arguments=(*QUICK, "--tenants=20")),
-    "attack_soak": SmallestForm({"TENTHS": 2, "WARM": 0}, (*QUICK, "--minutes=0.1")),
+    "attack_soak": SmallestForm({"TENTHS": 2, "WARM": 0}, (*QUICK, "--minutes=0.03")),
     "attacks": SmallestForm({"QUICK": {"seconds": 0.2}, "RAMP_S": 0.1}),
     "chaos": SmallestForm(arguments=(*QUICK, "--seconds=2")),
     "failover": SmallestForm({"ENGINES": 2, "TOKENS": 8}, (*QUICK, "--kills=1", "--streams=4")),
     "faults": SmallestForm({"QUICK_CASES": ("refused",)}),
     "cancellation": SmallestForm({"QUICK_ABORTS": (8, 1), "STAYS_S": 0.2}),
     "flood": SmallestForm(
-        {"QUICK": {"slots": 1, **FEW, "capacity_s": 1, "seconds": 2, "warmup_s": 0.2, "backlog_s": 0}}
+        {"QUICK": {"slots": 1, **FEW, "capacity_s": 1, "seconds": 1, "warmup_s": 0.2, "backlog_s": 0}}
     ),
     "hedging": SmallestForm({"QUICK_SECONDS": 1.0, "WARM_S": 0.5}),
     "long_short": SmallestForm(
-        {"QUICK": {"seconds": 2, "warmup_s": 0.2, "alone_tokens": 8}, "SHORT_TOKENS": 4, "LONG_TOKENS": 16, "SLOTS": 1}
+        {"QUICK": {"seconds": 1, "warmup_s": 0.2, "alone_tokens": 8}, "SHORT_TOKENS": 4, "LONG_TOKENS": 16, "SLOTS": 1}
     ),
     "overload": SmallestForm(
         {"QUICK": {"capacity_s": 1, "seconds": 1, "warmup_s": 0.2, "naive": (2.0,)}, "SLOTS": 1, "DRAIN_S": 1.0}
@@ -79,7 +79,7 @@ SMALLEST = {
         {"QUICK": {"waiting": 20, "joining_s": 1, "waiting_s": 1, "refusing_s": 1}}, (*QUICK, "--policies=fair")
     ),
     "scheduler_cost": SmallestForm({"SIZES": (100, 200)}),
-    "starvation": SmallestForm({"QUICK_SECONDS": 6.0, "AGEING_S": 0.5, "USERS": 4, "SETTLE_IN_S": 0.5}),
+    "starvation": SmallestForm({"QUICK_SECONDS": 2.0, "AGEING_S": 0.2, "USERS": 4, "SETTLE_IN_S": 0.2}),
     "vtc": SmallestForm(),
     "first_steps": SmallestForm(),
     "gpu": SmallestForm(),
@@ -109,18 +109,18 @@ SMALLEST = {
     ),
     "http_server": SmallestForm({"QUICK_ROUNDS": (1, 32, 32)}),
     "per_token": SmallestForm(),
-    "reloads": SmallestForm({"QUICK_RELOADS": 1, "WARM_S": 0.5, "SETTLE_S": 0.5}),
-    "restarts": SmallestForm({"QUICK_RESTARTS": 1, "LOOKS": 1, "SETTLE_S": 0.5, "EVERY_S": 0.5}),
+    "reloads": SmallestForm({"QUICK_RELOADS": 1, "WARM_S": 0.2, "SETTLE_S": 0.2}),
+    "restarts": SmallestForm({"QUICK_RESTARTS": 1, "LOOKS": 1, "SETTLE_S": 0.2, "EVERY_S": 0.2}),
     "stalled": SmallestForm(
-        {"QUICK": {"seconds": 1, "warmup_s": 0.5, "stalled": 2, "grace_s": 4}, "STALLED": 2, "PATIENT_USERS": 2}
+        {"QUICK": {"seconds": 1, "warmup_s": 0.5, "stalled": 2, "grace_s": 2}, "STALLED": 2, "PATIENT_USERS": 2}
     ),
     "tracing": SmallestForm({"QUICK_ROUNDS": (1, 8), "LEAVE_S": 0.5}),
     "users": SmallestForm({"QUICK_USERS": 2}),
     "compare_calibration": SmallestForm({"SAME": ("300 requests",), "SLOWER": ("600 requests, CV 0.3, independent",)}),
-    "load": SmallestForm({"QUICK_SECONDS": 2.0}),
+    "load": SmallestForm({"QUICK_SECONDS": 0.5}),
     "load_client": SmallestForm({"QUICK_ROUNDS": (1, 1)}, (*QUICK, "--streams=4")),
     "tester": SmallestForm(
-        {"QUICK_TRUTH": (20, 0.5, 2), "QUICK_PAUSE": (1.0, 0.2, 0.2), "QUICK_LIMIT": (0.3, 0.3)}
+        {"QUICK_TRUTH": (20, 0.5, 2), "QUICK_PAUSE": (1.0, 0.2, 0.2), "QUICK_LIMIT": (0.3, 0.1), "HOGS": 1}
         | {"QUICK_COST": (20, 40, 0.2), "QUICK_COMPARED": (1, 1.0, 200.0)}
     ),
     "externals": SmallestForm(arguments=()),

@@ -5,6 +5,7 @@ import os
 import sys
 from pathlib import Path
 
+from maitred.app.models import upstreams
 from maitred.app.start import run
 from maitred.app.workers import controller_client
 from maitred.config.loader import LoadedConfig, load
@@ -15,15 +16,16 @@ def main() -> int:
     parser.add_argument("--script", default="{}")
     parser.add_argument("--config", type=Path)
     parser.add_argument("--port", default="0")
-    parser.add_argument("--controller-wait-s", type=float, help="how long a worker waits for its controller")
+    parser.add_argument("--controller-wait-s", type=float, help="how long a controller is waited for, and its probes")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     arguments = parser.parse_args()
     overrides: dict[str, object] = {"server.port": arguments.port}
     overrides |= dict(assignment.split("=", 1) for assignment in arguments.set)
 
     if arguments.controller_wait_s is not None:
-        # How fast a machine starts a controller is no matter of a test.
+        # How fast a machine starts a controller, and has its first probes answered, is no matter of a test.
         controller_client._CONNECT_TIMEOUT_S = controller_client._RECONNECT_TIMEOUT_S = arguments.controller_wait_s
+        upstreams._FIRST_PROBE_TIMEOUT_S = arguments.controller_wait_s
 
     def command(address: str) -> list[str]:
         engine = [sys.executable, "-m", "maitred.testing.scripted_engine"]

@@ -45,7 +45,8 @@ def test_the_budget_holds(tmp_path: Path) -> None:
     bounds = ["--budget", "1s", "--highest", "512", "--dry-run", "--itl", "20s"]
     done = subprocess.run(command(*bounds), cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode in (0, 1)
-    assert "--budget" in done.stdout
+    # Its few short samples can also look as if more sequences gave no more tokens.
+    assert "--budget" in done.stdout or "more tokens, only longer waits" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 

@@ -78,7 +78,7 @@ class FaultTimeline:
                 group.create_task(self._play(fault, entry), name=f"fault {entry.number}")
 
     async def _play(self, fault: ChaosFault, entry: FaultLog) -> None:
-        await asyncio.sleep(max(0.0, fault.at_s - self._now_s()))
+        await self._wait_until(fault.at_s)
         began_s = round(self._now_s(), 3)
 
         def note(said: str) -> None:
@@ -89,7 +89,7 @@ class FaultTimeline:
             async with self._inflict(fault, note):
                 entry.began_s, entry.error = began_s, ""
                 lasts_s = 0.0 if fault.kind == "stall" else fault.for_s or 0.0  # stalled clients end by their own timer
-                await asyncio.sleep(lasts_s)
+                await self._wait_until(self._now_s() + lasts_s)
             entry.ended_s = round(self._now_s(), 3)
             self._tell(f"{entry.ended_s:6.1f} s  {entry.name}: over")
         except MaitredError as error:
@@ -99,3 +99,8 @@ class FaultTimeline:
             entry.began_s, entry.ended_s, entry.error = began_s, round(self._now_s(), 3), ""
             entry.said.append("undone early, as the load had ended")
             raise
+
+    async def _wait_until(self, at_s: float) -> None:
+        # A timer of uvloop counts whole milliseconds, and may end too early.
+        while (remaining_s := at_s - self._now_s()) > 0.0:
+            await asyncio.sleep(remaining_s)

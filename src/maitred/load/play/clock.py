@@ -30,8 +30,9 @@ def calm_collector() -> Iterator[None]:
     """Keeps Python's garbage collector from scanning all records while times are measured.
 
     Existing objects are frozen, and young objects are collected in large batches; what a run keeps is never garbage.
+    Objects that the caller had frozen stay frozen.
     """
-    before = gc.get_threshold()
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 1_000_000)
@@ -39,4 +40,5 @@ def calm_collector() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()

@@ -76,5 +76,4 @@ def test_what_stays_is_left_alone_and_the_rest_is_looked_at_seldom():
         assert new * (young + 1) <= 20_000  # a look takes a microsecond an object, and nobody is served meanwhile
         assert gc.isenabled() == enabled
     finally:
-        gc.unfreeze()
         gc.set_threshold(*before)

@@ -54,6 +54,15 @@ async def test_a_fault_is_done_and_undone():
     ]
 
 
+async def test_it_does_not_begin_early_where_a_timer_ends_early():
+    scene = Scene(ChaosFault(kind="kill", target="engine", at_s=0.01))
+    times = iter([0.0, 0.0094, 0.0103])
+    scene.timeline._now_s = lambda: next(times, 0.0103)
+    await scene.timeline.play()
+    (entry,) = scene.timeline.log
+    assert (entry.planned_s, entry.began_s, scene.done) == (0.01, 0.01, ["kill"])
+
+
 async def test_one_that_cannot_be_done_does_not_stop_the_others():
     scene = Scene(ChaosFault(kind="kill", target="nobody", at_s=0), ChaosFault(kind="kill", target="engine", at_s=0))
     await scene.timeline.play()
