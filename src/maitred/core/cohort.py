@@ -10,6 +10,7 @@ of the loop.
 One iteration costs about half as much as a stage, so a request waits only for requests that have been announced.
 """
 
+import types
 from collections.abc import Generator
 
 
@@ -36,16 +37,6 @@ class CohortStage:
     """The answer was sent to the client."""
 
 
-class _YieldOnce:
-    """Waits for one iteration of the event loop, like `asyncio.sleep(0)` but with one frame fewer."""
-
-    def __await__(self) -> Generator[None, None, None]:
-        yield
-
-
-_ONE_TURN = _YieldOnce()
-
-
 class Cohort:
     """The concurrent requests of one event loop."""
 
@@ -62,13 +53,17 @@ class Cohort:
         """Notes that one announced request has arrived at a stage."""
         self._at[halt] -= 1
 
-    async def sync(self, halt: int) -> None:
-        """Waits for one iteration of the event loop if other requests are in the stage that ends here."""
+    @types.coroutine
+    def sync(self, halt: int) -> Generator[None, None, None]:
+        """Waits for one iteration of the event loop if other requests are in the stage that ends here.
+
+        It is a generator, as `asyncio.sleep(0)` is inside, so that each wait has one frame less.
+        """
         at = self._at
         if at[halt - 1] or at[halt]:
             at[halt] += 1
             try:
-                await _ONE_TURN
+                yield
             finally:
                 at[halt] -= 1
 

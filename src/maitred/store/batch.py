@@ -125,7 +125,7 @@ def _row(event: UsageEvent) -> tuple[Any, ...]:
         )
     *values, outcome, charges, taken, rollout, cache_write_tokens = _get_values(event)
     maps = _encode(charges).decode(), _encode(taken).decode()
-    return (*values, outcome.value, *maps, rollout, cache_write_tokens)
+    return (*values, str(outcome), *maps, rollout, cache_write_tokens)
 
 
 def _storable_text(text: str) -> str:

@@ -63,7 +63,8 @@ def is_empty(value: object) -> bool:
 def read_usage(fields: object) -> Usage | None:
     """Returns a reported usage with whatever else the server counted; None if it counts nothing."""
     if isinstance(fields, dict) and len(fields) == 3:  # what most servers report; the rest gives the same for it
-        prompt, output, total = [fields.get(name) for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
+        get = fields.get
+        prompt, output, total = get("prompt_tokens"), get("completion_tokens"), get("total_tokens")
         if type(prompt) is type(output) is type(total) is int and 0 < prompt < total == prompt + output <= MOST_TOKENS:
             return Usage(prompt, output)
     usage = parse_usage(fields)

@@ -344,12 +344,14 @@ class UpstreamUsageCounter:
 
     def _is_credible_prompt(self, counted: int) -> bool:
         raw_prompt = self._reserved_prompt_tokens if self._estimated_prompt is None else self._estimated_prompt
-        if counted < max(1.0, _MIN_COUNTED_SHARE * raw_prompt):
+        if counted < 1 or counted < _MIN_COUNTED_SHARE * raw_prompt:
             return False
         tokens = counted - self._previous_output_tokens
+        if tokens > self._grant.max_prompt_tokens:
+            return False
         # A token has at least one byte, and an estimated token at most four.
-        most_tokens = int(_ASCII_BYTES_PER_ESTIMATED_TOKEN * raw_prompt) + _ADDED_PROMPT_TOKENS
-        return tokens <= min(self._grant.max_prompt_tokens, most_tokens) or tokens <= self._most_prompt_tokens
+        most_tokens = _ASCII_BYTES_PER_ESTIMATED_TOKEN * raw_prompt + _ADDED_PROMPT_TOKENS
+        return tokens <= most_tokens or tokens <= self._most_prompt_tokens
 
     @property
     def _most_prompt_tokens(self) -> int:

@@ -45,6 +45,7 @@ class ReplicaHealth:
         name: Name of the replica.
         breaker: Its circuit breaker.
         ejections: Number of ejections, less one for each later comparison in which it was no outlier.
+        was_ejected: Whether it has ever been ejected.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class ReplicaHealth:
     ) -> None:
         self.name = name
         self.ejections = 0
+        self.was_ejected = False
         self._is_out_of_service = is_out_of_service
         self._config = config
         self._outcomes = OutcomeWindow(config.breaker.window_s)
@@ -133,6 +135,7 @@ class ReplicaHealth:
         """Ejects the replica; each further ejection lasts longer, up to a limit."""
         outliers = self._config.outliers
         self.ejections += 1
+        self.was_ejected = True
         self._ejected_until_s = now_s + min(outliers.base_s * self.ejections, outliers.most_s)
         self._outcomes.clear()  # after the ejection, only new outcomes count
 

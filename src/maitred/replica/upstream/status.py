@@ -91,6 +91,9 @@ class UpstreamStatus:
         """Raises ReplicaUnavailable if the server may not receive requests now."""
         if not self.is_up:
             raise ReplicaUnavailable(retry_after_s=self._probe_interval_s)
+        health = self.health
+        if health.breaker.is_closed and not health.was_ejected and self.admin_state.serving:
+            return  # the common case
         now_s = self._clock()
         if not self._pool_health.availability(self.health.name, now_s).is_available:
             raise ReplicaUnavailable(retry_after_s=self.health.breaker.remaining_s(now_s) or self._probe_interval_s)
