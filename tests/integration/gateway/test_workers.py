@@ -409,7 +409,8 @@ async def test_who_asks_while_controllers_are_killed_in_quick_succession_is_serv
         await asyncio.sleep(0.01)  # some are being granted, some have not come yet
         controller.kill()
         await wait_until(lambda dead=controller: not dead.is_running())
-        assert [(await answer).status_code for answer in asked] == [200] * asks
+        answers = [await answer for answer in asked]
+        assert [answer.text for answer in answers if answer.status_code != 200] == []
         await back(server)
     after = await settled(server, "m")
     requests, tokens = before.pop("finished", (0, 0))
