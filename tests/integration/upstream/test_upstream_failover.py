@@ -4,12 +4,14 @@ import asyncio
 
 import pytest
 
+from maitred.app.models import upstreams
 from maitred.config.tree import TextModelConfig
 from maitred.replica.health.config import BreakerConfig, HealthConfig
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.routing.config import RoutingConfig
 from maitred.routing.pools.config import FallbackConfig
 from maitred.testing.scripted_openai import DelayDistribution, FaultKind, ScriptedFault, ServerScript, scripted_openai
+from maitred.testing.server_process import free_port
 from tests.integration.upstream.test_upstream_faults import TEXT, limits_of
 from tests.support.upstream_gateway import upstream_gateway
 
@@ -130,3 +132,14 @@ async def test_the_default_time_for_the_first_part_depends_on_what_else_can_be_a
                 monkeypatch.setattr(upstream.connection_pool, "send", spy)
             assert (await system.chat()).status_code == 200
     assert taken == [pytest.approx(deadline_s, abs=5.0)]
+
+
+async def test_a_gateway_that_starts_knows_which_servers_are_there(monkeypatch):
+    """A controller that is started again is asked at once, and refuses nothing for want of a look at a server."""
+    monkeypatch.setattr(upstreams, "_FIRST_PROBE_TIMEOUT_S", 300.0)
+    with scripted_openai(SOUND) as sound:
+        gone = UpstreamConfig(url=f"http://127.0.0.1:{free_port()}/v1", dialect="generic")
+        models = {"there": model(sound), "gone": TextModelConfig(upstreams=[gone])}
+        async with upstreams.open_upstreams(models) as opened:
+            up = {name: [server.status.is_up for server in servers] for name, servers in opened.current.servers.items()}
+            assert up == {"there": [True], "gone": [False]}

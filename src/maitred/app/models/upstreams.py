@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from maitred.replica.upstream.status import UpstreamStatus
 
 _FIRST_PROBE_TIMEOUT_S = 0.5
-"""Longest wait for new servers, so that a reload is not delayed further; a new server counts as away until it has been
-probed."""
+"""Longest wait for new servers at a start or a reload, which is not delayed further; until it has been probed, a new
+server counts as away."""
 _HEALTH = HealthConfig()
 
 
@@ -244,6 +244,7 @@ async def open_upstreams(
         upstreams = Upstreams(probes, stack)
         served = await upstreams.prepare(models, health)
         if make_status is None:
+            await upstreams.refresh(served)
             upstreams.reconfigure(served, models, health)
         else:
             upstreams.current = served
