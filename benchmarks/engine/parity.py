@@ -229,7 +229,7 @@ def requests(vocabulary: int) -> list[EngineRequest]:
     ]
 
 
-def generated(oracle: transformers.PreTrainedModel, request: EngineRequest, allowed: Tensor | None) -> list[int]:
+def generated(oracle: "transformers.PreTrainedModel", request: EngineRequest, allowed: Tensor | None) -> list[int]:
     """What `transformers` answers, if it may use only some tokens."""
     prompt = torch.tensor([request.prompt])
 

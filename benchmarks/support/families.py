@@ -54,7 +54,7 @@ def make_model(
     max_shard_size: str | int = "5GB",
     dtype: torch.dtype = torch.float32,
     **overrides: object,
-) -> transformers.PreTrainedModel:
+) -> "transformers.PreTrainedModel":
     """Saves a random model of `family` into `folder` and returns the library's own model as an oracle.
 
     Args:

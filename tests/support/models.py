@@ -33,7 +33,7 @@ ENCODERS: dict[str, tuple[str, dict]] = {
 }
 
 
-def make_encoder(folder: Path, family: str = "bert", *, head: bool = False) -> transformers.PreTrainedModel:
+def make_encoder(folder: Path, family: str = "bert", *, head: bool = False) -> "transformers.PreTrainedModel":
     """Saves a random encoder of `family` into `folder` and returns the library's own model as an oracle.
 
     Args:

@@ -98,11 +98,13 @@ class Running:
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
-        processes = self.processes()
-        self._process.terminate()
-        _, left = psutil.wait_procs(processes, STOP_S)
-        for process in left:
-            process.kill()
+        # What has ended by itself has been waited for, and is no process any more.
+        if not self.ended:
+            processes = self.processes()
+            self._process.terminate()
+            _, left = psutil.wait_procs(processes, STOP_S)
+            for process in left:
+                process.kill()
         self._process.wait()
 
     def cpu_s(self) -> float:

@@ -5,7 +5,6 @@ import os
 import pty
 import select
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from maitred.cli.app import app
+from maitred.testing.server_process import free_port
 from tests.support.certificates import Authority
 
 MODELS = {"object": "list", "data": [{"id": "tiny", "object": "model", "owned_by": "maitred", "max_model_len": 2048}]}
@@ -101,12 +101,6 @@ def server() -> Iterator[ScriptedServer]:
 def maitred(*arguments: str, given: str | bytes = "") -> Result:
     """Runs a command in this process, without a terminal."""
     return CliRunner().invoke(app, list(arguments), input=given)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.parametrize("command", [["models"], ["complete", "x"], ["chat"], ["complete", "x", "--model", "m"]])

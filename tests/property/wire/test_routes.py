@@ -106,7 +106,14 @@ def test_nobody_is_sent_where_it_may_not_go_nor_twice_to_one_place(config, needs
 def test_the_name_that_fits_best_counts(config, name):
     names = NameResolver(config)
     found = names.resolve(name)
-    name = names.canonical(name)
+    followed = [name]
+    while followed[-1] in config.aliases and followed[-1] not in followed[:-1]:
+        followed.append(config.aliases[followed[-1]])
+    name = followed[-1]
+    if name in config.aliases:
+        assert found is None, "a cycle of aliases"
+        return
+    assert names.canonical(followed[0]) == name
     fitting = [
         pattern
         for pattern in config.names

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import shlex
 import signal
 import socket
@@ -27,6 +28,9 @@ LAST_LINES = 20
 POLL_S = 0.05
 ORPHAN_S = 8.0
 """Time for child processes to end after the started process; maitred's engine allows itself 5 s."""
+_UNASSIGNED_PORTS = range(15_000, 32_000)
+"""Ports below Linux's default ``ip_local_port_range``."""
+_DRAWS = random.SystemRandom()
 
 
 class RunningInstallation:
@@ -195,10 +199,12 @@ class RunningInstallation:
 
 
 def free_port() -> int:
-    """Returns a loopback port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Returns a loopback port that is free now, and that Linux gives to nobody who asks for any port."""
+    while True:
+        port = _DRAWS.choice(_UNASSIGNED_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _alive(process: psutil.Process) -> bool:

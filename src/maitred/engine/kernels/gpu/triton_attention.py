@@ -1,14 +1,13 @@
 """Attention backend in our own Triton kernels; prompts without context use torch's `varlen_attn` where possible."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 from maitred.engine.kernels.gpu.tiles import Tiles, chunk_tiles, decode_tiles
 from maitred.engine.kernels.gpu.triton_kernels import attend_tile, combine, rotate_and_store
@@ -78,10 +77,11 @@ class TritonAttention:
         self._split_tokens = max(_LEAST_SPLIT_TOKENS, triton.next_power_of_2(shortest))
         self._decode_places = max(_LEAST_SIDE, triton.next_power_of_2(config.group_size))
         self._tile_rows = max(1, _TILE_PLACES // config.group_size)
+        self._varlen_attn = _find_varlen_attn(config, device, dtype)
 
     def plan(self, batch: ForwardBatch, cache: KVCache) -> TritonPlan:
         """Cuts the step into tiles of decodes, tiles of chunks, and fresh prompts."""
-        fresh = [chunk for chunk in batch.chunks if not chunk.context_before] if self._has_varlen else []
+        fresh = [chunk for chunk in batch.chunks if not chunk.context_before] if self._varlen_attn is not None else []
         others = [chunk for chunk in batch.chunks if chunk.context_before] if fresh else batch.chunks
         reach = batch.decode_tables.shape[1] * cache.block_tokens if batch.num_decodes else 0
         return TritonPlan(
@@ -120,11 +120,12 @@ class TritonAttention:
         )
 
     def _attend_fresh(self, qkv: Tensor, fresh: FreshPrompts, attended: Tensor) -> None:
+        assert self._varlen_attn is not None
         config = self._config
         own = qkv[fresh.rows].view(len(fresh.rows), -1, config.head_dim)
         queries, keys, values = own.tensor_split((config.heads, config.heads + config.kv_heads), dim=1)
         edges, longest = fresh.edges, fresh.longest
-        result = varlen_attn(
+        result = self._varlen_attn(
             queries, keys, values, edges, edges, longest, longest, window_size=(-1, 0), enable_gqa=True
         )
         assert isinstance(result, Tensor)
@@ -167,14 +168,20 @@ class TritonAttention:
         edges = lengths.cumsum(0, dtype=torch.int32)
         return FreshPrompts(rows.to(self._device), edges.to(self._device), max(chunk.length for chunk in chunks))
 
-    @cached_property
-    def _has_varlen(self) -> bool:
-        """Whether torch's `varlen_attn` supports this model on this device."""
-        head_dim = self._config.head_dim
-        return (
-            self._device.type == "cuda"
-            and self._dtype == torch.bfloat16
-            and head_dim % 8 == 0
-            and head_dim <= _VARLEN_HEAD_DIM
-            and torch.cuda.get_device_capability(self._device) >= _VARLEN_CAPABILITY
-        )
+
+def _find_varlen_attn(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> Callable[..., Tensor | tuple[Tensor, ...]] | None:
+    """Returns torch's `varlen_attn` if it supports this model on this device."""
+    if (
+        device.type != "cuda"
+        or dtype != torch.bfloat16
+        or config.head_dim % 8
+        or config.head_dim > _VARLEN_HEAD_DIM
+        or torch.cuda.get_device_capability(device) < _VARLEN_CAPABILITY
+    ):
+        return None
+    # Only here: it imports torch's compiler, which takes a second.
+    from torch.nn.attention.varlen import varlen_attn
+
+    return varlen_attn
