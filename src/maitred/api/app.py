@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from maitred.admission.policy.retries import RetryBudget
 from maitred.api.dialect import Header, clear_traceback, to_public_error
 from maitred.api.exchange import HttpExchange, Receive, ResponseState, Scope, Send
-from maitred.api.headers import HostPolicy
 from maitred.api.in_flight import ClientDisconnected, InFlightLimiter
 from maitred.api.large_body import LARGE_BODY_BYTES, CheckLimits, LargeBody, LargeBodyReader
+from maitred.api.origin_policy import OriginPolicy, is_preflight
 from maitred.api.routes import RouteTable
 from maitred.core.clock import Clock
 from maitred.core.cohort import COHORT, CohortStage
@@ -88,7 +88,7 @@ class GatewayApp:
         begin: Called with the context and the headers of every inference request; None: nothing is called.
         max_body_bytes: Largest size of a body that is read.
         body_timeout_s: Longest time that reading the body may take.
-        host_policy: Checks the hosts and origins of requests without a key; None: all are accepted.
+        origin_policy: Checks requests without a key, and says which web pages may use the API.
         clock: Clock for the times in request contexts.
     """
 
@@ -105,7 +105,7 @@ class GatewayApp:
         check_limits: CheckLimits | None = None,
         max_body_bytes: int,
         body_timeout_s: float,
-        host_policy: HostPolicy | None = None,
+        origin_policy: OriginPolicy,
         clock: Clock,
     ) -> None:
         self._table = table
@@ -113,7 +113,7 @@ class GatewayApp:
         self._in_flight = in_flight
         self._max_body_bytes = max_body_bytes
         self._body_timeout_s = body_timeout_s
-        self._host_policy = host_policy
+        self._origin_policy = origin_policy
         self._observers = observers
         self._rate_limit_status = rate_limit_status
         self._large_bodies = LargeBodyReader(check_limits)
@@ -162,6 +162,12 @@ class GatewayApp:
         headers: list[Header] = []
         try:
             head = exchange.parsed_head
+            if head.origin is not None:
+                exchange.answer_headers += self._origin_policy.response_headers(head.origin)
+                if is_preflight(exchange.method, exchange.header):
+                    allowed = self._origin_policy.preflight_headers(head.origin, exchange.header)
+                    await exchange.respond(b"", content_type=b"text/plain", headers=allowed)
+                    return Outcome.FINISHED
             if head.route is None or head.route[0] is not self._table:
                 head.route = (self._table, *self._table.find(exchange.method, exchange.path))
                 head.is_checked = False
@@ -179,8 +185,8 @@ class GatewayApp:
                 if route.needs not in principal.scopes:
                     require(principal, route.needs)
                 exchange.context.principal = principal
-            if self._host_policy is not None and not head.is_checked and exchange.principal is ANONYMOUS:
-                self._host_policy.check(exchange.method, exchange.header)
+            if not head.is_checked and exchange.principal is ANONYMOUS:
+                self._origin_policy.check_without_key(exchange.method, exchange.header)
                 head.is_checked = True
             if route.reads is None:
                 await route.handler(exchange)

@@ -8,13 +8,13 @@ from maitred.api.chat import ChatRoutes
 from maitred.api.completions import CompletionRoutes
 from maitred.api.config import ServerConfig
 from maitred.api.embeddings import EmbeddingRoutes
-from maitred.api.headers import host_policy
 from maitred.api.health import ServiceRoutes
 from maitred.api.idempotent import Idempotency
 from maitred.api.in_flight import InFlightLimiter
 from maitred.api.large_body import CheckLimits
 from maitred.api.messages import MessagesRoutes
 from maitred.api.models import ModelRoutes
+from maitred.api.origin_policy import OriginPolicy
 from maitred.api.queue import QueueRoutes
 from maitred.api.routes import Route, RouteTable
 from maitred.cache.config import IdempotencyConfig
@@ -100,6 +100,6 @@ def build_app(
         check_limits=check_limits,
         max_body_bytes=config.max_body_bytes,
         body_timeout_s=config.body_timeout_s,
-        host_policy=host_policy(config),
+        origin_policy=OriginPolicy(config),
         clock=clock,
     )

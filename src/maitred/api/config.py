@@ -6,6 +6,8 @@ from msgspec import Meta, Struct
 
 from maitred.core.loopback import is_loopback
 
+CORS_ORIGIN = r"^(\*|[A-Za-z][A-Za-z0-9+.-]*://[^/\s,*?#]+)$"
+
 
 class ServerConfig(Struct, frozen=True, kw_only=True):
     """Settings of the HTTP server: its address and its limits."""
@@ -34,6 +36,14 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             "this machine. On a loopback address without keys, all others are refused with 403: a web page of another "
             "site, or one that binds its name to this machine, could use the models otherwise. A proxy on this machine "
             "that passes its own name on needs that name here."
+        ),
+    ] = ()
+    cors_origins: Annotated[
+        tuple[Annotated[str, Meta(pattern=CORS_ORIGIN)], ...],
+        Meta(
+            description="Origins, such as `https://app.example`, whose web pages may use the API from a browser "
+            "(CORS). `*` stands for every origin. On a loopback address without keys, pages of other machines are "
+            "served only if their origin itself is named."
         ),
     ] = ()
     workers: Annotated[

@@ -48,8 +48,9 @@ class ParsedHead:
     Attributes:
         content_encoding: Values of the `Content-Encoding` headers; None: the header is missing.
         explain: Whether the response is to tell what the request waited for.
-        is_checked: Whether the `HostPolicy` was asked about it, and accepted it.
+        is_checked: Whether the `OriginPolicy` was asked about it, and accepted it.
         offered_id: The request id that the client chose.
+        origin: Origin of the web page that sent the request; None: no browser says that a page did.
         repeat_key: Value of the `Idempotency-Key` header; None: the header is missing.
         retries: How many retries the client says it has made.
         route: The route and its path parameter, together with the route table that found them; None: they were not
@@ -64,6 +65,7 @@ class ParsedHead:
         "header",
         "is_checked",
         "offered_id",
+        "origin",
         "principal",
         "repeat_key",
         "retries",
@@ -78,6 +80,7 @@ class ParsedHead:
         self.content_encoding = None if coding is None else header.all_of(b"content-encoding")
         self.is_checked = False
         self.offered_id = header(b"x-request-id")
+        self.origin = header(b"origin")
         self.repeat_key = header(b"idempotency-key")
         self.retries = retries_in(header)
         self.route: tuple[RouteTable, Route, str] | None = None

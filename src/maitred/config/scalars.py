@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import re
 from collections.abc import Callable
 
 from msgspec import UNSET, inspect
@@ -88,8 +89,11 @@ def _read_str(kind: inspect.Type, node: ConfigNode, unit: str) -> ReadResult:
     assert isinstance(kind, inspect.StrType)
     if isinstance(node.value, str):
         longest = math.inf if kind.max_length is None else kind.max_length
-        if (kind.min_length or 0) <= len(node.value) <= longest:
+        matches = kind.pattern is None or re.search(kind.pattern, node.value) is not None
+        if matches and (kind.min_length or 0) <= len(node.value) <= longest:
             return node.value, ""
+        if not matches:
+            return UNSET, f"text that matches {kind.pattern}"
     if kind.max_length is not None:
         return UNSET, f"text of {kind.min_length or 0} to {kind.max_length} characters"
     return UNSET, "text that is not empty" if kind.min_length else "text ('' for none)"

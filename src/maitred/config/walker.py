@@ -5,6 +5,7 @@ types and the nodes side by side; where a value is wrong it adds a fault, uses t
 nest to any depth, also in lists and under names that the operator chooses (``dict[str, Struct]``).
 """
 
+import csv
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
@@ -236,7 +237,9 @@ def leaf_keys(info: inspect.StructType, parent: str = "", seen: set[type] | None
 
 
 def _parse_inline_list(node: ConfigNode) -> list[ConfigNode] | None:
-    """Parses the words of ``[a, b]``, the form of a list in environment variables and flags.
+    """Parses the words of ``[a, "b"]``, the form of a list in environment variables and flags.
+
+    A word is in quotes or not, and need not be valid YAML: ``[tcp:[::1]:9]`` is a list, too.
 
     Returns:
         A node for each word; None: the node is not such a list.
@@ -246,8 +249,20 @@ def _parse_inline_list(node: ConfigNode) -> list[ConfigNode] | None:
     text = node.value.strip()
     if not (text.startswith("[") and text.endswith("]")):
         return None
-    words = [word.strip() for word in text[1:-1].split(",")] if text[1:-1].strip() else []
-    return [ConfigNode(word, node.origin, is_text=True) for word in words]
+    if not (inner := text[1:-1].strip()):
+        return []
+    try:
+        words = next(
+            csv.reader([inner.replace("\n", " ")], quotechar=_quote_of(inner), skipinitialspace=True, strict=True)
+        )
+    except csv.Error:
+        return None
+    return [ConfigNode(word.strip(), node.origin, is_text=True) for word in words]
+
+
+def _quote_of(words: str) -> str:
+    """Returns the character that quotes the words of an inline list."""
+    return "'" if words.startswith("'") else '"'
 
 
 def _join(parent: str, name: str) -> str:

@@ -2,8 +2,10 @@
 
 from maitred.admission.policy.retries import RetryBudget
 from maitred.api.app import GatewayApp, RetryAdvisor
+from maitred.api.config import ServerConfig
 from maitred.api.exchange import KEPT, HttpExchange
 from maitred.api.in_flight import InFlightLimiter
+from maitred.api.origin_policy import OriginPolicy
 from maitred.api.routes import Route, RouteTable
 from maitred.core.clock import SystemClock
 from maitred.core.tenancy import Principal, Scope
@@ -44,6 +46,7 @@ def edge(identity, seen, name):
         *(identity, InFlightLimiter(1), [], standing, RetryAdvisor(RetryBudget(0.0, 0), SystemClock())),
         max_body_bytes=1,
         body_timeout_s=1.0,
+        origin_policy=OriginPolicy(ServerConfig()),
         clock=SystemClock(),
     )
 

@@ -251,3 +251,15 @@ def test_engines_are_attached_or_started_and_each_once() -> None:
     assert "Move this address there" in named
     (twice,) = faults("model:\n  engines: [unix:/a, unix:/a]\n")
     assert "named twice" in twice
+
+
+def test_a_text_has_the_form_that_its_setting_names() -> None:
+    (origin,) = faults("server:\n  cors_origins: ['*', app.example]\n")
+    assert "server.cors_origins[1]: Must be text that matches" in origin
+    (endpoint,) = faults("traces:\n  endpoint: ftp://collector\n")
+    assert endpoint.endswith("traces.endpoint: Must be text that matches ^https?://, not 'ftp://collector'.")
+    (namespace,) = faults("counters:\n  namespace: two words\n")
+    assert "namespace: Must be text that matches" in namespace
+    assert loaded("server:\n  cors_origins: ['*', https://app.example]\n").config.server.cors_origins == (
+        *("*", "https://app.example"),
+    )

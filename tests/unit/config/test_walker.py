@@ -179,7 +179,17 @@ def test_empty_sections_of_names_are_empty() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "expected"), [("[red, white]", ("red", "white")), (" [ red ] ", ("red",)), ("[]", ()), ("[ ]", ())]
+    ("written", "expected"),
+    [
+        ("[red, white]", ("red", "white")),
+        (" [ red ] ", ("red",)),
+        ("[]", ()),
+        ("[ ]", ()),
+        ('["red", "white"]', ("red", "white")),
+        ('["red, dry",white]', ("red, dry", "white")),
+        ("['red', 'white']", ("red", "white")),
+        ("[tcp:[::1]:9, it's]", ("tcp:[::1]:9", "it's")),
+    ],
 )
 def test_a_variable_writes_a_list_in_brackets(written: str, expected: tuple[str, ...]) -> None:
     walker = StructBuilder({})
@@ -192,6 +202,7 @@ def test_only_brackets_make_a_list_of_text() -> None:
     for node in (
         ConfigNode("red, white", "f", is_text=True),
         ConfigNode("[red", "f", is_text=True),
+        ConfigNode('["red]', "f", is_text=True),
         ConfigNode("[red]", "f"),
     ):
         walker = StructBuilder({})

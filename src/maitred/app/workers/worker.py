@@ -20,11 +20,11 @@ from maitred.api.app import GatewayApp, RetryAdvisor
 from maitred.api.chat import ChatRoutes
 from maitred.api.completions import CompletionRoutes
 from maitred.api.exchange import HttpExchange, Receive, ResponseState, Scope, Send
-from maitred.api.headers import host_policy
 from maitred.api.health import LIVE
 from maitred.api.http.server import HttpServer
 from maitred.api.in_flight import InFlightLimiter
 from maitred.api.messages import MessagesRoutes
+from maitred.api.origin_policy import OriginPolicy
 from maitred.api.routes import Handler, Route, RouteTable
 from maitred.app.assembly.stores import running
 from maitred.app.assembly.tracing import open_traces
@@ -106,7 +106,7 @@ async def run_worker(config: Config, worker_number: int, listener: socket.socket
             check_limits=pipeline.check_limits,
             max_body_bytes=config.server.max_body_bytes,
             body_timeout_s=config.server.body_timeout_s,
-            host_policy=host_policy(config.server),
+            origin_policy=OriginPolicy(config.server),
             clock=clock,
         )
         server = HttpServer(

@@ -4,7 +4,9 @@ import asyncio
 
 from maitred.admission.policy.retries import RetryBudget
 from maitred.api.app import GatewayApp, RetryAdvisor
+from maitred.api.config import ServerConfig
 from maitred.api.in_flight import InFlightLimiter
+from maitred.api.origin_policy import OriginPolicy
 from maitred.api.routes import Route, RouteTable
 from maitred.app.assembly.generation import GenerationSwitch
 from maitred.core.clock import SystemClock
@@ -22,6 +24,7 @@ class Generation:
             *(None, InFlightLimiter(9), [], None, RetryAdvisor(RetryBudget(0.0, 0), SystemClock())),
             max_body_bytes=1,
             body_timeout_s=1.0,
+            origin_policy=OriginPolicy(ServerConfig()),
             clock=SystemClock(),
         )
 
