@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from maitred.admission.policy.retries import RetryBudget
-from maitred.api.dialect import Header, clear_traceback, to_public_error
+from maitred.api.dialect import ANTHROPIC, Header, clear_traceback, to_public_error
 from maitred.api.exchange import HttpExchange, Receive, ResponseState, Scope, Send
 from maitred.api.in_flight import ClientDisconnected, InFlightLimiter
 from maitred.api.large_body import LARGE_BODY_BYTES, CheckLimits, LargeBody, LargeBodyReader
@@ -169,6 +169,8 @@ class GatewayApp:
                     await exchange.respond(b"", content_type=b"text/plain", headers=allowed)
                     return Outcome.FINISHED
             if head.route is None or head.route[0] is not self._table:
+                if exchange.header(b"anthropic-version") is not None:
+                    exchange.dialect = ANTHROPIC  # also for a path without a route
                 head.route = (self._table, *self._table.find(exchange.method, exchange.path))
                 head.is_checked = False
             _, route, exchange.parameter = head.route

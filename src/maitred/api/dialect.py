@@ -35,6 +35,8 @@ from maitred.core.errors import (
     ModelNotFound,
     QuotaExceeded,
     Refused,
+    ResourceNotFound,
+    RouteNotFound,
     Unauthenticated,
     UnsupportedBody,
 )
@@ -266,7 +268,7 @@ def _anthropic_error_type(error: MaitredError) -> str:
             return "authentication_error"
         case Forbidden():
             return "permission_error"
-        case ModelNotFound():
+        case ModelNotFound() | RouteNotFound() | ResourceNotFound():
             return "not_found_error"
         case BodyTooLarge():
             return "request_too_large"

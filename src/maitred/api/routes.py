@@ -3,9 +3,13 @@
 Most paths are matched as a whole, by one dictionary look-up. A path may have one parameter: ``{name}`` at the end
 matches any rest of the path, slashes included, because the name of a model may contain slashes; in the middle it
 matches one segment, as in ``/admin/v1/keys/{id}/rotate``. If both match, the parameter in the middle wins.
+
+A path that has no route is tried as it was probably meant: clients differ in whether a base URL ends with ``/v1`` or
+with a slash.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import UnionType
 from typing import Any
@@ -13,8 +17,11 @@ from typing import Any
 import msgspec
 
 from maitred.api.dialect import OPENAI, ApiDialect
+from maitred.api.unsupported_path import advise
 from maitred.core.errors import MethodNotAllowed, RouteNotFound
 from maitred.core.tenancy import Scope
+
+_SLASHES = re.compile("//+")
 
 Handler = Callable[[Any], Awaitable[None]]
 """Handler of an `HttpExchange`; it is typed `Any` because the exchange's module imports this module."""
@@ -101,9 +108,10 @@ class RouteTable:
         """
         methods, parameter = self._exact.get(path), ""
         if methods is None:
-            methods, parameter = self._match(path)
+            methods, parameter = self._find_spelling(path)
         if not methods:
-            raise RouteNotFound(f"There is no path {path[:200]!r} here. GET /openapi.json lists the routes.")
+            advice = next(filter(None, map(advise, _spellings(path))), "GET /openapi.json lists the routes.")
+            raise RouteNotFound(f"There is no path {path[:200]!r} here. {advice}")
         # A HEAD request is handled as GET, and its body is not sent.
         route = methods.get("GET" if method == "HEAD" else method)
         if route is None:
@@ -112,8 +120,18 @@ class RouteTable:
 
     def methods_of(self, path: str) -> list[str]:
         """Returns the methods of this path, for the ``Allow`` header of a 405."""
-        methods = self._exact.get(path) or self._match(path)[0]
+        methods = self._exact.get(path) or self._find_spelling(path)[0]
         return [*methods, "HEAD"] if "GET" in methods else list(methods)
+
+    def _find_spelling(self, path: str) -> tuple[dict[str, Route], str]:
+        """Returns the routes that a path means, and the parameter."""
+        for spelling in _spellings(path):
+            methods, parameter = self._exact.get(spelling), ""
+            if methods is None:
+                methods, parameter = self._match(spelling)
+            if methods:
+                return methods, parameter
+        return {}, ""
 
     def _match(self, path: str) -> tuple[dict[str, Route], str]:
         """Returns the routes of a path with a parameter, and the parameter."""
@@ -121,3 +139,14 @@ class RouteTable:
             if parameter := pattern.parameter_in(path):
                 return pattern.methods, parameter
         return {}, ""
+
+
+def _spellings(path: str) -> Iterator[str]:
+    """Yields a path, then without needless slashes, and then with ``/v1`` once."""
+    yield path
+    plain = _SLASHES.sub("/", path).rstrip("/")
+    yield plain
+    if plain.startswith("/v1/v1/"):
+        yield plain.removeprefix("/v1")
+    elif not plain.startswith("/v1/"):
+        yield "/v1" + plain

@@ -27,10 +27,60 @@ def test_whole_paths_and_rests():
     assert TABLE.find("POST", "/v1/chat/completions") == (CHAT, "")
 
 
-@pytest.mark.parametrize("path", ["/", "", "/v1", "/v1/models/", "/v1/chat/completions/", "/V1/models", "/v1/modelsx"])
+@pytest.mark.parametrize("path", ["/", "", "/v1", "//", "/v1/v1/v1/models", "/V1/models", "/v1/modelsx", "/v1/v1"])
 def test_near_misses_are_not_found(path):
-    with pytest.raises(RouteNotFound):
+    with pytest.raises(RouteNotFound, match=r"GET /openapi\.json lists the routes"):
         TABLE.find("GET", path)
+    assert TABLE.methods_of(path) == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/v1/chat/completions/", "//v1/chat/completions", "/v1//chat///completions//", "/chat/completions"),
+        *("/chat/completions/", "/v1/v1/chat/completions", "//v1/v1/chat/completions/"),
+    ],
+)
+def test_a_path_leads_where_it_means(path):
+    assert TABLE.find("POST", path) == (CHAT, "")
+    assert TABLE.methods_of(path) == ["POST"]
+    with pytest.raises(MethodNotAllowed, match="takes POST"):
+        TABLE.find("GET", path)
+
+
+def test_the_path_as_it_is_comes_first():
+    own = Route("GET", "/v1/v1/models", handler, "")
+    short = Route("GET", "/models", handler, "")
+    table = RouteTable([LIST, ONE, own, short])
+    assert [table.find("GET", path)[0] for path in ("/v1/models", "/v1/v1/models", "/models", "/models/")] == [
+        *(LIST, own, short, short),
+    ]
+    assert table.find("GET", "/v1/models/org//name/") == (ONE, "org//name/")
+    assert table.find("GET", "/models/org/name") == (ONE, "org/name")
+
+
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        ("/v1/audio/speech", "OpenAI's audio API"),
+        ("/audio/transcriptions/", "OpenAI's audio API"),
+        ("/v1/v1/responses/resp_1/input_items", "OpenAI's Responses API"),
+        ("/v1/messages/batches/b/results", "Anthropic's Message Batches"),
+        ("/v2/rerank", "Cohere's reranking"),
+        ("/api/tags", "Ollama's API"),
+        ("/v1beta/models/gemini:generateContent", "Google's Gemini API"),
+        ("/openai/deployments/mine/chat/completions", "Azure's path"),
+    ],
+)
+def test_a_path_of_another_api_is_told_what_it_is(path, advice):
+    with pytest.raises(RouteNotFound) as raised:
+        TABLE.find("POST", path)
+    assert f"There is no path {path!r} here. {advice}" in raised.value.message
+
+
+def test_a_path_of_very_many_segments_is_looked_up_at_once():
+    with pytest.raises(RouteNotFound):
+        TABLE.find("GET", "/v1" + "/a" * 30_000)
 
 
 def test_other_methods_are_named():
