@@ -151,6 +151,15 @@ async def test_the_sync_client():
         ({"extra_body": {"temperature": 1.5}}, anthropic.BadRequestError, "temperature must be at most 1"),
         ({"max_tokens": 0}, anthropic.BadRequestError, "max_tokens must be at least 1"),
         ({"messages": []}, anthropic.BadRequestError, "messages must hold"),
+        (
+            {"messages": [{"role": "user", "content": "word " * 600}]},
+            *(anthropic.BadRequestError, r"prompt is too long: \d+ tokens > \d+ maximum\. The prompt has"),
+        ),
+        (
+            {"max_tokens": 5000},
+            anthropic.BadRequestError,
+            r"input length and `max_tokens` exceed context limit: \d+ \+ 5000 > \d+\. The prompt has",
+        ),
         ({"messages": [*USER, {"role": "assistant", "content": "I"}]}, anthropic.BadRequestError, "role user"),
         ({"messages": [{"role": "tool", "content": "x"}]}, anthropic.BadRequestError, "one of user, assistant"),
         ({"stop_sequences": [""]}, anthropic.BadRequestError, "stop_sequences"),
@@ -175,7 +184,8 @@ async def test_errors_become_the_clients_exceptions(fields, kind, named):
         await system.wait_until(lambda: system.contexts)
         assert body["type"] == "error"
         assert body["error"]["type"] == ("not_found_error" if fields == {"model": "other"} else "invalid_request_error")
-        assert body["error"]["details"]["error_code"] in ("invalid_value", "model_not_found")
+        codes = ("invalid_value", "model_not_found", "context_length_exceeded")
+        assert body["error"]["details"]["error_code"] in codes
         assert body["request_id"] == caught.value.request_id == system.contexts[0].request_id
         assert not system.engine.submitted
 

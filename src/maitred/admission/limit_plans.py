@@ -148,6 +148,8 @@ def _output_budget(request: AdmissionRequest, context: LimitRule) -> int:
             f"The prompt has {longest_prompt:,} tokens and the answer needs some, but {allowed}. "
             + (f"Shorten the prompt to at most {limit.value - 1:,} tokens." if limit.value > 1 else "Have it raised."),
             param=request.prompt_param,
+            window=limit.value,
+            prompt_tokens=longest_prompt,
         )
     if request.max_tokens is not None and request.max_tokens > left:
         raise ContextLengthExceeded(
@@ -155,5 +157,8 @@ def _output_budget(request: AdmissionRequest, context: LimitRule) -> int:
             f"{request.max_tokens:,} more, but {allowed}. Lower {request.max_tokens_param} to at most {left:,}, or "
             "shorten the prompt.",
             param=request.max_tokens_param,
+            window=limit.value,
+            prompt_tokens=longest_prompt,
+            max_tokens=request.max_tokens,
         )
     return left

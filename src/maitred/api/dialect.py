@@ -28,6 +28,7 @@ from maitred.core.errors import (
     CallerError,
     ConfigInvalid,
     Conflict,
+    ContextLengthExceeded,
     DeadlineExceeded,
     Forbidden,
     LimitReached,
@@ -85,7 +86,7 @@ def clear_traceback(error: BaseException) -> None:
 def error_body(error: MaitredError) -> bytes:
     """Returns the error as JSON."""
     detail = ErrorDetail(
-        message=error.message,
+        message=_openai_message(error),
         type=_openai_error_type(error),
         param=error.param,
         code=error.code,
@@ -157,6 +158,29 @@ def _limit_of(error: MaitredError) -> LimitDetail | UnsetType:
         used=reading.used,
         remaining=max(0, reading.remaining),
         reset_s=None if error.limit == LimitKind.USD_TOTAL else round(reading.reset_s, 3),
+    )
+
+
+def _openai_message(error: MaitredError) -> str:
+    """Returns the message; one about the context window begins with OpenAI's words, by which clients know it."""
+    known = "This model's maximum context length is"
+    if not isinstance(error, ContextLengthExceeded) or known.lower() in error.message.lower():
+        return error.message
+    return f"{known} {f'{error.window} tokens' if error.window else 'exceeded'}. {error.message}"
+
+
+def _anthropic_message(error: MaitredError) -> str:
+    """Returns the message; one about the context window begins with Anthropic's words, by which clients know it."""
+    known = "prompt is too long"
+    if not isinstance(error, ContextLengthExceeded) or known in error.message.lower():
+        return error.message
+    if not error.window:
+        return f"{known}. {error.message}"
+    if error.max_tokens is None or error.prompt_tokens > error.window:
+        return f"{known}: {error.prompt_tokens} tokens > {error.window} maximum. {error.message}"
+    return (
+        f"input length and `max_tokens` exceed context limit: {error.prompt_tokens} + {error.max_tokens} > "
+        f"{error.window}. {error.message}"
     )
 
 
@@ -256,7 +280,7 @@ ANTHROPIC = AnthropicDialect()
 def _body(error: MaitredError, request_id: str) -> MessagesErrorBody:
     # Anthropic's Messages API has no field for the place of a fault; the error message names it.
     detail = MessagesError(
-        type=_anthropic_error_type(error), message=error.message, details=ErrorCode(error_code=error.code)
+        type=_anthropic_error_type(error), message=_anthropic_message(error), details=ErrorCode(error_code=error.code)
     )
     return MessagesErrorBody(error=detail, request_id=request_id)
 

@@ -95,10 +95,31 @@ class InvalidRequest(CallerError):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """Prompt and requested answer do not fit the model's context window."""
+    """Prompt and requested answer do not fit the model's context window.
+
+    Args:
+        window: Most tokens of prompt and answer together; 0: not known here.
+        prompt_tokens: Tokens of the prompt, or an estimate of them.
+        max_tokens: Tokens that the caller allows for the answer; None: it does not say.
+    """
 
     code = "context_length_exceeded"
     default_message = "Prompt and max_tokens exceed the model's context window. Shorten one of them."
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        window: int = 0,
+        prompt_tokens: int = 0,
+        max_tokens: int | None = None,
+    ) -> None:
+        super().__init__(message, param=param, retry_after_s=retry_after_s)
+        self.window = window
+        self.prompt_tokens = prompt_tokens
+        self.max_tokens = max_tokens
 
 
 class ContentRefused(InvalidRequest):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import msgspec
 
 from maitred.core.counters import CounterState
-from maitred.core.errors import LimitReached, MaitredError, Overloaded
+from maitred.core.errors import ContextLengthExceeded, LimitReached, MaitredError, Overloaded
 from maitred.core.flow import QueuePosition
 
 
@@ -27,6 +27,8 @@ class EncodedError(msgspec.Struct, frozen=True, array_like=True):
     retry_after_s: float | None = None
     place: QueuePosition | None = None
     limit: EncodedLimit | None = None
+    context: tuple[int, int, int | None] | None = None
+    """Window, prompt tokens and `max_tokens` of a `ContextLengthExceeded`."""
 
 
 def encode_error(error: MaitredError) -> EncodedError:
@@ -35,6 +37,9 @@ def encode_error(error: MaitredError) -> EncodedError:
     if isinstance(error, LimitReached):
         limit = EncodedLimit(error.subject, error.limit, error.value, error.counter_state)
     position = error.position if isinstance(error, Overloaded) else None
+    context = None
+    if isinstance(error, ContextLengthExceeded):
+        context = error.window, error.prompt_tokens, error.max_tokens
     return EncodedError(
         kind=type(error).__name__,
         message=error.message,
@@ -42,6 +47,7 @@ def encode_error(error: MaitredError) -> EncodedError:
         retry_after_s=error.retry_after_s,
         place=position,
         limit=limit,
+        context=context,
     )
 
 
@@ -56,6 +62,16 @@ def decode_error(encoded: EncodedError) -> MaitredError:
             value=limit.value,
             reading=limit.reading,
             retry_after_s=encoded.retry_after_s,
+        )
+    if issubclass(kind, ContextLengthExceeded) and encoded.context is not None:
+        window, prompt_tokens, max_tokens = encoded.context
+        return kind(
+            encoded.message,
+            param=encoded.param,
+            retry_after_s=encoded.retry_after_s,
+            window=window,
+            prompt_tokens=prompt_tokens,
+            max_tokens=max_tokens,
         )
     if issubclass(kind, Overloaded):
         return kind(encoded.message, param=encoded.param, retry_after_s=encoded.retry_after_s, position=encoded.place)

@@ -2,12 +2,22 @@
 
 import json
 
+import msgspec
 import pytest
 
-from maitred.api.dialect import clamped_headers, error_body, error_headers, rate_limit_headers, to_public_error
+from maitred.api.dialect import (
+    ANTHROPIC,
+    OPENAI,
+    clamped_headers,
+    error_body,
+    error_headers,
+    rate_limit_headers,
+    to_public_error,
+)
 from maitred.core import errors
 from maitred.core.context import RateLimitStatus
 from maitred.core.counters import CounterState
+from maitred.wire.error_codec import EncodedError, decode_error, encode_error
 from tests.support.openai_schemas import validate
 
 
@@ -24,6 +34,49 @@ def reached(kind=errors.RateLimited, limit="tokens_per_minute", retry_after_s=No
         reading=CounterState(60_000, -10, reset_s, used=60_010),
         retry_after_s=retry_after_s,
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "openai", "anthropic"),
+    [
+        (
+            errors.ContextLengthExceeded("Ours.", window=8192, prompt_tokens=9000),
+            "This model's maximum context length is 8192 tokens. Ours.",
+            "prompt is too long: 9000 tokens > 8192 maximum. Ours.",
+        ),
+        (
+            errors.ContextLengthExceeded("Ours.", window=8192, prompt_tokens=9000, max_tokens=10),
+            "This model's maximum context length is 8192 tokens. Ours.",
+            "prompt is too long: 9000 tokens > 8192 maximum. Ours.",
+        ),
+        (
+            errors.ContextLengthExceeded("Ours.", window=8192, prompt_tokens=8000, max_tokens=1000),
+            "This model's maximum context length is 8192 tokens. Ours.",
+            "input length and `max_tokens` exceed context limit: 8000 + 1000 > 8192. Ours.",
+        ),
+        (
+            errors.ContextLengthExceeded("Ours."),
+            "This model's maximum context length is exceeded. Ours.",
+            "prompt is too long. Ours.",
+        ),
+        (
+            errors.ContextLengthExceeded("this model's MAXIMUM context length is 5 tokens."),
+            "this model's MAXIMUM context length is 5 tokens.",
+            "prompt is too long. this model's MAXIMUM context length is 5 tokens.",
+        ),
+        (
+            errors.ContextLengthExceeded("prompt is too long: 3 tokens > 2 maximum"),
+            "This model's maximum context length is exceeded. prompt is too long: 3 tokens > 2 maximum",
+            "prompt is too long: 3 tokens > 2 maximum",
+        ),
+        (errors.InvalidRequest("Ours."), "Ours.", "Ours."),
+    ],
+)
+def test_a_window_that_is_exceeded_is_told_in_the_words_that_clients_know(error, openai, anthropic):
+    assert json.loads(OPENAI.error(error, "req-1")[1])["error"]["message"] == openai
+    assert json.loads(ANTHROPIC.error(error, "req-1")[1])["error"]["message"] == anthropic
+    passed = decode_error(msgspec.msgpack.decode(msgspec.msgpack.encode(encode_error(error)), type=EncodedError))
+    assert (type(passed), vars(passed)) == (type(error), vars(error))
 
 
 @pytest.mark.parametrize("kind", tree(), ids=lambda kind: kind.__name__)

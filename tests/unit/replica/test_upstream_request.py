@@ -333,8 +333,18 @@ def test_a_prompt_that_is_too_long_is_called_so():
         "This model's maximum context length is 8 tokens.",
         "the request exceeds the available context size",
         "max_tokens=5000 cannot be greater than max_model_len=1024.",
+        "prompt is too long: 205462 tokens > 200000 maximum",
+        "input length and `max_tokens` exceed context limit: 188240 + 21333 > 200000, decrease one of them",
+        "Input is too long for requested model.",
+        "The input token count (40000) exceeds the maximum number of tokens allowed (32768).",
+        "Input tokens exceed the configured limit of 272000 tokens.",
+        "This model's maximum prompt length is 131072 but the request contains 300000 tokens.",
+        "Please reduce the length of the messages or completion.",
+        "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 4000 `inputs` tokens and 200 `max_new_tokens`",
     ):
         assert type(make_response_error("there", 400, ReportedError(message), None)) is ContextLengthExceeded
+    for message in ("max_tokens: 9000 > 8192, which is the maximum allowed number of output tokens", "Unknown tool."):
+        assert type(make_response_error("there", 400, ReportedError(message), None)) is InvalidRequest
 
 
 NOW_S = 1_792_567_660.0

@@ -217,6 +217,9 @@ def _available_tokens(card: ModelCard, tokens: int, request: InferenceRequest) -
             f"The prompt has about {tokens:,} tokens{_max_tokens_clause(request)}, but prompt and answer together "
             f"may have {window:,}. Shorten the prompt, or ask for a shorter answer.",
             param=request.prompt_param,
+            window=window,
+            prompt_tokens=tokens,
+            max_tokens=request.max_tokens,
         )
     available = max(1, window - tokens)
     return available if request.max_tokens is None else request.max_tokens

@@ -66,6 +66,8 @@ def check_size(card: ModelCard, tokenizer: Tokenizer, request: InferenceRequest)
             f"The prompt has at least {min_prompt_tokens:,} tokens, but prompt and answer together may have "
             f"{window:,}. Shorten the prompt to at most {window - 1:,} tokens.",
             param=request.prompt_param,
+            window=window,
+            prompt_tokens=min_prompt_tokens,
         )
 
 
@@ -110,6 +112,8 @@ def check_input_tokens(card: ModelCard, text: list[int], param: str) -> None:
             f"{param} has {len(text):,} tokens, but the model reads at most {window:,}. Shorten it, or split it into "
             "several.",
             param=param,
+            window=window,
+            prompt_tokens=len(text),
         )
 
 
@@ -131,6 +135,8 @@ def max_output_tokens(card: ModelCard, prompts: Sequence[list[int]], request: In
                 f"The prompt has {len(prompt):,} tokens, but prompt and answer together may have {window:,}. "
                 f"Shorten the prompt to at most {window - 1:,} tokens.",
                 param=request.prompt_param,
+                window=window,
+                prompt_tokens=len(prompt),
             )
         max_tokens = available if request.max_tokens is None else request.max_tokens
         if max_tokens > available:
@@ -139,6 +145,9 @@ def max_output_tokens(card: ModelCard, prompts: Sequence[list[int]], request: In
                 f"but together they may have {window:,}. Lower {request.max_tokens_param} to at most {available:,}, "
                 "or shorten the prompt.",
                 param=request.max_tokens_param,
+                window=window,
+                prompt_tokens=len(prompt),
+                max_tokens=max_tokens,
             )
         if request.sampling.min_tokens > max_tokens:
             raise InvalidRequest(

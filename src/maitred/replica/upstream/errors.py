@@ -42,6 +42,9 @@ _CONTENT_POLICY_CODES = ("content_filter", "content_policy_violation", "content_
 """Error codes of OpenAI and Azure for a violation of the content policy."""
 _CONTEXT_LENGTH_PHRASES = (
     *("context length", "context_length", "maximum context", "context window", "context size", "max_model_len"),
+    # Anthropic; Amazon Bedrock; Google; OpenAI's newer models; xAI; Groq; TGI
+    *("prompt is too long", "context limit", "input is too long", "maximum number of tokens", "input tokens exceed"),
+    *("maximum prompt length", "reduce the length of the messages", "`inputs` tokens + `max_new_tokens`"),
 )
 _ACCOUNT_CODES = frozenset(
     {
