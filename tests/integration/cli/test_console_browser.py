@@ -1,5 +1,6 @@
 """The console in a real browser: what people see and do, and what it never says to its own log."""
 
+import json
 import re
 import subprocess
 import sys
@@ -143,18 +144,23 @@ def test_a_chat_streams_with_its_tokens_and_times(opened):
         expect(facts).to_contain_text(fact)
 
 
-def test_two_answers_stand_side_by_side_and_can_be_stopped(opened):
-    page = opened("#playground")
-    page.get_by_label("Compare two models").check()
-    page.get_by_label("Max tokens").fill("1500")
-    page.get_by_label("Your message").fill("Tell me a long story")
-    page.get_by_role("button", name="Send").click()
-    for side in ("A", "B"):
-        log = page.get_by_role("log", name=f"Conversation {side}")
-        expect(log.locator(".turn.model .text").last).not_to_be_empty()
-    page.get_by_role("button", name="Stop").click()
-    expect(page.get_by_text("Stopped.")).to_have_count(2)
-    expect(page.get_by_role("button", name="Send")).to_be_enabled()
+def test_two_answers_stand_side_by_side_and_can_be_stopped(browser):
+    endless = {"answers": [{"fault": "stall", "fault_after": 8}]}
+    with consoled(program=("-m", "tests.support.scripted_gateway", "--script", json.dumps(endless))) as running:
+        page = browser.new_page(viewport=WIDE)
+        page.set_default_timeout(PATIENCE_MS)
+        page.goto(f"{running.url}/console#playground")
+        page.get_by_label("Compare two models").check()
+        page.get_by_label("Max tokens").fill("100")
+        page.get_by_label("Your message").fill("Tell me a long story")
+        page.get_by_role("button", name="Send").click()
+        for side in ("A", "B"):
+            log = page.get_by_role("log", name=f"Conversation {side}")
+            expect(log.locator(".turn.model .text").last).not_to_be_empty()
+        page.get_by_role("button", name="Stop").click()
+        expect(page.get_by_text("Stopped.")).to_have_count(2)
+        expect(page.get_by_role("button", name="Send")).to_be_enabled()
+        page.close()
 
 
 def test_a_flood_is_seen_as_it_happens(opened, system):

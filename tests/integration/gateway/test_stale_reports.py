@@ -16,7 +16,9 @@ from maitred.routing.balance.config import BalanceConfig
 from maitred.testing.scripted_openai import DelayDistribution, ServerScript, scripted_openai
 from tests.support.upstream_gateway import upstream_gateway
 
-ROUNDS, AT_ONCE = 15, 6
+ROUNDS, AT_ONCE = 4, 6
+ANSWERS_AFTER_S = 0.7
+"""Long enough for all requests of a round to be sent before one is answered, on a busy machine as well."""
 NEVER_OLD, SOON_OLD = ReportsConfig(fresh_s=3600.0), ReportsConfig(fresh_s=0.02, half_s=0.02)
 
 
@@ -24,7 +26,10 @@ def server(strangers, pages=None):
     """Says that so many requests of others wait in it."""
     page = f"sglang:num_running_reqs {{open}}\nsglang:num_queue_reqs {strangers}\n"
     return ServerScript(
-        ttft=DelayDistribution(mean_s=0.01), itl=DelayDistribution(mean_s=0.001), metrics=page, metrics_pages=pages
+        ttft=DelayDistribution(mean_s=ANSWERS_AFTER_S),
+        itl=DelayDistribution(mean_s=0.001),
+        metrics=page,
+        metrics_pages=pages,
     )
 
 

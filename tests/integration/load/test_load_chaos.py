@@ -309,7 +309,12 @@ async def test_a_fault_whose_target_is_gone_is_reported():
     ]
     rehearsal = await rehearse(plan_of(faults, nothing_left_s=0.5))
     verdict = next(verdict for verdict in rehearsal.broken if verdict.name == "faults played")
-    assert verdict.examples == ["fault 1 (hang): No process plays the role 'gateway' now."]
+    # On a busy machine both faults can be due at once: the gateway is there for another moment, without its engine.
+    (example,) = verdict.examples
+    assert example.removeprefix("fault 1 (hang): ") in (
+        "No process plays the role 'gateway' now.",
+        "No process below 'gateway' has 'engine' in its command line now.",
+    )
 
 
 RUN = """
