@@ -4,8 +4,8 @@ Most paths are matched as a whole, by one dictionary look-up. A path may have on
 matches any rest of the path, slashes included, because the name of a model may contain slashes; in the middle it
 matches one segment, as in ``/admin/v1/keys/{id}/rotate``. If both match, the parameter in the middle wins.
 
-A path that has no route is tried as it was probably meant: clients differ in whether a base URL ends with ``/v1`` or
-with a slash.
+A path that has no route is tried as a path below ``/v1``: clients differ in whether a base URL ends with ``/v1`` or
+with a slash. All other paths have one spelling, because proxies decide by it who may reach them.
 """
 
 import re
@@ -142,11 +142,9 @@ class RouteTable:
 
 
 def _spellings(path: str) -> Iterator[str]:
-    """Yields a path, then without needless slashes, and then with ``/v1`` once."""
+    """Yields a path as it is, and then without needless slashes and with ``/v1`` once."""
     yield path
     plain = _SLASHES.sub("/", path).rstrip("/")
-    yield plain
+    yield plain if plain.startswith("/v1/") else "/v1" + plain
     if plain.startswith("/v1/v1/"):
         yield plain.removeprefix("/v1")
-    elif not plain.startswith("/v1/"):
-        yield "/v1" + plain
