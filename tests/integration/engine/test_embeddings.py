@@ -216,7 +216,7 @@ def test_the_model_that_chats_can_embed_too(tmp_path):
         short = embed(server, model="vectors", input=texts[-1], dimensions=16).json()["data"][0]["embedding"]
         assert short == pytest.approx(functional.normalize(wanted[:16], dim=0).tolist(), abs=1e-4)
         refused = embed(server, model="vectors", input=[5] * 2049).json()["error"]
-        assert refused["message"].startswith("input has 2,049 tokens, but the model reads at most 2,048.")
+        assert "input has 2,049 tokens, but the model reads at most 2,048." in refused["message"]
         body = {"model": "maitred-tiny", "prompt": "Once", "max_tokens": 2}
         assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=300).status_code == 200
 

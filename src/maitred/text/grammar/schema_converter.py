@@ -26,6 +26,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -86,8 +87,8 @@ class _SchemaConverter:
             del result["$id"]  # nothing refers to it, or by it
         further: list[Any] = []
         for rewritten in (
-            *(self._not, self._one_of, self._conditional, self._dependent, self._names, self._unique),
-            *(self._contains, self._counts),
+            *(self._not, partial(self._one_of, written=schema.get("oneOf"))),
+            *(self._conditional, self._dependent, self._names, self._unique, self._contains, self._counts),
         ):
             try:
                 further += rewritten(result, depth)
@@ -104,16 +105,17 @@ class _SchemaConverter:
         del schema["not"]
         return [complement]
 
-    def _one_of(self, schema: dict[str, Any], depth: int) -> list[Any]:
+    def _one_of(self, schema: dict[str, Any], depth: int, *, written: Any) -> list[Any]:  # noqa: ANN401 - any JSON
         options = schema.get("oneOf")
         if not isinstance(options, list) or not options:
             return []
         if len(options) == 1:
             return [schema.pop("oneOf")[0]]
-        # Only options that a value can follow together need the complement of each other.
+        # Only options that a value can follow together need the complement of each other. It is that of the option as
+        # it was written: an option that was rewritten may be too narrow, and what is not in it too wide.
         together: list[list[Any]] = [[] for _ in options]
         for place, option in enumerate(options):
-            for other, rival in enumerate(options):
+            for other, rival in enumerate(written):
                 if other != place and not self.exclude(option, rival, depth):
                     together[place].append(self.complement(rival, depth))
         del schema["oneOf"]
@@ -321,7 +323,7 @@ class _SchemaConverter:
                 return [{"type": _COUNTED[keyword], keyword.replace("min", "max"): value - 1}] if value > 0 else []
             case "maxLength" | "maxItems" | "maxProperties":
                 return [{"type": _COUNTED[keyword], keyword.replace("max", "min"): value + 1}]
-            case "anyOf":
+            case "anyOf" | "oneOf":  # of `oneOf` only what follows no option
                 return [{"allOf": [self.complement(option, depth) for option in value]}]
             case "allOf":
                 return [self.complement(option, depth) for option in value]
