@@ -117,6 +117,7 @@ def matcher_of(schema):
 # What is rewritten can be too narrow, so that what is not in it would be too wide.
 @example({"oneOf": [True, {"not": {"type": "integer", "minimum": 1}}]}, 0)
 @example({"oneOf": [{"type": "array"}, {"not": {"items": {"not": {"type": "integer"}}}}]}, 0)
+@example({"oneOf": [{"items": {}, "minContains": 1, "then": False}, {"not": {"contains": {"type": "null"}}}]}, 0)
 @example({"oneOf": [{"type": "number"}, {"oneOf": [True, {"not": {"type": "integer"}}]}]}, 0)
 def test_what_is_written_is_valid(schema, seed):
     try:

@@ -65,6 +65,8 @@ class _SchemaConverter:
     def __init__(self, root: Schema) -> None:
         self._root = root
         self._foreign = _foreign_keywords(root.get("$schema"))
+        is_recent = any(draft in str(root.get("$schema")) for draft in ("2019-09", "2020-12"))
+        self._dropped = frozenset({"dependencies"} if is_recent else ())
         self._refers = re.search(r'"\$(ref|dynamicRef|recursiveRef)"', json.dumps(root)) is not None
 
     def schema(self, schema: Any, depth: int) -> Any:  # noqa: ANN401 - a schema is an object or a boolean
@@ -112,7 +114,9 @@ class _SchemaConverter:
         if len(options) == 1:
             return [schema.pop("oneOf")[0]]
         # Only options that a value can follow together need the complement of each other. It is that of the option as
-        # it was written: an option that was rewritten may be too narrow, and what is not in it too wide.
+        # it was written: an option that was rewritten may be too narrow, and what is not in it too wide. For the same
+        # reason they stay as they were written where there is no complement, for whoever tells them apart then.
+        schema["oneOf"] = written
         together: list[list[Any]] = [[] for _ in options]
         for place, option in enumerate(options):
             for other, rival in enumerate(written):
@@ -334,16 +338,24 @@ class _SchemaConverter:
             case "items" if not isinstance(value, list) and not schema.keys() & {"prefixItems", "additionalItems"}:
                 other = {"type": "array", "contains": self.complement(value, depth)}
                 return [self.schema(other, depth)]
-            case "dependentRequired":
+            case "dependencies" | "dependentRequired" | "dependentSchemas" if keyword not in self._dropped:
                 return [
-                    {"type": "object", "required": [name], "properties": {needed: False}}
-                    for name, several in value.items()
-                    for needed in several
+                    _all({"type": "object", "required": [name]}, missing)
+                    for name, needed in value.items()
+                    for missing in self._without_dependent(needed, depth)
                 ]
-            case "additionalProperties" | "additionalItems" | "then" | "else" if value is True or value == {}:
+            case "additionalProperties" | "additionalItems" if value is True or value == {}:
+                return []
+            case "then" | "else" if value is True or value == {} or "if" not in schema:
                 return []
             case _:
                 raise UnsupportedSchemaError
+
+    def _without_dependent(self, needed: Any, depth: int) -> list[Any]:  # noqa: ANN401 - names or a schema
+        """Returns schemas of objects in which what a member needs is missing."""
+        if isinstance(needed, list):
+            return [{"type": "object", "properties": {name: False}} for name in needed]
+        return [self.complement(needed, depth)]
 
     def _resolve(self, schema: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever stands there
         """Returns a schema in place of a reference to it.

@@ -86,6 +86,7 @@ def taken(schema: object) -> list[object]:
         ({"oneOf": [{"$ref": "#/$defs/c"}, {"$ref": "#/$defs/d"}], "$defs": {"c": CAT, "d": DOG}}, [{"kind": "cat"}]),
         ({"oneOf": [{"type": "string", "pattern": "^http://"}, {"type": "string", "pattern": "^\\./"}]}, ["./x"]),
         ({"oneOf": [{"type": "integer", "maximum": 1}, {"type": "integer", "minimum": 3}]}, [0, 1, 3, 5]),
+        ({"oneOf": [{"type": "object"}, {"dependentSchemas": {"a": {"required": ["b"]}}}]}, [{"a": 1}, 1, "a"]),
         ({"oneOf": [{"type": "number", "maximum": 2}, {"type": "number", "minimum": 1}]}, [0, 0.5, 3, 10]),
         ({"oneOf": [{"type": "array", "maxItems": 1}, {"type": "array", "minItems": 3}]}, [[], ["a"], ["a", "b", "c"]]),
         ({"oneOf": [{"enum": ["a", 1]}, {"enum": ["b", 1.0]}]}, ["a", "b"]),
