@@ -27,7 +27,7 @@ async def test_clients_reach_their_paths_by_whichever_base_url_people_write(base
 async def test_a_path_of_another_api_says_what_to_send_instead():
     async with gateway() as system:
         async with openai.AsyncOpenAI(base_url=f"{system.url}/v1", api_key="none", max_retries=0) as client:
-            with pytest.raises(openai.NotFoundError, match=r"'/v1/audio/speech' here\. OpenAI's audio API"):
+            with pytest.raises(openai.NotFoundError, match=r"'/v1/audio/speech' here\. That is OpenAI's audio API"):
                 await client.audio.speech.create(model=MODEL, voice="alloy", input="Hello")
             with pytest.raises(openai.NotFoundError, match="Use POST /v1/chat/completions"):
                 await client.responses.create(model=MODEL, input="Hello")

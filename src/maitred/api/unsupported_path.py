@@ -34,7 +34,7 @@ ADVICE = {  # path -> advice; it also holds for what is below the path
     "/v1/embed": "Cohere's embeddings. Use POST /v1/embeddings.",
     "/v1/engines": f"OpenAI's former path with a model's name. Name it as `model` in the body. {_CHAT}",
     "/v1/evals": f"OpenAI's evaluations. {_TEXT}",
-    "/v1/files": "The Files API of OpenAI or Anthropic. Put the text into the request.",
+    "/v1/files": "the Files API of OpenAI or Anthropic. Put the text into the request.",
     "/v1/fine_tuning": "OpenAI's fine-tuning. Train elsewhere, and serve the result here with `maitred serve MODEL`.",
     "/v1/generate": "Cohere's generation. Use POST /v1/completions.",
     "/v1/images": f"OpenAI's image API. {_TEXT}",
@@ -64,6 +64,6 @@ def advise(path: str) -> str:
     segments = path.split("/", _MOST_SEGMENTS)[:_MOST_SEGMENTS]
     while segments:
         if (advice := ADVICE.get("/".join(segments))) is not None:
-            return advice
+            return f"That is {advice}"
         segments.pop()
     return ""

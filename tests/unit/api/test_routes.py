@@ -81,7 +81,7 @@ def test_the_path_as_it_is_comes_first():
 def test_a_path_of_another_api_is_told_what_it_is(path, advice):
     with pytest.raises(RouteNotFound) as raised:
         TABLE.find("POST", path)
-    assert f"There is no path {path!r} here. {advice}" in raised.value.message
+    assert f"There is no path {path!r} here. That is {advice}" in raised.value.message
 
 
 def test_a_path_of_very_many_segments_is_looked_up_at_once():
