@@ -6,7 +6,7 @@ from msgspec import Meta, Struct
 
 from maitred.core.loopback import is_loopback
 
-CORS_ORIGIN = r"^(\*|[A-Za-z][A-Za-z0-9+.-]*://[^/\s,*?#]+)$"
+_CORS_ORIGIN = r"^(\*|[A-Za-z][A-Za-z0-9+.-]*://[^/\s,*?#]+)$"
 
 
 class ServerConfig(Struct, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = ()
     cors_origins: Annotated[
-        tuple[Annotated[str, Meta(pattern=CORS_ORIGIN)], ...],
+        tuple[Annotated[str, Meta(pattern=_CORS_ORIGIN)], ...],
         Meta(
             description="Origins, such as `https://app.example`, whose web pages may use the API from a browser "
             "(CORS). `*` stands for every origin. On a loopback address without keys, pages of other machines are "

@@ -120,7 +120,7 @@ class RouteTable:
 
     def methods_of(self, path: str) -> list[str]:
         """Returns the methods of this path, for the ``Allow`` header of a 405."""
-        methods = self._exact.get(path) or self._find_spelling(path)[0]
+        methods, _ = self._find_spelling(path)
         return [*methods, "HEAD"] if "GET" in methods else list(methods)
 
     def _find_spelling(self, path: str) -> tuple[dict[str, Route], str]:

@@ -1,7 +1,7 @@
 """Server process: a real `maitred serve`, for tests and benchmarks."""
 
 import os
-import random
+import secrets
 import signal
 import socket
 import subprocess
@@ -18,7 +18,6 @@ READY_S = 300.0
 STOP_S = 300.0
 _UNASSIGNED_PORTS = range(15_000, 32_000)
 """Ports below Linux's default ``ip_local_port_range``."""
-_DRAWS = random.SystemRandom()
 
 
 class ServerProcess:
@@ -129,7 +128,7 @@ def kept_port() -> Iterator[int]:
 def free_port() -> int:
     """Returns a loopback port that is free now, and that Linux gives to nobody who asks for any port."""
     while True:
-        port = _DRAWS.choice(_UNASSIGNED_PORTS)
+        port = secrets.choice(_UNASSIGNED_PORTS)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-import random
+import secrets
 import shlex
 import signal
 import socket
@@ -30,7 +30,6 @@ ORPHAN_S = 8.0
 """Time for child processes to end after the started process; maitred's engine allows itself 5 s."""
 _UNASSIGNED_PORTS = range(15_000, 32_000)
 """Ports below Linux's default ``ip_local_port_range``."""
-_DRAWS = random.SystemRandom()
 
 
 class RunningInstallation:
@@ -201,7 +200,7 @@ class RunningInstallation:
 def free_port() -> int:
     """Returns a loopback port that is free now, and that Linux gives to nobody who asks for any port."""
     while True:
-        port = _DRAWS.choice(_UNASSIGNED_PORTS)
+        port = secrets.choice(_UNASSIGNED_PORTS)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

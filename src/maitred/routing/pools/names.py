@@ -31,9 +31,8 @@ class NameResolver:
     """
 
     def __init__(self, config: RoutesConfig) -> None:
-        finals = {alias: _follow_alias(config.aliases, alias) for alias in config.aliases}
-        self._final_names = {alias: name for alias, name in finals.items() if name is not None}
-        self._circular_aliases = finals.keys() - self._final_names.keys()
+        self._aliases = {alias: _follow_alias(config.aliases, alias) for alias in config.aliases}
+        """Maps each alias to the name that it leads to; None: it leads into a cycle."""
         self._auto = config.auto
         self._rollout_configs = config.rollouts
         self.rollout_models: Mapping[str, str] = {name: rollout.stable for name, rollout in config.rollouts.items()}
@@ -48,11 +47,12 @@ class NameResolver:
 
     def canonical(self, name: str) -> str:
         """Returns the final name of an alias; returns any other name unchanged, and an alias in a cycle."""
-        return self._final_names.get(name, name)
+        final = self._aliases.get(name)
+        return name if final is None else final
 
     def is_alias(self, name: str) -> bool:
         """Returns whether the name is an alias."""
-        return name in self._final_names or name in self._circular_aliases
+        return name in self._aliases
 
     def is_auto(self, name: str) -> bool:
         """Returns whether the name selects a model for each request."""
@@ -60,7 +60,7 @@ class NameResolver:
 
     def is_circular(self, alias: str) -> bool:
         """Returns whether an alias leads only to other aliases, in a cycle."""
-        return alias in self._circular_aliases
+        return alias in self._aliases and self._aliases[alias] is None
 
     def resolve(self, name: str) -> ResolvedName | None:
         """Resolves a name, or returns None if the name has no target."""
@@ -73,7 +73,7 @@ class NameResolver:
     def resolve_model(self, name: str) -> ResolvedName | None:
         """Resolves a name as if it had no rollout, or returns None if it has no target."""
         name = self.canonical(name)
-        if name in self._circular_aliases:
+        if self.is_circular(name):
             return None
         if name in self._exact:
             return ResolvedName(name, name, _expand_targets(self._exact[name], ""))
@@ -89,7 +89,8 @@ class NameResolver:
 
         The list has the names without a `*`, the names that select a model, and aliases.
         """
-        return list(dict.fromkeys([*self._exact, *self._auto, *self._rollout_configs, *self._final_names]))
+        aliases = (alias for alias in self._aliases if not self.is_circular(alias))
+        return list(dict.fromkeys([*self._exact, *self._auto, *self._rollout_configs, *aliases]))
 
 
 def _follow_alias(aliases: Mapping[str, str], alias: str) -> str | None:

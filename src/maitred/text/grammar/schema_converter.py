@@ -65,8 +65,6 @@ class _SchemaConverter:
     def __init__(self, root: Schema) -> None:
         self._root = root
         self._foreign = _foreign_keywords(root.get("$schema"))
-        is_recent = any(draft in str(root.get("$schema")) for draft in ("2019-09", "2020-12"))
-        self._dropped = frozenset({"dependencies"} if is_recent else ())
         self._refers = re.search(r'"\$(ref|dynamicRef|recursiveRef)"', json.dumps(root)) is not None
 
     def schema(self, schema: Any, depth: int) -> Any:  # noqa: ANN401 - a schema is an object or a boolean
@@ -338,7 +336,7 @@ class _SchemaConverter:
             case "items" if not isinstance(value, list) and not schema.keys() & {"prefixItems", "additionalItems"}:
                 other = {"type": "array", "contains": self.complement(value, depth)}
                 return [self.schema(other, depth)]
-            case "dependencies" | "dependentRequired" | "dependentSchemas" if keyword not in self._dropped:
+            case "dependencies" | "dependentRequired" | "dependentSchemas":
                 return [
                     _all({"type": "object", "required": [name]}, missing)
                     for name, needed in value.items()
@@ -389,12 +387,16 @@ _SINCE = {
     "2020-12": {"prefixItems"},
 }
 """Keywords by the draft that introduced them; what a document's own draft does not know means nothing in it."""
+_UNTIL = {"dependencies": "2019-09"}
+"""Keywords by the draft that dropped them."""
 
 
 def _foreign_keywords(dialect: object) -> frozenset[str]:
     drafts = ["draft-03", "draft-04", *_SINCE]
     known = next((place for place, draft in enumerate(drafts) if draft in str(dialect)), len(drafts))
-    return frozenset(keyword for draft in drafts[known + 1 :] for keyword in _SINCE.get(draft, ()))
+    later = {keyword for draft in drafts[known + 1 :] for keyword in _SINCE.get(draft, ())}
+    dropped = {keyword for keyword, draft in _UNTIL.items() if draft in drafts[: known + 1] and known < len(drafts)}
+    return frozenset(later | dropped)
 
 
 _OPPOSITE_BOUNDS = {
