@@ -16,7 +16,7 @@ import aiohttp
 from maitred.observe.samples import MetricSeries, parse_metrics
 
 INTERVAL_S = 0.25
-TIMEOUT_S = 2.0
+TIMEOUT_S = 10.0
 _OF_ENGINES = {"maitred_engine_": ("model", "replica"), "vllm:": ("model_name", "engine")}
 """Prefix of the counters of engines, whose labels name the engine."""
 _KEPT_BY_THE_GATEWAY = frozenset({"maitred_engine_restarts_total"})
@@ -78,6 +78,7 @@ class MetricsPoller:
         self._address = f"{url}/metrics"
         self._session: aiohttp.ClientSession | None = None
         self._looking: asyncio.Task[None] | None = None
+        self._one_at_a_time = asyncio.Lock()
         self.counters = CounterTotals()
         self.answers = False
 
@@ -96,15 +97,20 @@ class MetricsPoller:
         await self._session.close()
 
     async def poll(self) -> bool:
-        """Scrapes now, and returns whether the server answered with metrics."""
+        """Scrapes now, and returns whether the server answered with metrics.
+
+        Two scrapes at once could end in the other order: the older counts would look like those of a new process.
+        """
         assert self._session is not None
-        self.answers = False
-        with suppress(aiohttp.ClientError, TimeoutError, ValueError):
-            async with self._session.get(self._address) as response:
-                if response.status == 200:
-                    self.counters.take(parse_metrics(await response.text()))
-                    self.answers = True
-        return self.answers
+        async with self._one_at_a_time:
+            answered = False
+            with suppress(aiohttp.ClientError, TimeoutError, ValueError):
+                async with self._session.get(self._address) as response:
+                    if response.status == 200:
+                        self.counters.take(parse_metrics(await response.text()))
+                        answered = True
+            self.answers = answered
+            return answered
 
     async def _poll_forever(self) -> None:
         while True:

@@ -92,10 +92,10 @@ class ChaosStage:
         """Waits for a limited time until the server holds nothing; returns the time, or None on timeout."""
         began_s = time.monotonic()
         while True:
-            await self._follower.poll()
+            answers = await self._follower.poll()
             took_s = time.monotonic() - began_s
             left = remains(self._follower.counters.latest)
-            if self._follower.answers and not left:
+            if answers and not left:
                 return took_s
             if took_s > self._settle_s:
                 return None

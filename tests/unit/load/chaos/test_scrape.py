@@ -1,11 +1,15 @@
 """Counters over restarts."""
 
+import asyncio
+from contextlib import suppress
+
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.load.chaos.meter import MetricsMeter, TokenBill, probe_bill
-from maitred.load.chaos.scrape import CounterTotals
+from maitred.load.chaos.scrape import CounterTotals, MetricsPoller
 from maitred.load.measure.record import RunData
 from maitred.observe.samples import MetricSeries, parse_metrics
 
@@ -128,3 +132,37 @@ def test_under_vllms_names_an_engine_that_begins_anew_is_no_new_gateway_either()
     counters = counted({OUTPUT: 30, aliased: 70}, {OUTPUT: 31, aliased: 4})
     assert counters.total(OUTPUT) == 31
     assert counters.total(aliased.name) == 74
+
+
+async def test_scrapes_at_once_are_not_taken_in_another_order():
+    """The first of two answers comes late. Taken after the second, its lower count would be that of a new process."""
+    asked, another, late = 0, asyncio.Event(), asyncio.Event()
+
+    async def metrics(request):
+        nonlocal asked
+        asked += 1
+        count = asked
+        if count > 1:
+            another.set()
+        else:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(another.wait(), 0.1)
+                await asyncio.sleep(0.1)
+            late.set()
+        return web.Response(text=f"{OUTPUT} {count * 10}\n")
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        async with MetricsPoller(f"http://127.0.0.1:{runner.addresses[0][1]}") as poller:
+            assert all(await asyncio.gather(*(poller.poll() for _ in range(3))))
+            await late.wait()
+            for _ in range(3):
+                await poller.poll()
+            assert poller.counters.total(OUTPUT) == asked * 10
+    finally:
+        await runner.cleanup()
