@@ -535,6 +535,16 @@ def test_content_in_parts_is_text_and_thought():
     ]
 
 
+@pytest.mark.parametrize("images", [0, "x", {}, [{"type": "image_url", "n": 1}]])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_images_of_a_refusal_stand_beside_whatever_else_is_called_so(images, is_first):
+    image = {"type": "image_url"}
+    sent = [("images", images), ("refusal", [image])]
+    (part, _), _ = read(chunk(**dict(sent if is_first else sent[::-1])) + chunk(finish="stop") + DONE)
+    others = images if isinstance(images, list) else []
+    assert part.extra == {"images": [*others, image] if is_first else [image, *others]}
+
+
 def test_members_that_are_not_decided_here_go_on():
     head = {
         "id": "x",

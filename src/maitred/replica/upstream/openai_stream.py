@@ -520,7 +520,7 @@ class OpenAIStreamParser:
         parts.add(value)
         for name, entries in (("images", parts.images), ("content_parts", parts.others)):
             if entries:
-                extra[name] = [*extra.get(name, ()), *entries]
+                _add_entries(extra, name, entries)
         return parts.all_text
 
     def _read_members(self, index: int, delta: Mapping[str, Any], extra: dict[str, Any]) -> None:
@@ -529,7 +529,7 @@ class OpenAIStreamParser:
             if is_empty(value):
                 continue
             if name not in _READ_OF_DELTA:
-                extra[name] = [*extra[name], *value] if name in extra and isinstance(value, list) else value
+                _add_entries(extra, name, value)
             elif name in TEXT_FIELDS:
                 text = value if isinstance(value, str) else self._read_text_parts(value, extra)
                 if text:
@@ -649,6 +649,15 @@ class OpenAIStreamParser:
         """Raises the error that came in the form of no known API, if nothing else came."""
         if self._error_in_place is not None and not self.has_begun:
             raise make_stream_error(self._server_name, self._error_in_place, self._request_body, has_begun=False)
+
+
+def _add_entries(extra: dict[str, Any], name: str, value: Any) -> None:  # noqa: ANN401 - whatever the server sent
+    """Adds a member of a delta; lists of one member are joined, and beside a list anything else says nothing."""
+    before = extra.get(name)
+    if isinstance(before, list):
+        extra[name] = [*before, *value] if isinstance(value, list) else before
+    else:
+        extra[name] = value
 
 
 def _usage_elsewhere(fields: Mapping[str, Any], choices: Sequence[Any]) -> object:
