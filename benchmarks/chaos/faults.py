@@ -88,14 +88,14 @@ class Outcome(msgspec.Struct):
     faults: list[str]
 
 
-async def measure(cases: Sequence[Case]) -> list[Outcome]:
-    """All cells of these cases."""
+async def measure(cases: Sequence[Case], patience: float = 1.0) -> list[Outcome]:
+    """All cells of these cases; a server may take `patience` times as long as usual."""
     cells = [Cell(case, stream, second) for case in cases for second in (False, True) for stream in (False, True)]
     turns = asyncio.Semaphore(AT_ONCE)
-    async with installed(cells) as installation, aiohttp.ClientSession() as session:
+    async with installed(cells, patience) as installation, aiohttp.ClientSession() as session:
         await _found(session, installation, [cell for cell in cells if cell.case.place is None])
         trials = await asyncio.gather(*(_try(session, installation, cell, turns) for cell in cells))
-        await asyncio.sleep(1.0)  # usage reaches the ledger in batches
+        await asyncio.sleep(patience)  # usage reaches the ledger in batches
         lines = await _ledger(session, installation)
         outcomes = [_judge(cell, trial, lines) for cell, trial in zip(cells, trials, strict=True)]
         left = await asyncio.to_thread(_left, installation)

@@ -139,7 +139,7 @@ async def _user(side: Side, from_s: float, to_s: float) -> None:
     }
     headers = {"x-maitred-priority": "interactive"}
     async with httpx.AsyncClient(base_url=side.gateway.url, timeout=30) as client:
-        while (asked_s := time.monotonic()) < to_s:
+        while (asked_s := time.monotonic()) < to_s or not side.ttft_s:
             async with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
                 response.raise_for_status()
                 lines = response.aiter_lines()

@@ -75,11 +75,12 @@ class Installation:
 
 
 @asynccontextmanager
-async def installed(cells: Sequence[Cell]) -> AsyncIterator[Installation]:
+async def installed(cells: Sequence[Cell], patience: float = 1.0) -> AsyncIterator[Installation]:
     """Starts all servers, and stops them.
 
     Args:
         cells: Which models there are.
+        patience: How many times as long as usual a server may take.
     """
     cases = {cell.case.name: cell.case for cell in cells}.values()
     faults = [msgspec.structs.replace(case.fault, models=[case.name]) for case in cases if case.fault is not None]
@@ -100,23 +101,27 @@ async def installed(cells: Sequence[Cell]) -> AsyncIterator[Installation]:
         admin = make_key().plaintext
         environment = {f"KEY_{number}": key for number, key in enumerate([*keys.values(), admin])}
         config = folder / "maitred.yaml"
-        config.write_text(json.dumps(_config(cells, faulty.url, sound.url, places)))
+        config.write_text(json.dumps(_config(cells, faulty.url, sound.url, places, patience)))
         # In a thread: meanwhile, this loop answers those who look at it.
         gateway = await asyncio.to_thread(
             stack.enter_context, serving("--config", str(config), environment=environment)
         )
-        await asyncio.sleep(1.0)  # every server has been looked at once, those included that let one wait
+        await asyncio.sleep(patience)  # every server has been looked at once, those included that let one wait
         leaving.stop()
         yield Installation(gateway, faulty, sound, keys, admin)
 
 
-def _config(cells: Sequence[Cell], faulty: str, sound: str, places: Mapping[Place, str]) -> dict[str, Any]:
+def _config(
+    cells: Sequence[Cell], faulty: str, sound: str, places: Mapping[Place, str], patience: float
+) -> dict[str, Any]:
+    quick = {name: value * (patience if name.endswith("timeout_s") else 1) for name, value in QUICK.items()}
+
     def upstreams(cell: Cell) -> list[dict[str, Any]]:
         case = cell.case
         url = faulty if case.place is None else places[case.place]
         # A dialect that promises a token for every chunk: else nobody can tell that one came twice.
-        first = {"name": "first", "url": f"{url}/v1", "model": case.name, "dialect": "sglang", **QUICK}
-        other = {"name": "second", "url": f"{sound}/v1", "model": "sound", "dialect": "sglang", **QUICK}
+        first = {"name": "first", "url": f"{url}/v1", "model": case.name, "dialect": "sglang", **quick}
+        other = {"name": "second", "url": f"{sound}/v1", "model": "sound", "dialect": "sglang", **quick}
         return [first, other] if cell.second else [first]
 
     return {

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+STORE_DEADLINE_S = 300.0
+"""Time for one access to the store, unless a test sets another."""
 READY_S = 300.0
 STOP_S = 300.0
 _UNASSIGNED_PORTS = range(15_000, 32_000)
@@ -90,8 +92,11 @@ def serving(
             *(sys.executable, *program, *arguments, "--port", str(port)),
             *(f"--set={key}={value}" for key, value in (settings or {}).items()),
         ]
-        # No settings of earlier servers, and nothing left behind
-        own = {"MAITRED__STORE__FOLDER": str(Path(folder) / "data")}
+        # No settings of earlier servers, nothing left behind, and time for a start on a crowded machine
+        own = {
+            "MAITRED__STORE__FOLDER": str(Path(folder) / "data"),
+            "MAITRED__STORE__DEADLINE_S": str(STORE_DEADLINE_S),
+        }
         log = Path(folder) / "serve.log"
         with log.open("wb") as output:
             process = subprocess.Popen(

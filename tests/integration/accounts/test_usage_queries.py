@@ -35,7 +35,7 @@ async def holding(config, folder, events):
         ledger = UsageLedger(database, Journal(folder), SetClock())
         for event in events:
             ledger.record(event)
-        await ledger.close()
+        await ledger.close(DEADLINE_S)
         yield UsageQueries(database)
 
 

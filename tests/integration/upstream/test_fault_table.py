@@ -23,7 +23,7 @@ CHOSEN = (
 async def test_callers_see_what_the_table_promises():
     cases = [case for case in CASES if case.name in CHOSEN]
     assert len(cases) == len(CHOSEN)
-    for cell in await faults.measure(cases):
+    for cell in await faults.measure(cases, patience=8.0):  # on a crowded machine a sound server takes seconds
         assert cell.faults == [], f"{cell.fault}, stream {cell.stream}, second {cell.second}"
 
 

@@ -228,7 +228,10 @@ class TestTimes:
         )
         with scripted_openai(script) as server, connect(server) as client, connect(server) as late:
             client.sendall(request(max_tokens=30))
-            time.sleep(0.35)
+            while not server.truth().requests:
+                time.sleep(0.01)
+            pause_s = server.truth().requests[0].received_s + 0.2
+            time.sleep(max(0.0, pause_s + 0.1 - time.monotonic()))
             late.sendall(request(max_tokens=1))
             read_answer(client)
             read_answer(late)
