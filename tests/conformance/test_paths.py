@@ -29,8 +29,8 @@ async def test_a_path_of_another_api_says_what_to_send_instead():
         async with openai.AsyncOpenAI(base_url=f"{system.url}/v1", api_key="none", max_retries=0) as client:
             with pytest.raises(openai.NotFoundError, match=r"'/v1/audio/speech' here\. That is OpenAI's audio API"):
                 await client.audio.speech.create(model=MODEL, voice="alloy", input="Hello")
-            with pytest.raises(openai.NotFoundError, match="Use POST /v1/chat/completions"):
-                await client.responses.create(model=MODEL, input="Hello")
+            with pytest.raises(openai.NotFoundError, match="OpenAI's moderation"):
+                await client.moderations.create(input="Hello")
         async with anthropic.AsyncAnthropic(base_url=system.url, api_key="none", max_retries=0) as client:
             with pytest.raises(anthropic.NotFoundError, match="Anthropic's Message Batches") as raised:
                 await client.messages.batches.list()

@@ -2,7 +2,8 @@
 
 Most paths are matched as a whole, by one dictionary look-up. A path may have one parameter: ``{name}`` at the end
 matches any rest of the path, slashes included, because the name of a model may contain slashes; in the middle it
-matches one segment, as in ``/admin/v1/keys/{id}/rotate``. If both match, the parameter in the middle wins.
+matches one segment, as in ``/admin/v1/keys/{id}/rotate``. If both match, the parameter in the middle wins. A path may
+have two parameters, each of one segment: ``/v1/conversations/{id}/items/{item}``.
 
 A path that has no route is tried as a path below ``/v1``: clients differ in whether a base URL ends with ``/v1`` or
 with a slash. All other paths have one spelling, because proxies decide by it who may reach them.
@@ -32,7 +33,7 @@ class Route:
     """One operation of the API, with the data for its description in ``/openapi.json``.
 
     Attributes:
-        path: The path, which may contain one ``{name}``.
+        path: The path, which may contain one ``{name}``, or two of which the second is the end.
         reads: The struct of the request body. Requests with a body do work, so they count as in flight and are drained.
         returns: The struct of the response; None: the response is not made from a struct.
         streams: The struct of a streamed chunk.
@@ -67,14 +68,20 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class _Pattern:
-    """All routes of one path with a parameter."""
+    """All routes of one path with one or two parameters."""
 
     prefix: str
+    middle: str
+    """Part of the path between two parameters; empty: there is one."""
     suffix: str
     methods: dict[str, Route]
 
     def parameter_in(self, path: str) -> str:
-        """Returns the value of the parameter in a path; empty if the path does not match."""
+        """Returns the value of the parameter in a path, or two with a slash; empty if the path does not match."""
+        if self.middle:
+            first, _, second = path[len(self.prefix) :].partition(self.middle)
+            is_match = path.startswith(self.prefix) and first and second and "/" not in first + second
+            return f"{first}/{second}" if is_match else ""
         if not path.startswith(self.prefix) or not path.endswith(self.suffix):
             return ""
         parameter = path[len(self.prefix) : len(path) - len(self.suffix)]
@@ -87,16 +94,18 @@ class RouteTable:
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = tuple(routes)
         self._exact: dict[str, dict[str, Route]] = {}
-        patterns: dict[tuple[str, str], dict[str, Route]] = {}
+        patterns: dict[tuple[str, str, str], dict[str, Route]] = {}
         for route in self.routes:
             prefix, brace, rest = route.path.partition("{")
-            suffix = rest.partition("}")[2]
-            methods = patterns.setdefault((prefix, suffix), {}) if brace else self._exact.setdefault(route.path, {})
+            middle, _, further = rest.partition("}")[2].partition("{")
+            middle, suffix = (middle, "") if further else ("", middle)
+            key = prefix, middle, suffix
+            methods = patterns.setdefault(key, {}) if brace else self._exact.setdefault(route.path, {})
             methods[route.method] = route
         # More specific patterns are tried first.
         self._patterns = [
-            _Pattern(prefix, suffix, patterns[prefix, suffix])
-            for prefix, suffix in sorted(patterns, key=lambda parts: (-len(parts[1]), -len(parts[0])))
+            _Pattern(*parts, patterns[parts])
+            for parts in sorted(patterns, key=lambda parts: (-len(parts[1]), -len(parts[2]), -len(parts[0])))
         ]
 
     def find(self, method: str, path: str) -> tuple[Route, str]:
@@ -109,12 +118,14 @@ class RouteTable:
         methods, parameter = self._exact.get(path), ""
         if methods is None:
             methods, parameter = self._find_spelling(path)
-        if not methods:
-            advice = next(filter(None, map(advise, _spellings(path))), "GET /openapi.json lists the routes.")
-            raise RouteNotFound(f"There is no path {path[:200]!r} here. {advice}")
         # A HEAD request is handled as GET, and its body is not sent.
         route = methods.get("GET" if method == "HEAD" else method)
         if route is None:
+            advice = next(filter(None, map(advise, _spellings(path))), "")
+            # The name of a path of another API can look like a parameter here.
+            if not methods or (parameter and advice):
+                advice = advice or "GET /openapi.json lists the routes."
+                raise RouteNotFound(f"There is no path {path[:200]!r} here. {advice}")
             raise MethodNotAllowed(f"{path[:200]} does not take {method[:20]}; it takes {', '.join(methods)}.")
         return route, parameter
 

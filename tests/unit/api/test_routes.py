@@ -17,7 +17,18 @@ KEY = Route("GET", "/admin/v1/keys/{id}", handler, "")
 CHANGE = Route("PATCH", "/admin/v1/keys/{id}", handler, "")
 ROTATE = Route("POST", "/admin/v1/keys/{id}/rotate", handler, "")
 EVENTS = Route("GET", "/admin/v1/keys/events", handler, "")
-TABLE = RouteTable([LIST, ONE, CHAT, KEY, CHANGE, ROTATE, EVENTS])
+RESPONSE = Route("GET", "/v1/responses/{id}", handler, "")
+PART = Route("GET", "/v1/parts/{id}/items/{item}", handler, "")
+WHOLE = Route("GET", "/v1/parts/{id}", handler, "")
+PARTS = Route("GET", "/v1/parts/{id}/items", handler, "")
+TABLE = RouteTable([LIST, ONE, CHAT, KEY, CHANGE, ROTATE, EVENTS, RESPONSE, WHOLE, PARTS, PART])
+
+
+def test_two_parameters_are_given_together():
+    assert TABLE.find("GET", "/v1/parts/a/items/b") == (PART, "a/b")
+    assert TABLE.find("GET", "/v1/parts/a/items") == (PARTS, "a")
+    assert TABLE.find("GET", "/v1/parts/a") == (WHOLE, "a")
+    assert TABLE.find("GET", "/v1/parts/a/items/b/c") == (WHOLE, "a/items/b/c"), "a rest may have slashes"
 
 
 def test_whole_paths_and_rests():
@@ -70,7 +81,8 @@ def test_the_path_as_it_is_comes_first():
     [
         ("/v1/audio/speech", "OpenAI's audio API"),
         ("/audio/transcriptions/", "OpenAI's audio API"),
-        ("/v1/v1/responses/resp_1/input_items", "OpenAI's Responses API"),
+        ("/v1/v1/threads/thread_1/runs", "OpenAI's Assistants API"),
+        ("/v1/responses/compact", "OpenAI's compaction"),
         ("/v1/messages/batches/b/results", "Anthropic's Message Batches"),
         ("/v2/rerank", "Cohere's reranking"),
         ("/api/tags", "Ollama's API"),
