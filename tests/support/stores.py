@@ -1,14 +1,21 @@
 """Both databases, for tests that must hold on either."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
 
+from maitred.api.responses.routes import ResponsesRoutes
+from maitred.api.routes import Route
+from maitred.core.clock import Clock, SystemClock
 from maitred.core.secret import Secret
+from maitred.core.service import InferenceService
 from maitred.store.config import StoreConfig
-from maitred.store.database import Database
+from maitred.store.database import Database, open_database
+from maitred.store.journal import Journal
+from maitred.store.ledger import UsageLedger
+from maitred.store.responses import ResponseStore
 
 DEADLINE_S = 300.0
 """One access to the database of a test may take so long: on a crowded machine, 5 s are not enough."""
@@ -31,3 +38,22 @@ def deadline(database: Database, seconds: float) -> Iterator[None]:
         yield
     finally:
         database._deadline_s = usual_s
+
+
+@asynccontextmanager
+async def open_responses(
+    config: StoreConfig, clock: Clock | None = None, *, ttl_s: float = 3600.0, name: str = "journal"
+) -> AsyncIterator[tuple[ResponseStore, UsageLedger, Database]]:
+    """The stored responses of one gateway, with the ledger that they are written with."""
+    clock = clock or SystemClock()
+    async with open_database(config) as database:
+        ledger = UsageLedger(database, Journal(Path(config.folder) / name, durable=False), clock)
+        yield ResponseStore(database, ledger, clock, ttl_s=ttl_s), ledger, database
+        await ledger.close()
+
+
+@asynccontextmanager
+async def response_routes(folder: Path) -> AsyncIterator[Callable[[InferenceService], list[Route]]]:
+    """The routes of the Responses API for a test's gateway, with a store of its own."""
+    async with open_responses(StoreConfig(folder=str(folder), deadline_s=DEADLINE_S)) as (store, _, _):
+        yield lambda service: ResponsesRoutes(service, store, strict=False, heartbeat_s=15.0).routes()

@@ -23,11 +23,13 @@ import msgspec
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from maitred.core.stored_response import StoredItem, StoredResponse
 from maitred.core.usage import UsageEvent
+from maitred.store.conversations import append_items
 from maitred.store.database import Database
 from maitred.store.driver import make_insert, run_in_sqlite_thread
 from maitred.store.journal import Journal, JournalPosition
-from maitred.store.schema import StoredText, spend, usage
+from maitred.store.schema import StoredText, responses, spend, usage
 
 _COLUMN_NAMES = [column.name for column in usage.columns]
 _TEXT_NAMES = [column.name for column in usage.columns if isinstance(column.type, StoredText)]
@@ -43,6 +45,7 @@ _ADD_CHARGE_SQL = (
 _TEXT_TYPE = StoredText()
 _SQLITE_DIALECT = sqlite.dialect()
 _encode = msgspec.json.encode
+_decode_items = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
 
 class BatchWriter:
@@ -53,14 +56,15 @@ class BatchWriter:
         self._is_sqlite = database.engine.dialect.name == "sqlite"
         insert = make_insert(database.engine)
         self._insert = insert(usage).on_conflict_do_nothing().returning(usage.c.id)
+        self._insert_response = insert(responses).on_conflict_do_nothing()
         charge = insert(spend)
         self._charge = charge.on_conflict_do_update(
             index_elements=[spend.c.counter],
             set_={"charged_nusd": spend.c.charged_nusd + charge.excluded.charged_nusd},
         )
 
-    async def write(self, events: Sequence[UsageEvent]) -> None:
-        """Writes each event that is not in the database yet.
+    async def write(self, events: Sequence[UsageEvent], stored: Sequence[StoredResponse] = ()) -> None:
+        """Writes each event that is not in the database yet, and responses, in one transaction.
 
         Raises:
             StoreUnavailable: The database cannot be written; then the database has either the whole batch or nothing of
@@ -69,7 +73,7 @@ class BatchWriter:
         unique: dict[str, UsageEvent] = {}
         for event in events:
             unique.setdefault(event.id, event)
-        if not unique:
+        if not unique and not stored:
             return
         # All writers take rows in the same order, so that two writers of the same events never deadlock.
         ordered = sorted(unique.values(), key=attrgetter("id"))
@@ -77,8 +81,14 @@ class BatchWriter:
             if self._is_sqlite:
                 rows = list(map(_row, ordered))
                 await run_in_sqlite_thread(connection, lambda database: _write(database, ordered, rows))
-            else:
+            elif ordered:
                 await self._write_on_postgres(connection, ordered)
+            if stored:
+                await connection.execute(self._insert_response, list(map(msgspec.structs.asdict, stored)))
+            # In the order of their conversations, so that two writers never deadlock.
+            for response in sorted(stored, key=lambda response: response.conversation or ""):
+                if response.conversation is not None:
+                    await append_items(connection, response.conversation, _items_of(response), response.expires_s)
 
     async def _write_on_postgres(self, connection: AsyncConnection, events: list[UsageEvent]) -> None:
         rows = [{**msgspec.structs.asdict(event), "outcome": event.outcome.value} for event in events]
@@ -105,6 +115,12 @@ def _write(database: sqlite3.Connection, events: list[UsageEvent], rows: list[tu
     database.executemany(
         _ADD_CHARGE_SQL, [(_storable_text(counter), charged) for counter, charged in _sum_charges(events)]
     )
+
+
+def _items_of(response: StoredResponse) -> list[StoredItem]:
+    """Returns the items that a response adds to its conversation."""
+    items = [item for items in (response.input, response.output) for item in _decode_items(items)]
+    return [StoredItem(item["id"], _encode(item)) for item in items]
 
 
 def _sum_charges(events: Iterable[UsageEvent]) -> list[tuple[str, int]]:

@@ -33,6 +33,16 @@ class StoreConfig(Struct, frozen=True, kw_only=True):
             "machine may forget the last 30 seconds or so; the death of the gateway alone loses nothing either way."
         ),
     ] = False
+    response_ttl_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=31_622_400,
+            description="How long a response of `/v1/responses` is kept for later requests that go on with it, and a "
+            "conversation after its last use. 0: none is kept.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 2_592_000.0
     deadline_s: Annotated[
         float,
         Meta(

@@ -22,6 +22,7 @@ from sqlalchemy import select
 from maitred.core.clock import Clock
 from maitred.core.errors import Bug, StoreUnavailable
 from maitred.core.request import Usage
+from maitred.core.stored_response import StoredResponse
 from maitred.core.usage import UsageEvent
 from maitred.store.batch import Backlog, BatchWriter
 from maitred.store.database import Database
@@ -80,6 +81,8 @@ class UsageLedger:
         self._costs_nusd: Counter[str] = Counter()
         self._writer = BatchWriter(database)
         self._settle: Settle | None = None
+        self._responses: list[tuple[StoredResponse, asyncio.Future[Exception | None]]] = []
+        """Responses that wait for the next transaction."""
         self.surviving_ids: set[str] = set()
 
     def begin(self, event: UsageEvent) -> None:
@@ -216,6 +219,22 @@ class UsageLedger:
             pass
         self._batch_is_full.clear()
 
+    async def write_with(self, response: StoredResponse) -> None:
+        """Writes a response in one transaction with the backlog, or with the end of it if the backlog is long.
+
+        Responses that wait for the same transaction are written together.
+
+        Raises:
+            StoreUnavailable: The database cannot be reached; the response is not stored.
+        """
+        written: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        self._responses.append((response, written))
+        while len(self._backlog) > BATCH_EVENTS:
+            await _run_to_end(self._write_oldest())
+        await _run_to_end(self._write_responses())
+        if (error := await written) is not None:
+            raise error
+
     async def run(self) -> None:
         """Writes the backlog repeatedly until the task is cancelled; the caller must then call `close`."""
         retry_s = _FIRST_RETRY_S
@@ -254,6 +273,23 @@ class UsageLedger:
             log.warning("%d usage events stay in the journal; the next start writes them.", self.backlog)
         finally:
             self._backlog.close()
+
+    async def _write_responses(self) -> None:
+        """Writes the waiting responses with the oldest events, and tells each that waits how it went."""
+        async with self._write_lock:
+            waiting, self._responses = self._responses, []
+            if not waiting:
+                return
+            failure: Exception | None = None
+            try:
+                batch = self._backlog.oldest_events(BATCH_EVENTS)
+                await self._writer.write(batch, [response for response, _ in waiting])
+                self._backlog.mark_written(len(batch))
+            except Exception as error:
+                failure = error
+            for _, written in waiting:
+                if not written.done():
+                    written.set_result(failure)
 
     async def _write_oldest(self) -> int:
         async with self._write_lock:

@@ -8,7 +8,8 @@ deleted row stays as a tombstone, so that readers see its deletion and its id is
 `rollouts` has the decisions on new versions of models.
 
 `usage` is append-only; `spend` is its running sum per budget counter, written in the same transaction, and `feedback`
-has the opinions of callers on its entries.
+has the opinions of callers on its entries. `responses`, `conversations` and
+`conversation_items` have what later requests go on with.
 
 The migrations in `maitred.store.migrations` make these tables; a test compares the two.
 """
@@ -213,6 +214,42 @@ feedback = Table(
     Column("tags", JSON, nullable=False),
     Column("key", StoredText, nullable=False),
     Column("time_s", Double, nullable=False),
+)
+
+responses = Table(
+    "responses",
+    metadata,
+    Column("id", _id_type(), primary_key=True),
+    Column("tenant", StoredText, nullable=False),
+    Column("organisation", StoredText, nullable=False),
+    # There is no foreign key: a response may be deleted while later ones of its conversation stay.
+    Column("previous", _id_type()),
+    Column("conversation", _id_type()),
+    Column("created_s", Double, nullable=False),
+    Column("expires_s", Double, nullable=False, index=True),
+    Column("input", LargeBinary, nullable=False),
+    Column("output", LargeBinary, nullable=False),
+    Column("resource", LargeBinary, nullable=False),
+)
+
+conversations = Table(
+    "conversations",
+    metadata,
+    Column("id", _id_type(), primary_key=True),
+    Column("tenant", StoredText, nullable=False),
+    Column("organisation", StoredText, nullable=False),
+    Column("created_s", Double, nullable=False),
+    Column("expires_s", Double, nullable=False, index=True),
+    Column("metadata", JSON, nullable=False),
+)
+
+conversation_items = Table(
+    "conversation_items",
+    metadata,
+    Column("conversation", _id_type(), ForeignKey("conversations.id", ondelete="CASCADE"), primary_key=True),
+    Column("position", BigInteger, primary_key=True),
+    Column("id", _id_type(), nullable=False),
+    Column("item", LargeBinary, nullable=False),
 )
 
 spend = Table(

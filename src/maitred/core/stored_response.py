@@ -1,0 +1,48 @@
+"""Stored responses and conversations of the Responses API: what a later request needs to go on with them."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+
+class StoredItem(msgspec.Struct, frozen=True):
+    """One item of a conversation as it is stored."""
+
+    id: str
+    item: bytes
+    """The item as JSON, with its id."""
+
+
+class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """A response of the Responses API as it is stored."""
+
+    id: str
+    tenant: str
+    """Tenant of the key that made it."""
+    organisation: str
+    previous: str | None
+    """Id of the response before it; None: it is the first."""
+    conversation: str | None = None
+    """Id of the conversation that its items are added to; None: it belongs to none."""
+    created_s: float
+    """Wall time at which it was made, and..."""
+    expires_s: float
+    """...from which it is deleted."""
+    input: bytes
+    """Items of its own input as a JSON list, each with an id."""
+    output: bytes
+    """Items of its output as a JSON list, with signed thoughts."""
+    resource: bytes
+    """The response as the client received it, as JSON."""
+
+
+class StoredConversation(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation as it is stored, without its items."""
+
+    id: str
+    tenant: str
+    organisation: str
+    created_s: float
+    expires_s: float
+    """Wall time from which it is deleted; each use moves it."""
+    metadata: Mapping[str, str]

@@ -1,0 +1,232 @@
+"""Responses that later requests go on with: stored with their usage, found by their tenant alone, deleted for good."""
+
+import asyncio
+
+import pytest
+from msgspec.json import encode
+from sqlalchemy import func, select
+
+from maitred.core.errors import InvalidRequest, StoreUnavailable
+from maitred.core.stored_response import StoredConversation, StoredItem, StoredResponse
+from maitred.core.tenancy import Principal, Scope
+from maitred.store.schema import responses, usage
+from tests.support.clock import FakeClock
+from tests.support.stores import open_responses
+from tests.support.usage_events import usage_event
+
+
+def caller_of(*tenants):
+    return Principal(key="key", tenants=tenants, scopes=frozenset({Scope.INFERENCE}))
+
+
+TEAM, SIBLING = caller_of("team", "org"), caller_of("sibling", "org")
+ORGANISATION, STRANGER = caller_of("org"), caller_of("stranger")
+
+
+def response(number, previous=None, **changes):
+    fields = {
+        "id": f"resp_{number}",
+        "tenant": "team",
+        "organisation": "org",
+        "previous": None if previous is None else f"resp_{previous}",
+        "created_s": 0.0,
+        "expires_s": 2_000_000.0,
+        "input": b"[]",
+        "output": b"[]",
+        "resource": b"{}",
+    }
+    return StoredResponse(**fields | changes)
+
+
+async def test_a_response_is_there_when_it_was_saved_with_the_usage_recorded_before(store_config):
+    async with open_responses(store_config, FakeClock()) as (store, ledger, database):
+        ledger.record(usage_event(1))
+        await store.save(response(1, input=b'["\\u0000"]'))
+        async with database.begin_read() as connection:
+            assert await connection.scalar(select(func.count()).select_from(usage)) == 1
+        assert await store.find(TEAM, "resp_1") == response(1, input=b'["\\u0000"]')
+        assert ledger.backlog == 0
+
+
+async def test_many_are_saved_at_once_and_behind_a_long_backlog(store_config):
+    async with open_responses(store_config, FakeClock()) as (store, ledger, database):
+        for number in range(1200):
+            ledger.record(usage_event(number))
+        await asyncio.gather(*(store.save(response(number)) for number in range(50)))
+        async with database.begin_read() as connection:
+            assert await connection.scalar(select(func.count()).select_from(responses)) == 50
+            assert await connection.scalar(select(func.count()).select_from(usage)) == 1200
+
+
+async def test_a_conversation_is_read_in_its_order_and_says_what_is_missing(store_config):
+    async with open_responses(store_config, FakeClock()) as (store, _, _):
+        for number in range(30):
+            await store.save(response(number, None if number == 0 else number - 1))
+        await store.save(response(100, 5))
+        turns = await store.conversation(TEAM, "resp_29")
+        assert [turn.id for turn in turns] == [f"resp_{number}" for number in range(30)]
+        assert turns[0].previous is None
+        assert [turn.id for turn in await store.conversation(TEAM, "resp_100")][-2:] == ["resp_5", "resp_100"]
+        assert await store.delete(TEAM, "resp_7")
+        turns = await store.conversation(TEAM, "resp_29")
+        assert (turns[0].id, turns[0].previous) == ("resp_8", "resp_7")
+        assert await store.conversation(TEAM, "resp_unknown") == []
+
+
+@pytest.mark.parametrize(("caller", "sees"), [(TEAM, True), (ORGANISATION, True), (SIBLING, False), (STRANGER, False)])
+async def test_a_response_is_seen_by_its_tenant_and_its_organisation(store_config, caller, sees):
+    async with open_responses(store_config, FakeClock()) as (store, _, _):
+        await store.save(response(1))
+        assert (await store.find(caller, "resp_1") is not None) == sees
+        assert (await store.conversation(caller, "resp_1") != []) == sees
+        assert await store.delete(caller, "resp_1") == sees
+        assert (await store.find(TEAM, "resp_1") is None) == sees
+
+
+async def test_a_conversation_of_two_tenants_is_not_read_beyond_the_callers(store_config):
+    async with open_responses(store_config, FakeClock()) as (store, _, _):
+        await store.save(response(1, tenant="sibling"))
+        await store.save(response(2, 1))
+        assert [turn.id for turn in await store.conversation(TEAM, "resp_2")] == ["resp_2"]
+        assert [turn.id for turn in await store.conversation(ORGANISATION, "resp_2")] == ["resp_1", "resp_2"]
+
+
+async def test_a_response_ends_with_its_time(store_config):
+    clock = FakeClock()
+    async with open_responses(store_config, clock, ttl_s=60.0) as (store, _, database):
+        created_s, expires_s = store.lifetime()
+        assert expires_s - created_s == 60.0
+        await store.save(response(1, created_s=created_s, expires_s=expires_s))
+        await store.save(response(2, 1, expires_s=expires_s + 100.0))
+        clock.now_s += 60.0
+        assert await store.find(TEAM, "resp_1") is None
+        assert [turn.id for turn in await store.conversation(TEAM, "resp_2")] == ["resp_2"]
+        assert await store.sweep() == 1
+        async with database.begin_read() as connection:
+            assert (await connection.scalars(select(responses.c.id))).all() == ["resp_2"]
+
+
+async def test_a_second_gateway_finds_it_at_once(store_config):
+    async with (
+        open_responses(store_config, FakeClock()) as (first, _, _),
+        open_responses(store_config, FakeClock(), name="other") as (second, _, _),
+    ):
+        for number in range(10):
+            await (first, second)[number % 2].save(response(number, None if number == 0 else number - 1))
+            turns = await (second, first)[number % 2].conversation(TEAM, f"resp_{number}")
+            assert len(turns) == number + 1
+
+
+async def test_whoever_waits_is_told_that_the_database_is_away(store_config, monkeypatch):
+    async with open_responses(store_config, FakeClock()) as (store, ledger, _):
+        write = ledger._writer.write
+
+        async def fail(*_):
+            raise StoreUnavailable("It is away.")
+
+        monkeypatch.setattr(ledger._writer, "write", fail)
+        ledger.record(usage_event(1))
+        failed = await asyncio.gather(*(store.save(response(number)) for number in range(3)), return_exceptions=True)
+        assert [type(error) for error in failed] == [StoreUnavailable] * 3
+        monkeypatch.setattr(ledger._writer, "write", write)
+        await store.save(response(9))
+        assert await store.find(TEAM, "resp_9") is not None
+        assert await store.find(TEAM, "resp_0") is None
+        assert ledger.backlog == 0
+
+
+def conversation(number, **changes):
+    fields = {
+        "id": f"conv_{number}",
+        "tenant": "team",
+        "organisation": "org",
+        "created_s": 0.0,
+        "expires_s": 2_000_000.0,
+    }
+    return StoredConversation(metadata={}, **fields | changes)
+
+
+def items(*ids):
+    return [StoredItem(item_id, encode({"id": item_id})) for item_id in ids]
+
+
+async def test_a_response_adds_its_items_to_its_conversation(store_config):
+    async with open_responses(store_config, FakeClock()) as (store, _, _):
+        conversations = store.conversations
+        await conversations.create(conversation(1), items("a"))
+        said = [
+            response(
+                number,
+                conversation="conv_1",
+                input=encode([{"id": f"i{number}"}]),
+                output=encode([{"id": f"o{number}"}]),
+            )
+            for number in range(20)
+        ]
+        await asyncio.gather(*map(store.save, said), conversations.add(TEAM, "conv_1", items("b", "c")))
+        found = [item.id for item in await conversations.items("conv_1")]
+        assert found[0] == "a"
+        assert sorted(found) == sorted(["a", "b", "c", *(f"{kind}{number}" for number in range(20) for kind in "io")])
+        for number in range(20):
+            assert found.index(f"o{number}") == found.index(f"i{number}") + 1, "what belongs together stays together"
+        await store.save(response(100, conversation="conv_gone"))
+        assert await store.find(TEAM, "resp_100") is not None
+
+
+async def test_two_gateways_add_to_one_conversation(store_config):
+    async with (
+        open_responses(store_config, FakeClock()) as (first, _, _),
+        open_responses(store_config, FakeClock(), name="other") as (second, _, _),
+    ):
+        await first.conversations.create(conversation(1), [])
+        await asyncio.gather(
+            *(
+                store.conversations.add(TEAM, "conv_1", items(f"{number}"))
+                for number in range(20)
+                for store in (first, second)
+            )
+        )
+        found = [item.id for item in await second.conversations.items("conv_1")]
+        assert sorted(found) == sorted([f"{number}" for number in range(20)] * 2)
+
+
+@pytest.mark.parametrize(("caller", "sees"), [(TEAM, True), (ORGANISATION, True), (SIBLING, False), (STRANGER, False)])
+async def test_a_conversation_is_seen_by_its_tenant_and_its_organisation(store_config, caller, sees):
+    async with open_responses(store_config, FakeClock()) as (store, _, _):
+        conversations = store.conversations
+        await conversations.create(conversation(1), items("a"))
+        assert (await conversations.find(caller, "conv_1") is not None) == sees
+        assert await conversations.set_metadata(caller, "conv_1", {"a": "b"}) == sees
+        assert await conversations.add(caller, "conv_1", items("b")) == sees
+        assert len(await conversations.items("conv_1")) == 1 + sees
+        assert await conversations.delete(caller, "conv_1") == sees
+        assert len(await conversations.items("conv_1")) == (0 if sees else 1)
+
+
+async def test_a_conversation_ends_after_its_last_use(store_config):
+    clock = FakeClock()
+    async with open_responses(store_config, clock, ttl_s=60.0) as (store, _, _):
+        conversations = store.conversations
+        for number in (1, 2):
+            created_s, expires_s = conversations.lifetime()
+            await conversations.create(conversation(number, created_s=created_s, expires_s=expires_s), items("a"))
+        clock.now_s += 50.0
+        assert await conversations.add(TEAM, "conv_1", items("b"))
+        clock.now_s += 50.0
+        assert await conversations.find(TEAM, "conv_1") is not None
+        assert await conversations.find(TEAM, "conv_2") is None
+        assert not await conversations.add(TEAM, "conv_2", items("b"))
+        assert await conversations.sweep() == 1
+        assert await conversations.items("conv_2") == []
+
+
+async def test_a_conversation_that_is_too_large_is_not_read(store_config):
+    async with open_responses(store_config, FakeClock()) as (store, _, _):
+        for number in range(3):
+            await store.save(response(number, None if number == 0 else number - 1, input=b"[%b]" % (b" " * 98)))
+        await store.conversations.create(conversation(1), items("a", "b"))
+        assert len(await store.conversation(TEAM, "resp_2", max_bytes=306)) == 3
+        with pytest.raises(InvalidRequest, match="306 bytes"):
+            await store.conversation(TEAM, "resp_2", max_bytes=305)
+        with pytest.raises(InvalidRequest, match="reads at most 10"):
+            await store.conversations.items("conv_1", max_bytes=10)
