@@ -8,6 +8,7 @@
     │   │   ├── ContextLengthExceeded 400  prompt and answer do not fit the model's window
     │   │   ├── ContentRefused        400  a provider's policy is against the content
     │   │   ├── Unsupported           400  the model or its provider does not support the request
+    │   │   ├── PreviousResponseNotFound 400  the conversation to go on with is not stored
     │   │   └── TooExpensive          400  the request may cost more than its caller allows
     │   ├── Unauthenticated           401  the key is missing or invalid
     │   ├── Forbidden                 403  the key is valid but lacks the permission
@@ -131,6 +132,13 @@ class ContentRefused(InvalidRequest):
 
 class Unsupported(InvalidRequest):
     """The model or its provider does not support the request; another model may support it."""
+
+
+class PreviousResponseNotFound(InvalidRequest):
+    """The response that the request goes on with is not stored, or it is not the caller's."""
+
+    code = "previous_response_not_found"
+    default_message = "The previous response is not stored. Send the whole conversation."
 
 
 class TooExpensive(InvalidRequest):

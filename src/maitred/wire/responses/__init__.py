@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: requests, input items, the response and the events of its stream."""

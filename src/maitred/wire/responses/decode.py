@@ -1,0 +1,213 @@
+"""Decodes and checks requests of OpenAI's Responses API, with errors that name the client's fields.
+
+This module checks only the rules that a chat completion does not have; the other rules are checked after the conversion
+to a chat completion (`maitred.wire.responses.inbound`).
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from maitred.core.errors import InvalidRequest
+from maitred.wire.openai.decode import MAX_TOKEN_ID, FieldSchema, NumberRange, check_known
+from maitred.wire.openai.decode import body_schemas as openai_schemas
+from maitred.wire.openai.faults import DECODE_ERRORS, describe_body_fault, format_value
+from maitred.wire.openai.requests import ChatRequest
+from maitred.wire.responses.fields import RESPONSES_FIELDS, refuse_field, unsupported_fields
+from maitred.wire.responses.requests import (
+    AddItems,
+    CreateConversation,
+    InputTokensRequest,
+    ItemReference,
+    MessageItem,
+    ResponsesRequest,
+    UpdateConversation,
+    tag_items,
+)
+
+R = TypeVar("R", ResponsesRequest, InputTokensRequest)
+C = TypeVar("C", CreateConversation, UpdateConversation, AddItems)
+
+INCLUDES = (
+    *("reasoning.encrypted_content", "message.output_text.logprobs", "message.input_image.image_url"),
+    *("web_search_call.action.sources", "web_search_call.results", "file_search_call.results"),
+    *("code_interpreter_call.outputs", "computer_call_output.output.image_url"),
+)
+"""Additional parts of an answer; those of tools that run at a provider are never in an answer of this server."""
+_TRUNCATIONS = ("disabled", "auto")
+_MAX_OUTPUT_TOKENS = NumberRange(1, MAX_TOKEN_ID)
+_MAX_TOOL_CALLS = NumberRange(1, MAX_TOKEN_ID)
+_MAX_METADATA = 16
+_MAX_METADATA_KEY = 64
+_MAX_METADATA_VALUE = 512
+_MAX_ID = 64
+_MAX_ITEMS = 20
+_TOP_LOGPROBS = NumberRange(0, 20)
+ROLES = ("user", "assistant", "system", "developer")
+"""Roles of the messages in an input."""
+
+
+def decode_responses(body: bytes, *, strict: bool) -> ResponsesRequest:
+    """Decodes the body of a request for a response.
+
+    Args:
+        body: The bytes of the body.
+        strict: Whether unknown fields are rejected.
+
+    Raises:
+        InvalidRequest: The body is malformed, mistyped, out of range or asks for an unsupported feature; `param` says
+            where.
+    """
+    request = _decode(ResponsesRequest, body, strict)
+    _MAX_OUTPUT_TOKENS.check("max_output_tokens", request.max_output_tokens)
+    _MAX_TOOL_CALLS.check("max_tool_calls", request.max_tool_calls)
+    _TOP_LOGPROBS.check("top_logprobs", request.top_logprobs)
+    _check_metadata(request.metadata or {})
+    for position, name in enumerate(request.include or ()):
+        if name not in INCLUDES:
+            raise InvalidRequest(
+                f"include[{position}] must be one of {', '.join(INCLUDES)}; got {format_value(name)}.",
+                param=f"include[{position}]",
+            )
+    return request
+
+
+def decode_input_tokens(body: bytes, *, strict: bool) -> InputTokensRequest:
+    """Decodes the body of a request to count the tokens of an input, as `decode_responses` does."""
+    return _decode(InputTokensRequest, body, strict)
+
+
+def decode_conversation(body: bytes, kind: type[C], *, strict: bool) -> C:
+    """Decodes the body of a request about a conversation, as `decode_responses` does."""
+    try:
+        fields = msgspec.json.decode(body or b"{}")
+        if isinstance(fields, dict) and "items" in fields:
+            request = msgspec.convert({**fields, "items": tag_items(fields["items"])}, kind)
+        else:
+            request = msgspec.convert(fields, kind)
+    except DECODE_ERRORS as error:
+        raise describe_body_fault(error, body) from error
+    if strict:
+        check_known(fields, kind)
+    if not isinstance(request, AddItems):
+        _check_metadata(request.metadata or {})
+    if not isinstance(request, UpdateConversation):
+        if len(request.items or ()) > _MAX_ITEMS:
+            raise InvalidRequest(
+                f"items must hold at most {_MAX_ITEMS} at a time; got {len(request.items or ())}.", param="items"
+            )
+        for position, item in enumerate(request.items or ()):
+            if isinstance(item, ItemReference):
+                raise InvalidRequest(
+                    f"items[{position}] is a reference. Send the item itself.", param=f"items[{position}]"
+                )
+    return request
+
+
+def _decode(kind: type[R], body: bytes, strict: bool) -> R:
+    try:
+        fields = msgspec.json.decode(body)
+        if isinstance(fields, dict) and "input" in fields:
+            request = msgspec.convert({**fields, "input": tag_items(fields["input"])}, kind)
+        else:
+            request = msgspec.convert(fields, kind)
+    except DECODE_ERRORS as error:
+        raise describe_body_fault(error, body) from error
+    if strict:
+        check_known(fields, kind, also=RESPONSES_FIELDS)
+    fields = {name: value for name, value in fields.items() if value is not None}
+    unsupported = unsupported_fields(fields)
+    if unsupported.refused:
+        raise refuse_field(unsupported.refused[0])
+    vars(request)["ignored_fields"] = unsupported.ignored
+    _check_input(request)
+    return request
+
+
+def _check_input(request: InputTokensRequest) -> None:
+    if not request.model:
+        raise InvalidRequest("model must name a model; got an empty string.", param="model")
+    if request.input is None and request.previous_response_id is None and request.conversation is None:
+        raise InvalidRequest("input is required.", param="input")
+    if request.conversation is not None and request.previous_response_id is not None:
+        raise InvalidRequest(
+            "conversation and previous_response_id exclude each other. Send one of them.", param="previous_response_id"
+        )
+    if request.conversation_id is not None and not 0 < len(request.conversation_id) <= _MAX_ID:
+        raise InvalidRequest(
+            f"conversation must be the id of a conversation, of at most {_MAX_ID} characters.", param="conversation"
+        )
+    if request.previous_response_id is not None and not 0 < len(request.previous_response_id) <= _MAX_ID:
+        raise InvalidRequest(
+            f"previous_response_id must be the id of a response, of at most {_MAX_ID} characters.",
+            param="previous_response_id",
+        )
+    if request.truncation not in (None, *_TRUNCATIONS):
+        raise InvalidRequest(
+            f"truncation must be one of {', '.join(_TRUNCATIONS)}; got {format_value(request.truncation)}.",
+            param="truncation",
+        )
+    match None if request.text is None else request.text.format:
+        case None | {"type": "text"} | {"type": "json_object"}:
+            pass
+        case {"type": "json_schema", "schema": dict(), **rest}:
+            strict = rest.get("strict")
+            if strict is not None and not isinstance(strict, bool):
+                raise InvalidRequest(
+                    f"text.format.strict must be true or false; got {format_value(strict)}.", param="text.format.strict"
+                )
+        case other:
+            raise InvalidRequest(
+                "text.format must be an object of the type text, json_object, or json_schema with a schema; got "
+                f"{format_value(other)}.",
+                param="text.format",
+            )
+
+
+def _check_metadata(metadata: Mapping[str, str]) -> None:
+    if len(metadata) > _MAX_METADATA:
+        raise InvalidRequest(
+            f"metadata must have at most {_MAX_METADATA} entries; got {len(metadata)}.", param="metadata"
+        )
+    for name, value in metadata.items():
+        if len(name) > _MAX_METADATA_KEY or len(value) > _MAX_METADATA_VALUE:
+            raise InvalidRequest(
+                f"metadata must have keys of at most {_MAX_METADATA_KEY} characters and values of at most "
+                f"{_MAX_METADATA_VALUE}; {format_value(name)} has more.",
+                param="metadata",
+            )
+
+
+def body_schemas() -> dict[type, dict[str, FieldSchema]]:
+    """Returns the rules of single fields as JSON Schema, as `maitred.wire.openai.decode.body_schemas` does."""
+    chat = openai_schemas()[ChatRequest]
+    same = (*ResponsesRequest.__struct_fields__,)
+    metadata: dict[str, Any] = {
+        "maxProperties": _MAX_METADATA,
+        "propertyNames": {"maxLength": _MAX_METADATA_KEY},
+        "additionalProperties": {"maxLength": _MAX_METADATA_VALUE},
+    }
+    prompt: dict[str, FieldSchema] = {
+        "model": {"minLength": 1},
+        "previous_response_id": {"minLength": 1, "maxLength": _MAX_ID},
+        "conversation": {"minLength": 1, "maxLength": _MAX_ID},
+        "truncation": {"enum": [*_TRUNCATIONS]},
+    }
+    items: FieldSchema = {"maxItems": _MAX_ITEMS}
+    return {
+        InputTokensRequest: prompt,
+        ResponsesRequest: {
+            **{field: rules for field, rules in chat.items() if field in same},
+            **prompt,
+            "max_output_tokens": _MAX_OUTPUT_TOKENS.schema(),
+            "max_tool_calls": _MAX_TOOL_CALLS.schema(),
+            "metadata": metadata,
+            "include": {"items": {"enum": [*INCLUDES]}},
+            "background": {"enum": [False]},
+        },
+        CreateConversation: {"items": items, "metadata": metadata},
+        UpdateConversation: {"metadata": metadata},
+        AddItems: {"items": items},
+        MessageItem: {"role": {"enum": [*ROLES]}},
+    }

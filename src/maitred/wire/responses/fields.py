@@ -1,0 +1,95 @@
+"""Request fields of OpenAI's Responses API, and what becomes of those that this server does not honour.
+
+The rules are those of `maitred.wire.openai.fields`: a field that changes the answer is refused by its name, a hint is
+left out and named in the response.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from maitred.core.errors import Unsupported
+from maitred.wire.openai.fields import (
+    FIELDS,
+    HINT,
+    RequestField,
+    UnsupportedFields,
+    members_beyond,
+    refuse,
+    split_unsupported,
+)
+from maitred.wire.responses.requests import SERVER_CALLS, ResponsesRequest
+
+HONOURED_FIELDS = frozenset(ResponsesRequest.__struct_fields__) - {"background"}
+RESPONSES_FIELDS: Mapping[str, RequestField] = {
+    "background": RequestField(
+        neutral_values=(False,), alternative="Send stream: true, or the header Idempotency-Key and repeat the request."
+    ),
+    "prompt": RequestField(alternative="Send the text of the template as instructions and input."),
+    "context_management": RequestField(neutral_values=([],), alternative="Send fewer items in input."),
+    "moderation": RequestField(alternative="Check the answer by a request of your own."),
+    "prompt_cache_retention": HINT,
+    "prompt_cache_options": HINT,
+    "client_metadata": HINT,
+    "access_programs": HINT,
+    "personality": HINT,
+    "image": RequestField(alternative="This server generates text only."),
+}
+"""Fields that this server does not honour."""
+_ALL_FIELDS: Mapping[str, RequestField] = {
+    **FIELDS,
+    "messages": RequestField(alternative="Send input."),
+    "max_tokens": RequestField(alternative="Send max_output_tokens."),
+    "max_completion_tokens": RequestField(alternative="Send max_output_tokens."),
+    "response_format": RequestField(alternative="Send text.format."),
+    "reasoning_effort": RequestField(alternative="Send reasoning.effort."),
+    "verbosity": RequestField(alternative="Send text.verbosity."),
+    "logprobs": RequestField(
+        neutral_values=(False,), alternative="Send include with message.output_text.logprobs, and top_logprobs."
+    ),
+    "functions": RequestField(neutral_values=([],), alternative="Send tools."),
+    "function_call": RequestField(neutral_values=("none", "auto"), alternative="Send tool_choice."),
+    "system": RequestField(alternative="Send instructions."),
+    **RESPONSES_FIELDS,
+}
+"""Fields of Responses, and those of other APIs: a client that sends one of these here wants it to be heeded."""
+_TEXT_MEMBERS = frozenset({"format", "verbosity"})
+_REASONING_MEMBERS = frozenset({"effort"})
+_TOOL_MEMBERS: Mapping[str, frozenset[str]] = {
+    "function": frozenset({"type", "name", "description", "parameters", "strict"}),
+    "custom": frozenset({"type", "name", "description", "format"}),
+}
+"""Members of a tool that are read, by its type; tools of other types run at a provider."""
+
+
+def unsupported_fields(sent: Mapping[str, Any]) -> UnsupportedFields:
+    """Returns the fields and members of a request that this server does not honour.
+
+    Args:
+        sent: The request as it was written, of the right types.
+    """
+    fields = split_unsupported(sent, HONOURED_FIELDS, _ALL_FIELDS)
+    ignored = dict.fromkeys(fields.ignored)
+    ignored |= members_beyond("text", sent.get("text"), _TEXT_MEMBERS)
+    ignored |= members_beyond("reasoning", sent.get("reasoning"), _REASONING_MEMBERS)
+    ignored |= members_beyond("stream_options", sent.get("stream_options"), frozenset())
+    for position, (kind, tool) in _entries_by_type(sent.get("tools")):
+        if kind in _TOOL_MEMBERS:
+            ignored |= members_beyond("tools", tool, _TOOL_MEMBERS[kind])
+        else:
+            ignored[f"tools[{position}] ({kind[:64]})"] = None
+    for position, (kind, _) in _entries_by_type(sent.get("input")):
+        if kind in SERVER_CALLS:
+            ignored[f"input[{position}] ({kind})"] = None
+    return UnsupportedFields(fields.refused, tuple(ignored))
+
+
+def _entries_by_type(entries: object) -> Iterator[tuple[int, tuple[str, Mapping[str, Any]]]]:
+    """Yields the place, the type and the members of each entry of a list that has a type."""
+    for position, entry in enumerate(entries if isinstance(entries, list) else ()):
+        if isinstance(entry, dict) and isinstance(kind := entry.get("type"), str):
+            yield position, (kind, entry)
+
+
+def refuse_field(field: str) -> Unsupported:
+    """Makes the error for a field that this server does not honour in a request for a response."""
+    return refuse(field, "is not supported by this server", _ALL_FIELDS)
