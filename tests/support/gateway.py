@@ -17,6 +17,7 @@ from maitred.admission.config import AdmissionConfig
 from maitred.api.config import ServerConfig
 from maitred.api.http.server import HttpServer
 from maitred.api.in_flight import InFlightLimiter
+from maitred.api.routes import Route
 from maitred.app.address import bind, format_url
 from maitred.app.models.router import Router
 from maitred.app.request.flow_control import LocalFlowController
@@ -113,6 +114,7 @@ async def gateway(
     tokenizer: Tokenizer = TOKENIZER,
     card: ModelCard = CARD,
     clock: Clock | None = None,
+    further: Callable[[Pipeline], Sequence[Route]] = lambda _: (),
     **limits: object,
 ) -> AsyncIterator[Gateway]:
     """A gateway on a free port with one scripted engine."""
@@ -146,6 +148,7 @@ async def gateway(
                 observers=observers,
                 render_metrics=metrics.render,
                 answers=kept,
+                further=further(pipeline),
             )
             server = HttpServer(edge, stall_grace_s=config.stall_grace_s)
             system = Gateway(

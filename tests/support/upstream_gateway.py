@@ -16,6 +16,7 @@ from maitred.admission.policy.retries import RetryBudget
 from maitred.api.config import ServerConfig
 from maitred.api.http.server import HttpServer
 from maitred.api.in_flight import InFlightLimiter
+from maitred.api.routes import Route
 from maitred.app.address import bind, format_url
 from maitred.app.admin.rollouts import RolloutAdmin
 from maitred.app.models.router import Router, read_routes
@@ -131,6 +132,7 @@ async def upstream_gateway(
     balance: BalanceConfig | None = None,
     dispatching: DispatchConfig = DispatchConfig(),  # noqa: B008 - frozen
     clock: Clock = SystemClock(),  # noqa: B008 - it holds nothing
+    further: Callable[[Pipeline], Sequence[Route]] = lambda _: (),
     **settings: object,
 ) -> AsyncIterator[UpstreamGateway]:
     """A gateway on a free port.
@@ -151,6 +153,7 @@ async def upstream_gateway(
         balance: Which of several servers takes a request; None: the one with the most room.
         dispatching: How requests wait, and for whom.
         clock: By which they are dispatched and admitted.
+        further: Routes beside those of inference.
         **settings: Of the upstream.
     """
     config = ServerConfig(port=0, heartbeat_s=60.0)
@@ -193,7 +196,9 @@ async def upstream_gateway(
             rollout_observer=trials,
         )
         observers = []
-        edge = make_app(config, pipeline, Anyone(principal), gate, clock, observers=observers)
+        edge = make_app(
+            config, pipeline, Anyone(principal), gate, clock, observers=observers, further=further(pipeline)
+        )
         server = HttpServer(edge, stall_grace_s=config.stall_grace_s)
         async with httpx.AsyncClient(base_url=format_url(listener), timeout=300) as client:
             system = UpstreamGateway(

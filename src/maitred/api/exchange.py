@@ -137,6 +137,7 @@ class HttpExchange:
         connection: The connection that the response is sent on.
         retries: How often the client has sent the same request before, as far as this is known.
         sent_s: When a stream last sent something, in monotonic seconds; 0 before that.
+        error_events: Writes the last events of a stream that an error has ended; None: the dialect writes one.
         on_disconnect: Called when the client disconnects, for work that continues without a client; None: the
             disconnect cancels the work.
     """
@@ -149,6 +150,7 @@ class HttpExchange:
     retries = 0
     sent_s = 0.0
     on_disconnect: Callable[[], None] | None = None
+    error_events: Callable[[MaitredError], bytes] | None = None
     state = ResponseState.NOTHING_SENT
     _watching: CancelScope
     """The scope that is cancelled when the client disconnects."""
@@ -329,7 +331,8 @@ class HttpExchange:
         """
         request_id = self.context.request_id
         if self.state is ResponseState.STREAMING:
-            await self.stream(self.dialect.error_event(error, request_id))
+            events = self.error_events
+            await self.stream(self.dialect.error_event(error, request_id) if events is None else events(error))
         elif self.state is ResponseState.NOTHING_SENT:
             status, body = self.dialect.error(error, request_id)
             await self.respond(body, status=status, headers=[*error_headers(error), *headers])

@@ -4,6 +4,7 @@ OpenAPI 3.1 uses JSON Schema, and msgspec writes JSON Schema.
 """
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from types import UnionType
 from typing import Any
 
@@ -17,6 +18,8 @@ from maitred.wire.anthropic import decode as anthropic
 from maitred.wire.anthropic.requests import KNOWN_BLOCKS
 from maitred.wire.openai import decode as openai
 from maitred.wire.openai.decode import FieldSchema
+from maitred.wire.responses import decode as responses
+from maitred.wire.responses.requests import SERVER_CALLS
 
 _IDEMPOTENCY_KEY = {
     "name": "Idempotency-Key",
@@ -114,11 +117,14 @@ def describe(routes: Iterable[Route]) -> bytes:
     types = list(dict.fromkeys([*structs, *(route.dialect.error_struct for route in routes)]))
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     schema_of = dict(zip(types, schemas, strict=True))
-    for struct, rules in {**openai.body_schemas(), **anthropic.body_schemas(), **admin.body_schemas()}.items():
+    rules_of = [module.body_schemas() for module in (openai, anthropic, responses, admin)]
+    for struct, rules in chain.from_iterable(bodies.items() for bodies in rules_of):
         if struct.__name__ in components:
             _add_rules(components[struct.__name__]["properties"], rules)
     if "ServerBlock" in components:
         _describe_server_blocks(components)
+    if "ServerItem" in components:
+        _describe_items(components)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of, components)
@@ -186,6 +192,18 @@ def _describe_server_blocks(components: dict[str, Any]) -> None:
         form.get("items", {}).pop("discriminator", None)  # no mapping has all types
 
 
+def _describe_items(components: dict[str, Any]) -> None:
+    """Describes the items of a response's input as clients send them: some without a type, some without the wrapper."""
+    for name in ("MessageItem", "ItemReference"):
+        components[name]["required"].remove("type")
+    described = components["ServerItem"]
+    described |= {"properties": {"type": {"type": "string", "enum": [*SERVER_CALLS]}}, "required": ["type"]}
+    described["description"] = described["description"].partition("; ")[0] + "."
+    for request in ("ResponsesRequest", "InputTokensRequest"):
+        for form in components.get(request, {}).get("properties", {}).get("input", {}).get("anyOf", ()):
+            form.get("items", {}).pop("discriminator", None)  # no mapping has items without a type
+
+
 def _publish_names(schema: Any) -> Any:  # noqa: ANN401 - JSON
     """Returns a part of the document with the published names of schemas: as keys, as titles and in references."""
     if isinstance(schema, dict):
@@ -230,11 +248,10 @@ def _parameters(
         {"name": name, "in": "header", "required": True, "schema": {"type": "string", "enum": values}}
         for name, values in route.dialect.required_headers.items()
     ]
-    _, brace, rest = route.path.partition("{")
-    if brace:
-        parameters.append(
-            {"name": rest.partition("}")[0], "in": "path", "required": True, "schema": {"type": "string"}}
-        )
+    parameters += [
+        {"name": part.partition("}")[0], "in": "path", "required": True, "schema": {"type": "string"}}
+        for part in route.path.split("{")[1:]
+    ]
     if route.query is not None:
         described = components[_name_in(schema_of[route.query])]
         for name, schema in described["properties"].items():

@@ -16,7 +16,7 @@ if nothing was sent.
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -151,6 +151,9 @@ class ResponseFormatter(Protocol):
         ...
 
 
+BeforeEnd = Callable[[Sequence[CollectedChoice]], Awaitable[None]]
+
+
 async def send_response(
     exchange: HttpExchange,
     answer: ResponseStream,
@@ -159,15 +162,26 @@ async def send_response(
     choices: int,
     streams: bool,
     heartbeat_s: float,
+    before_end: BeforeEnd | None = None,
 ) -> None:
     """Sends the answer to the client.
+
+    Args:
+        exchange: The exchange of the request.
+        answer: The answer.
+        shape: Writes the answer in the format of the API.
+        choices: Number of choices.
+        streams: Whether the client wants a stream.
+        heartbeat_s: Longest time in seconds without an event on a stream.
+        before_end: Called when all of the answer is known, before the client gets the end of it, with the choices of
+            a whole answer or with nothing.
 
     Raises:
         ReplicaLost: The answer is incomplete. The caller must abort a stream that has begun instead of ending it
             normally.
     """
     if streams:
-        await _stream(exchange, answer, shape, heartbeat_s)
+        await _stream(exchange, answer, shape, heartbeat_s, before_end)
         return
     collected = [CollectedChoice() for _ in range(choices)]
     # A `PushStream` whose choices are all complete needs no further read; a wrapper around an answer may need to see
@@ -183,6 +197,8 @@ async def send_response(
         if not unfinished:
             break
     await COHORT.sync(CohortStage.SETTLED)
+    if before_end is not None:
+        await before_end(collected)
     await exchange.respond(shape.whole(collected, exchange.context.usage))
     await COHORT.sync(CohortStage.SENT)
 
@@ -203,7 +219,13 @@ class _ExchangeSink:
             self._exchange.write(events)
 
 
-async def _stream(exchange: HttpExchange, answer: ResponseStream, shape: ResponseFormatter, heartbeat_s: float) -> None:
+async def _stream(
+    exchange: HttpExchange,
+    answer: ResponseStream,
+    shape: ResponseFormatter,
+    heartbeat_s: float,
+    before_end: BeforeEnd | None,
+) -> None:
     """Sends one write per batch of deltas: a slow client gets fewer, larger writes and delays only itself."""
     async with StreamHeartbeat(exchange, heartbeat_s):
         batches = aiter(answer)
@@ -214,6 +236,8 @@ async def _stream(exchange: HttpExchange, answer: ResponseStream, shape: Respons
         async for parts in batches:
             if events := shape.events(parts):
                 await exchange.stream(events)
+        if before_end is not None:
+            await before_end(())
     await COHORT.sync(CohortStage.SETTLED)
     await exchange.finish(shape.end(exchange.context.usage))
     await COHORT.sync(CohortStage.SENT)

@@ -10,6 +10,7 @@ from maitred.api.application import api_routes, build_app
 from maitred.api.console import ConsoleRoutes, OwnUseBody
 from maitred.api.feedback import FeedbackRoutes
 from maitred.api.health import ServiceRoutes
+from maitred.api.responses.routes import ResponsesRoutes
 from maitred.api.routes import Route
 from maitred.app.admin.caller_usage import CallerUsage
 from maitred.app.assembly.generation import ConfigGeneration
@@ -138,7 +139,13 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
         pipeline,
         service,
         embedding=Embedder(draft.router, dispatchers, admission, clock),
-        further=[*FeedbackRoutes(stores.feedback, metrics.feedback.on_feedback).routes(), *admin],
+        further=[
+            *ResponsesRoutes(
+                pipeline, stores.responses, strict=config.server.strict, heartbeat_s=config.server.heartbeat_s
+            ).routes(),
+            *FeedbackRoutes(stores.feedback, metrics.feedback.on_feedback).routes(),
+            *admin,
+        ],
     )
     edge = build_app(
         config.server,

@@ -5,6 +5,7 @@
     database <- directory (tenants, keys, limits)
              <- ledger <- journal
              <- feedback on ledger entries
+             <- responses, written with ledger entries
     counters (memory | Redis)
 
 The counters read the spent amounts from the ledger, and the ledger passes them the usage that a dead gateway could not
@@ -29,6 +30,7 @@ from maitred.store.feedback import FeedbackStore
 from maitred.store.journal import Journal
 from maitred.store.ledger import UsageLedger
 from maitred.store.orphan_journal import NOTHING_SURVIVED, SurvivingWork
+from maitred.store.responses import ResponseStore
 from maitred.store.rollouts import RolloutStore
 from maitred.store.usage import UsageQueries
 
@@ -46,6 +48,7 @@ class GatewayStores:
     ledger: UsageLedger
     usage: UsageQueries
     feedback: FeedbackStore
+    responses: ResponseStore
     counters: Counters
     rollouts: RolloutStore
 
@@ -77,12 +80,15 @@ async def open_stores(
         # If counters have outlived a dead gateway, the usage in that gateway's journal is settled with them now.
         await ledger.replay(counters.settle, outlived)
         await stack.enter_async_context(running(ledger.run(), "usage ledger"))
+        responses = ResponseStore(database, ledger, clock, ttl_s=config.store.response_ttl_s)
+        await stack.enter_async_context(running(responses.run(), "old responses"))
         yield GatewayStores(
             directory=DirectoryStore(database, clock),
             journal=journal,
             ledger=ledger,
             usage=UsageQueries(database),
             feedback=FeedbackStore(database, ledger.flush, clock),
+            responses=responses,
             counters=counters,
             rollouts=RolloutStore(database, clock),
         )

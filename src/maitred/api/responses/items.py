@@ -1,0 +1,96 @@
+"""Items of responses and conversations as they are stored and listed.
+
+The id of an item has the digits of the response or conversation that it was made for, so it can be found by its id.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import to_builtins
+
+from maitred.api.large_body import check_count
+from maitred.core.errors import InvalidRequest
+from maitred.wire.responses.requests import InputItem, tag_items, untag_item
+from maitred.wire.responses.resource import ItemList
+
+_DEFAULT_PAGE = 20
+_MAX_PAGE = 100
+_ID_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
+
+
+def with_ids(items: Iterable[InputItem], suffix: str) -> list[dict[str, Any]]:
+    """Returns items as they are stored: each with an id, a status and its content as a list.
+
+    Args:
+        items: The items.
+        suffix: End of the ids, before a number; it is unique among all items.
+    """
+    stored = []
+    for number, item in enumerate(map(untag_item, map(to_builtins, items))):
+        kind = str(item["type"])
+        item_id = item.get("id") or f"{_ID_PREFIXES.get(kind, 'item')}_{suffix}{number}"
+        stored.append({"status": "completed", **item, "id": item_id})
+        if kind == "message" and isinstance(text := item["content"], str):
+            is_answer = item["role"] == "assistant"
+            part = {"type": "output_text", "annotations": []} if is_answer else {"type": "input_text"}
+            stored[-1]["content"] = [{**part, "text": text}]
+    return stored
+
+
+def decode_items(stored: bytes) -> list[dict[str, Any]]:
+    """Returns a stored list of items."""
+    return msgspec.json.decode(stored, type=list[dict[str, Any]])
+
+
+def to_input(entries: Sequence[Mapping[str, Any]]) -> list[InputItem]:
+    """Returns stored items as those of an input."""
+    return msgspec.convert(tag_items([*entries]), list[InputItem])
+
+
+def read_history(stored: Sequence[bytes]) -> list[InputItem]:
+    """Returns the items of stored lists, one after the other.
+
+    Raises:
+        InvalidRequest: They have too many strings or values; see `check_count`.
+    """
+    for piece in stored:
+        check_count(piece)
+    return to_input([item for piece in stored for item in decode_items(piece)])
+
+
+def page_of(items: Sequence[dict[str, Any]], query: Mapping[str, str]) -> ItemList:
+    """Returns the page of items that a query asks for by `limit`, `order` and `after`.
+
+    Raises:
+        InvalidRequest: A parameter is out of range.
+    """
+    limit, order, after = query.get("limit", ""), query.get("order", "desc"), query.get("after")
+    if limit and not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= _MAX_PAGE):
+        raise InvalidRequest(f"limit must be a number from 1 to {_MAX_PAGE}.", param="limit")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("order must be asc or desc.", param="order")
+    ordered = list(items) if order == "asc" else list(reversed(items))
+    if after is not None:
+        ids = [item["id"] for item in ordered]
+        if after not in ids:
+            raise InvalidRequest("after must be the id of one of these items.", param="after")
+        ordered = ordered[ids.index(after) + 1 :]
+    return list_of(ordered[: int(limit or _DEFAULT_PAGE)], len(ordered))
+
+
+def list_of(page: list[dict[str, Any]], available: int) -> ItemList:
+    """Returns a list of items of which `available` are there from its first one on."""
+    return ItemList(
+        data=page,
+        first_id=page[0]["id"] if page else None,
+        last_id=page[-1]["id"] if page else None,
+        has_more=len(page) < available,
+    )

@@ -1,0 +1,403 @@
+"""Routes of OpenAI's Responses API.
+
+A request is converted into the equivalent chat completion and then takes the same path; only the response has another
+format. Unless the client says `store: false`, the response is stored before the client gets its end, so the next
+request can name it as `previous_response_id`.
+"""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from maitred.api.chat import to_inference_request
+from maitred.api.exchange import HttpExchange, ResponseState
+from maitred.api.fair_thread_pool import FairThreadPool
+from maitred.api.headers import apply_priority_headers
+from maitred.api.large_body import LARGE_BODY_BYTES
+from maitred.api.responses.conversations import ConversationRoutes
+from maitred.api.responses.formatter import ResponsesFormatter
+from maitred.api.responses.items import decode_items, page_of, read_history, to_input, with_ids
+from maitred.api.routes import Route
+from maitred.api.streaming import CollectedChoice, send_response
+from maitred.core.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    PreviousResponseNotFound,
+    ResourceNotFound,
+    StoreUnavailable,
+)
+from maitred.core.inference import Conversation, InferenceRequest
+from maitred.core.service import InferenceService
+from maitred.core.stored_response import StoredResponse
+from maitred.core.tenancy import Scope
+from maitred.store.responses import ResponseStore
+from maitred.wire.openai.decode import unsupported_by_engine
+from maitred.wire.openai.requests import ChatRequest
+from maitred.wire.openai.sampling import TOOL_FIELDS, to_tool_rules
+from maitred.wire.responses.decode import decode_input_tokens, decode_responses
+from maitred.wire.responses.inbound import custom_tools, drop_oldest_turns, rename_param, to_chat, with_functions_only
+from maitred.wire.responses.requests import (
+    InputItem,
+    InputTokensRequest,
+    ItemReference,
+    ItemsQuery,
+    MessageItem,
+    ResponsesRequest,
+)
+from maitred.wire.responses.resource import (
+    ConversationName,
+    InputTokens,
+    ItemList,
+    ResponseDeleted,
+    ResponseEvent,
+    ResponseResource,
+    encode,
+)
+
+log = logging.getLogger(__name__)
+
+_UNKNOWN_SHARE = 0.75
+"""Share of a conversation that stays where nobody says how much of it fits."""
+R = TypeVar("R", ResponsesRequest, InputTokensRequest)
+
+
+class ResponsesRoutes:
+    """Routes that create, read, cancel and delete responses.
+
+    Args:
+        answering: The inference service behind the API.
+        store: Stores the responses.
+        strict: Whether unknown fields are refused.
+        heartbeat_s: Longest time in seconds without an event on a stream.
+    """
+
+    def __init__(self, answering: InferenceService, store: ResponseStore, *, strict: bool, heartbeat_s: float) -> None:
+        self._service = answering
+        self._store = store
+        self._strict = strict
+        self._heartbeat_s = heartbeat_s
+        self._threads = FairThreadPool(1, "stored-items")
+
+    def routes(self) -> list[Route]:
+        """Returns the routes that create, read, cancel and delete responses."""
+        one = "/v1/responses/{id}"
+        return [
+            Route(
+                "POST",
+                "/v1/responses",
+                self.create,
+                "Answer a conversation in the form of OpenAI's Responses API.",
+                reads=ResponsesRequest,
+                returns=ResponseResource,
+                streams=ResponseEvent,
+                needs=Scope.INFERENCE,
+                idempotent=True,
+                least_output=1,
+            ),
+            Route(
+                *("POST", "/v1/responses/input_tokens", self.count, "How many tokens an input is to the model."),
+                reads=InputTokensRequest,
+                returns=InputTokens,
+                needs=Scope.INFERENCE,
+            ),
+            Route(*("GET", one, self.show, "A stored response."), returns=ResponseResource, needs=Scope.INFERENCE),
+            Route(
+                *("DELETE", one, self.delete, "Delete a stored response."),
+                returns=ResponseDeleted,
+                needs=Scope.INFERENCE,
+            ),
+            Route(
+                *("POST", f"{one}/cancel", self.cancel, "Cancel a response in the background."),
+                returns=ResponseResource,
+                needs=Scope.INFERENCE,
+            ),
+            Route(
+                *("GET", f"{one}/input_items", self.list_input, "The items of the input of a stored response."),
+                returns=ItemList,
+                query=ItemsQuery,
+                needs=Scope.INFERENCE,
+            ),
+            *ConversationRoutes(self._store.conversations, strict=self._strict).routes(),
+        ]
+
+    async def create(self, exchange: HttpExchange) -> None:
+        """Answers a conversation, whole or as a stream."""
+        request = await exchange.decode(decode_responses, strict=self._strict)
+        stores = request.store is not False and self._store.is_enabled
+        request, earlier = await self._resolve(exchange, request)
+        chat = to_chat(request, earlier)
+        formatter = ResponsesFormatter(
+            _new_resource(request, exchange.id_for("resp").replace("-", "_"), stores=stores),
+            exchange.context,
+            custom_tools=custom_tools(request),
+            with_logprobs="message.output_text.logprobs" in request.includes,
+            with_encrypted_reasoning="reasoning.encrypted_content" in request.includes,
+        )
+        exchange.error_events = formatter.error_events
+        while True:
+            try:
+                with _own_params():
+                    await self._answer(exchange, request, chat, formatter)
+                return
+            except ContextLengthExceeded as error:
+                is_open = exchange.state is ResponseState.NOTHING_SENT and request.truncation == "auto"
+                shorter = drop_oldest_turns(chat, _share_that_fits(error)) if is_open else None
+                if shorter is None:
+                    raise
+                chat = shorter
+
+    async def _answer(
+        self, exchange: HttpExchange, request: ResponsesRequest, chat: ChatRequest, formatter: ResponsesFormatter
+    ) -> None:
+        """Answers a request whose chat completion is known."""
+        inference_request = apply_priority_headers(
+            _to_inference_request(request, chat), exchange.header, retries=exchange.retries
+        )
+        async with self._service.generate(inference_request, exchange.context) as answer:
+            await send_response(
+                exchange,
+                answer,
+                formatter,
+                choices=1,
+                streams=request.streams,
+                heartbeat_s=self._heartbeat_s,
+                before_end=None if not formatter.resource.store else partial(self._save, exchange, request, formatter),
+            )
+
+    async def count(self, exchange: HttpExchange) -> None:
+        """Counts the tokens of an input as the model would read them."""
+        request = await exchange.decode(decode_input_tokens, strict=self._strict)
+        request, earlier = await self._resolve(exchange, request)
+        chat = to_chat(request, earlier)
+        exchange.context.ignored_fields = request.ignored_fields
+        if needs := [need for need in unsupported_by_engine(chat).refused if need not in TOOL_FIELDS]:
+            raise InvalidRequest(f"Tokens are counted of text only here. Remove {needs[0]}.", param=needs[0])
+        rules = to_tool_rules(with_functions_only(chat))
+        prompt = Conversation(
+            chat.conversation(),
+            tools=[] if rules is None else rules.declared,
+            template_arguments=chat.template_arguments(),
+        )
+        with _own_params():
+            tokens = await self._service.tokenize(exchange.principal, chat.model, prompt, add_special_tokens=None)
+        await exchange.respond(encode(InputTokens(input_tokens=len(tokens))))
+
+    async def show(self, exchange: HttpExchange) -> None:
+        """Returns a stored response."""
+        query = dict(exchange.query)
+        if query.get("stream") == "true":
+            raise InvalidRequest(
+                "A stored response is not sent as a stream. Remove stream, and read the whole response.", param="stream"
+            )
+        await exchange.respond((await self._find(exchange)).resource)
+
+    async def delete(self, exchange: HttpExchange) -> None:
+        """Deletes a stored response."""
+        if not await self._store.delete(exchange.principal, exchange.parameter):
+            raise _not_found(exchange.parameter)
+        await exchange.respond(encode(ResponseDeleted(id=exchange.parameter)))
+
+    async def cancel(self, exchange: HttpExchange) -> None:
+        """Refuses to cancel a response that is complete: this server answers while the client waits."""
+        await self._find(exchange)
+        raise InvalidRequest(
+            "Only a response that was made with background: true can be cancelled. Close the connection of any other.",
+            param="id",
+        )
+
+    async def list_input(self, exchange: HttpExchange) -> None:
+        """Returns a page of the items of a response's own input."""
+        items = decode_items((await self._find(exchange)).input)
+        await exchange.respond(encode(page_of(items, dict(exchange.query))))
+
+    async def _find(self, exchange: HttpExchange) -> StoredResponse:
+        found = await self._store.find(exchange.principal, exchange.parameter)
+        if found is None:
+            raise _not_found(exchange.parameter)
+        return found
+
+    async def _resolve(self, exchange: HttpExchange, request: R) -> tuple[R, list[InputItem]]:
+        """Returns the request with the items that its references name, and the items of the conversation before it."""
+        earlier: list[InputItem] = []
+        if request.previous_response_id is not None:
+            turns = await self._store.conversation(exchange.principal, request.previous_response_id)
+            missing = request.previous_response_id if not turns else turns[0].previous
+            if missing is not None:
+                raise PreviousResponseNotFound(
+                    f"Previous response with id '{missing[:64]}' not found. It was never stored, it was deleted, or "
+                    "its time is over. Send the whole conversation in input.",
+                    param="previous_response_id",
+                )
+            stored = [items for turn in turns for items in (turn.input, turn.output)]
+            earlier = await self._read_history(exchange, stored)
+        if (conversation_id := request.conversation_id) is not None:
+            conversations = self._store.conversations
+            if await conversations.find(exchange.principal, conversation_id) is None:
+                raise ResourceNotFound(
+                    f"Conversation with id '{conversation_id[:64]}' not found. Begin one by POST /v1/conversations.",
+                    param="conversation",
+                )
+            stored = [b"[%b]" % entry.item for entry in await conversations.items(conversation_id)]
+            earlier = await self._read_history(exchange, stored)
+        if isinstance(request.input, list) and any(isinstance(item, ItemReference) for item in request.input):
+            known: dict[str, Mapping[str, InputItem]] = {}
+            items = [await self._find_referenced_item(exchange, item, known) for item in request.input]
+            ignored = request.ignored_fields
+            request = replace(request, input=items)
+            vars(request)["ignored_fields"] = ignored
+        return request, earlier
+
+    async def _read_history(self, exchange: HttpExchange, stored: Sequence[bytes]) -> list[InputItem]:
+        """Returns the items of stored lists; many are decoded beside the event loop, as a large body is."""
+        size = sum(map(len, stored))
+        if size <= LARGE_BODY_BYTES:
+            return read_history(stored)
+        return await self._threads.run(exchange.principal, size, partial(read_history, stored))
+
+    async def _find_referenced_item(
+        self, exchange: HttpExchange, item: InputItem, known: dict[str, Mapping[str, InputItem]]
+    ) -> InputItem:
+        """Returns the item that a reference names, or any other item as it is.
+
+        The id of an item has the digits of its response.
+        """
+        if not isinstance(item, ItemReference):
+            return item
+        response_id = f"resp_{item.id.split('_')[1]}" if item.id.count("_") > 1 else ""
+        if response_id not in known:
+            found = await self._store.find(exchange.principal, response_id) if response_id else None
+            stored = [] if found is None else decode_items(found.input) + decode_items(found.output)
+            ids = [entry["id"] for entry in stored]
+            known[response_id] = dict(zip(ids, to_input(stored), strict=True))
+        return known[response_id].get(item.id, item)
+
+    async def _save(
+        self,
+        exchange: HttpExchange,
+        request: ResponsesRequest,
+        formatter: ResponsesFormatter,
+        choices: Sequence[CollectedChoice],
+    ) -> None:
+        """Stores a response before its client gets the end of it; if it cannot be stored, the response says so."""
+        if choices:
+            formatter.collect(choices)
+        formatter.complete(exchange.context.usage)
+        resource, principal = formatter.resource, exchange.principal
+        created_s, expires_s = self._store.lifetime()
+        stored = StoredResponse(
+            id=resource.id,
+            tenant=principal.tenants[0],
+            organisation=principal.tenants[-1],
+            previous=request.previous_response_id,
+            conversation=request.conversation_id,
+            created_s=created_s,
+            expires_s=expires_s,
+            input=encode(with_ids(_own_items(request), resource.id.removeprefix("resp_") + "_in")),
+            output=encode(formatter.items_to_keep()),
+            resource=encode(resource),
+        )
+        try:
+            await self._store.save(stored)
+        except StoreUnavailable as error:
+            log.warning("Response %s cannot be stored: %s", resource.id, error)
+            formatter.resource = replace(resource, store=False)
+
+
+def _share_that_fits(error: ContextLengthExceeded) -> float:
+    """Returns the share of a prompt that leaves room for the answer, as far as the error says it."""
+    if not (error.window and error.prompt_tokens):
+        return _UNKNOWN_SHARE
+    room = error.window - (error.max_tokens or error.window // 8)
+    return min(1.0, max(0.0, room / error.prompt_tokens))
+
+
+@contextmanager
+def _own_params() -> Iterator[None]:
+    """Names the fields of this API in errors that name those of the equivalent chat completion."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.param is not None:
+            error.param = rename_param(error.param)
+        raise
+
+
+def _to_inference_request(request: ResponsesRequest, chat: ChatRequest) -> InferenceRequest:
+    """Converts a request for a response, whose chat completion is known, into an inference request."""
+    inference_request = to_inference_request(chat)
+    if custom_tools(request):
+        of_functions = with_functions_only(chat)
+        hints = unsupported_by_engine(of_functions).ignored
+        if any("format" in tool.get("custom", ()) for tool in chat.tools or ()):
+            hints = (*hints, "tools.format")
+        inference_request = replace(inference_request, tools=partial(to_tool_rules, of_functions), hints=hints)
+    return replace(
+        inference_request,
+        max_tokens_param="max_output_tokens",
+        prompt_param="input",
+        hints=tuple(map(rename_param, inference_request.hints)),
+        left_out=request.ignored_fields,
+    )
+
+
+def _own_items(request: ResponsesRequest) -> Sequence[InputItem]:
+    """Returns the items of a request's own input."""
+    if isinstance(request.input, str):
+        return [MessageItem(role="user", content=request.input)]
+    return request.input or ()
+
+
+def _new_resource(request: ResponsesRequest, response_id: str, *, stores: bool) -> ResponseResource:
+    """Returns the response to a request before its output."""
+    given = {
+        name: value
+        for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty", "top_logprobs", "truncation")
+        if (value := getattr(request, name)) is not None
+    }
+    text = request.text
+    form = None if text is None else text.format
+    return ResponseResource(
+        id=response_id,
+        created_at=int(time.time()),
+        status="in_progress",
+        instructions=request.instructions,
+        max_output_tokens=request.max_output_tokens,
+        max_tool_calls=request.max_tool_calls,
+        model=request.model,
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        previous_response_id=request.previous_response_id,
+        conversation=None if request.conversation_id is None else ConversationName(id=request.conversation_id),
+        reasoning={"effort": None, "summary": None, **to_builtins(request.reasoning)} if request.reasoning else None,
+        store=stores,
+        text={
+            "format": form or {"type": "text"},
+            **({} if text is None or text.verbosity is None else {"verbosity": text.verbosity}),
+        },
+        tool_choice=request.tool_choice or "auto",
+        tools=[_described_tool(tool) for tool in request.tools or ()],
+        user=request.user,
+        metadata=request.metadata or {},
+        service_tier="default" if request.service_tier in (None, "auto") else request.service_tier,
+        safety_identifier=request.safety_identifier,
+        prompt_cache_key=request.prompt_cache_key,
+        **given,
+    )
+
+
+def _described_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """Returns a tool with all members that a function has in a response."""
+    defaults = {"description": None, "parameters": None, "strict": None} if tool.get("type") == "function" else {}
+    return {**defaults, **tool}
+
+
+def _not_found(response_id: str) -> ResourceNotFound:
+    return ResourceNotFound(
+        f"Response with id '{response_id[:64]}' not found. It was never stored, it was deleted, or its time is over.",
+        param="id",
+    )
