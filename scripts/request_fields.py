@@ -8,6 +8,8 @@ from maitred.wire.anthropic.fields import HONOURED_FIELDS, MESSAGES_FIELDS
 from maitred.wire.openai.decode import CHAT_FIELDS, COMPLETION_FIELDS
 from maitred.wire.openai.fields import EMBEDDING_FIELDS, FIELDS, HINT, TOKENIZE_FIELDS, RequestField
 from maitred.wire.openai.requests import EmbeddingRequest, TokenizeRequest
+from maitred.wire.responses.fields import HONOURED_FIELDS as HONOURED_IN_RESPONSES
+from maitred.wire.responses.fields import RESPONSES_FIELDS
 
 PAGE = Path(__file__).parent.parent / "docs" / "request-fields.md"
 INTRODUCTION = """# Request fields
@@ -38,6 +40,12 @@ A request becomes the equivalent chat completion; what becomes of `top_k` or `to
 above, and so is what becomes here of other fields of that table.
 
 """
+RESPONSES = """## Responses
+
+A request becomes the equivalent chat completion, too; fields of the first table that are not below are refused or
+ignored as they are there.
+
+"""
 ALL = "all"
 
 
@@ -47,6 +55,7 @@ def rendered() -> str:
         INTRODUCTION,
         "## Chat and text completions\n\n" + completions_table(),
         MESSAGES + plain_table(HONOURED_FIELDS, MESSAGES_FIELDS),
+        RESPONSES + plain_table(HONOURED_IN_RESPONSES, RESPONSES_FIELDS),
         "## Embeddings\n\n" + plain_table(EmbeddingRequest.__struct_fields__, EMBEDDING_FIELDS),
         "## Tokens of a text\n\n" + plain_table(TokenizeRequest.__struct_fields__, TOKENIZE_FIELDS),
     ]

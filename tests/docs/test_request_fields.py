@@ -7,6 +7,7 @@ from anthropic.types import message_count_tokens_params, message_create_params
 from anthropic.types.beta import message_create_params as beta_message_create_params
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
 
 from maitred.replica.upstream.dialects import ANTHROPIC_DIALECT, DIALECTS, GATEWAY_FIELDS
 from maitred.wire.anthropic.fields import HONOURED_FIELDS, MESSAGES_FIELDS
@@ -14,6 +15,9 @@ from maitred.wire.anthropic.requests import MessagesRequest
 from maitred.wire.openai.decode import CHAT_FIELDS, COMPLETION_FIELDS
 from maitred.wire.openai.fields import EMBEDDING_FIELDS, FIELDS, LIMIT_FIELDS
 from maitred.wire.openai.requests import ChatRequest, CompletionRequest, EmbeddingRequest
+from maitred.wire.responses.fields import HONOURED_FIELDS as HONOURED_IN_RESPONSES
+from maitred.wire.responses.fields import RESPONSES_FIELDS
+from maitred.wire.responses.requests import ResponsesRequest
 from scripts.request_fields import PAGE, rendered
 
 VLLM = Path(__file__).parent.parent / "data" / "vllm_request_fields.txt"
@@ -46,6 +50,7 @@ def test_the_page_is_what_the_tables_say():
         (message_create_params.MessageCreateParamsBase, HONOURED_FIELDS | MESSAGES_FIELDS.keys()),
         (beta_message_create_params.MessageCreateParamsBase, HONOURED_FIELDS | MESSAGES_FIELDS.keys()),
         (message_count_tokens_params.MessageCountTokensParams, HONOURED_FIELDS | MESSAGES_FIELDS.keys()),
+        (response_create_params.ResponseCreateParamsBase, HONOURED_IN_RESPONSES | RESPONSES_FIELDS.keys()),
     ],
 )
 def test_every_field_of_the_official_clients_is_on_a_list(params, known):
@@ -72,6 +77,7 @@ def test_the_tables_know_every_field_that_something_here_honours():
     allowed = frozenset().union(*(dialect.allowed_fields for dialect in [*DIALECTS.values(), ANTHROPIC_DIALECT]))
     assert sorted((structs | CHAT_FIELDS | COMPLETION_FIELDS | allowed) - FIELDS.keys()) == []
     assert sorted({*MessagesRequest.__struct_fields__} - HONOURED_FIELDS - MESSAGES_FIELDS.keys()) == []
+    assert sorted({*ResponsesRequest.__struct_fields__} - HONOURED_IN_RESPONSES - RESPONSES_FIELDS.keys()) == []
     # What the engine honours it has a struct field for.
     assert sorted((CHAT_FIELDS | COMPLETION_FIELDS) - structs) == []
 

@@ -31,6 +31,9 @@ from maitred.wire.openai.requests import (
     EmbeddingRequest,
     TokenizeRequest,
 )
+from maitred.wire.responses import inbound as responses_inbound
+from maitred.wire.responses import requests as responses
+from maitred.wire.responses.decode import decode_input_tokens, decode_responses
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 ANTHROPIC = {"model": "m", "messages": MESSAGES}
@@ -61,6 +64,14 @@ BODIES: dict[type, tuple[dict[str, Any], Callable[[bytes], object]]] = {
         lambda body: to_chat(decode_messages(body, strict=False)),
     ),
     anthropic.CountTokensRequest: (ANTHROPIC, lambda body: to_chat(decode_count_tokens(body, strict=False))),
+    responses.ResponsesRequest: (
+        {"model": "m", "input": "Hi"},
+        lambda body: responses_inbound.to_chat(decode_responses(body, strict=False)),
+    ),
+    responses.InputTokensRequest: (
+        {"model": "m", "input": "Hi"},
+        lambda body: responses_inbound.to_chat(decode_input_tokens(body, strict=False)),
+    ),
     admin.CreateTenant: ({"id": "acme"}, checked(admin.CreateTenant, rules.to_tenant)),
     admin.UpdateTenant: ({}, checked(admin.UpdateTenant, rules.tenant_changes)),
     admin.CreateKey: ({"tenant": "acme"}, checked(admin.CreateKey, check_key)),
@@ -76,12 +87,15 @@ API = json.loads(
 )
 COMPANIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "best_of": lambda value: {"n": value},
-    "top_logprobs": lambda value: {"logprobs": True},
     "stream_options": lambda value: {"stream": True},
     "min_tokens": lambda value: {"max_tokens": openai.MAX_TOKEN_ID},
     "messages": lambda value: {},
 }
 """Fields that a field needs beside it."""
+COMPANIONS_OF: dict[type, Callable[[str], dict[str, Any]]] = {
+    ChatRequest: lambda field: {"logprobs": True} if field == "top_logprobs" else {},
+}
+"""The same for the bodies of one API."""
 
 NUMBERS = [
     *(-(2**63) - 1, -(2**63), -(2**31), -101, -100, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 10, 11, 15, 16, 17, 20, 21, 100),
@@ -140,6 +154,8 @@ BEYOND_SCHEMAS = {"chat_template_kwargs", "enable_thinking"}
 """Fields with rules that have no keyword, such as which names a variable may have."""
 RULES_OF_TWO_FIELDS: dict[type, dict[str, Callable[[Any], bool]]] = {
     TokenizeRequest: {"prompt": lambda value: value is None, "messages": lambda value: value is None},
+    responses.ResponsesRequest: {"input": lambda value: value is None},
+    responses.InputTokensRequest: {"input": lambda value: value is None},
     admin.CreateTenant: {"parent": lambda value: value == "acme"},
     admin.CreateLimit: {"value": lambda value: isinstance(value, float), "hard": lambda value: value is False},
 }
@@ -152,7 +168,8 @@ def fields_of(kind: type) -> list[str]:
 
 
 def bodies_with(kind: type, field: str, value: Any) -> dict[str, Any]:
-    body = {**BODIES[kind][0], **COMPANIONS.get(field, lambda _: {})(value), field: value}
+    companions = COMPANIONS.get(field, lambda _: {})(value) | COMPANIONS_OF.get(kind, lambda _: {})(field)
+    body = {**BODIES[kind][0], **companions, field: value}
     if kind is TokenizeRequest and field == "messages":
         del body["prompt"]
     return body
