@@ -313,8 +313,8 @@ def _share_that_fits(error: ContextLengthExceeded) -> float:
     """Returns the share of a prompt that leaves room for the answer, as far as the error says it."""
     if not (error.window and error.prompt_tokens):
         return _UNKNOWN_SHARE
-    room = error.window - (error.max_tokens or error.window // 8)
-    return min(1.0, max(0.0, room / error.prompt_tokens))
+    prompt_tokens = error.window - (error.max_tokens or error.window // 8)
+    return min(1.0, max(0.0, prompt_tokens / error.prompt_tokens))
 
 
 @contextmanager
