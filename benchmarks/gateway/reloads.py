@@ -110,6 +110,7 @@ async def play(server: ServerProcess, file: Path, urls: list[str], count: int, e
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     over = asyncio.Event()
     async with aiohttp.ClientSession(headers=headers) as session:
+        await found(session, server)
         await warmed(server)
         before = await settled(session, server, file, urls)
         async with asyncio.TaskGroup() as group:
@@ -151,6 +152,16 @@ async def play(server: ServerProcess, file: Path, urls: list[str], count: int, e
         report.require(f"more {name.replace('_', ' ')}", more, at_most=most)
     report.require("requests in flight", after["maitred_in_flight"], at_most=0)
     print(report.figures)
+
+
+async def found(session: aiohttp.ClientSession, server: ServerProcess) -> None:
+    """Waits until the gateway has found the servers of all models."""
+    headers = {"authorization": f"Bearer {USER_KEY}"}
+    ready = False
+    while not ready:
+        async with session.get(f"{server.url}/v1/models", headers=headers) as response:
+            ready = all(model["ready"] for model in (await response.json())["data"])
+        await asyncio.sleep(0 if ready else 0.1)
 
 
 async def warmed(server: ServerProcess) -> None:

@@ -129,7 +129,8 @@ async def test_a_whole_answer_that_is_read_arrives_whole():
 async def test_a_stream_that_is_broken_off_does_not_keep_its_connection():
     """The server shuts down; what its client did not read must not hold it up, nor stay."""
     async with gateway(lambda request: MANY, stall_grace_s=0.5) as system, asked(system, stream=True, **FAT):
-        await system.wait_until(lambda: system.engine.load().paused == 24)
+        # On a crowded machine the grace may be over before all of its sequences stand still.
+        await system.wait_until(lambda: system.engine.load().paused == 24 or bool(system.contexts))
         system.gate.cancel_all()
         await system.wait_until(lambda: bool(system.contexts))
         await system.wait_until(lambda: len(system.server.server_state.connections) == 0)

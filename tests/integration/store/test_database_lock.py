@@ -15,7 +15,6 @@ from tests.support.stores import DEADLINE_S
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr(database_lock, "_LOCK_TIMEOUT_S", 1.0)
     monkeypatch.setattr(database_lock, "_CHECK_INTERVAL_S", 0.05)
     monkeypatch.setattr(database_lock, "_POLL_S", 0.05)
 
