@@ -25,6 +25,7 @@ END = 4
 """End of a turn of the models that call tools."""
 TEXT = "Hello there, my friend. How are you?"
 ANSWER = ScriptedAnswer(tokens=[*tokens_of(TEXT), EOS], cached_tokens=2)
+USER = [{"role": "user", "content": "And?"}]
 LOOK = {
     "type": "function",
     "name": "look",
@@ -269,6 +270,19 @@ async def test_a_conversation_is_kept_by_the_server(tmp_path):
         assert counted.input_tokens > second.usage.input_tokens
 
 
+@pytest.mark.parametrize("odd", [7, {"a": 1}, "", "x" * 64, "a b", "a\0", None])
+async def test_an_id_that_does_not_fit_is_replaced(tmp_path, odd):
+    """A record of a provider can have any, and those of one client must not stop what others store beside it."""
+    record = {"type": "web_search_call", "id": odd, "status": "completed"}
+    async with serving(tmp_path, [ANSWER]) as (system, client):
+        conversation = await client.conversations.create(items=[record, {"role": "user", "content": "Hi"}])
+        await client.responses.create(model=MODEL, input=[record, *USER], conversation=conversation.id)
+        items = await system.client.get(f"/v1/conversations/{conversation.id}/items?order=asc")
+        ids = [item["id"] for item in items.json()["data"]]
+        assert len({*ids}) == 5
+        assert all(0 < len(item_id) <= 63 for item_id in ids)
+
+
 async def test_conversations_are_changed_and_deleted(tmp_path):
     async with serving(tmp_path, [ANSWER]) as (_, client):
         conversation = await client.conversations.create()
@@ -296,6 +310,10 @@ async def test_conversations_are_changed_and_deleted(tmp_path):
         with pytest.raises(openai.NotFoundError) as caught:
             await client.responses.create(model=MODEL, input="And?", conversation=conversation.id)
         assert caught.value.param == "conversation"
+        for wrong in ({"type": "text"}, {"role": "nobody", "content": "a"}, {"type": "item_reference", "id": "msg_1"}):
+            with pytest.raises(openai.BadRequestError) as caught:
+                await client.conversations.create(items=[wrong])
+            assert caught.value.param.startswith("items[0]")
         with pytest.raises(openai.BadRequestError, match="at most 20"):
             await client.conversations.create(items=[{"role": "user", "content": "Hi"}] * 21)
 

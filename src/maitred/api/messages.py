@@ -58,7 +58,7 @@ from maitred.wire.openai.decode import unsupported_by_engine
 from maitred.wire.openai.responses import CONTINUED, REASONING_FIELDS, THOUGHT_FIELDS
 from maitred.wire.openai.sampling import TOOL_FIELDS, to_tool_rules
 from maitred.wire.openai.tool_calls import is_json_object
-from maitred.wire.openai.written import merge_deltas, merge_metadata, thinking_blocks
+from maitred.wire.openai.written import merge_deltas, merge_metadata, thinking_blocks, whole_thinking_blocks
 from maitred.wire.sse import EventTemplate
 
 _TEXT, _THOUGHT, _REDACTED, _SIGNATURE, _FOREIGN = -1, -2, -3, -4, -5
@@ -335,24 +335,16 @@ class MessagesFormatter:
                 yield from self._add(_SIGNATURE, signature)
 
     def _signed_blocks(self, extra: Mapping[str, Any]) -> list[tuple[int, ContentBlock]]:
-        """Returns the signed blocks of a whole answer, each with its position among the other blocks.
-
-        The text of one may come in several entries, of which the last has the signature.
-        """
+        """Returns the signed blocks of a whole answer, each with its position among the other blocks."""
         blocks: list[tuple[int, ContentBlock]] = []
-        text = ""
-        for entry in thinking_blocks(extra) if self._thoughts else ():
+        for entry in whole_thinking_blocks(thinking_blocks(extra)) if self._thoughts else ():
             position = entry.get("position")
             place = position if isinstance(position, int) else 0
-            match entry:
-                case {"type": "redacted_thinking", "data": str() as data}:
-                    blocks.append((place, ContentBlock(type="redacted_thinking", data=data)))
-                case {"thinking": str() as thought, **rest}:
-                    text += thought
-                    signature = rest.get("signature")
-                    if isinstance(signature, str) and signature:
-                        blocks.append((place, ContentBlock(type="thinking", thinking=text, signature=signature)))
-                        text = ""
+            if entry.get("type") == "redacted_thinking":
+                block = ContentBlock(type="redacted_thinking", data=entry["data"])
+            else:
+                block = ContentBlock(type="thinking", thinking=entry["thinking"], signature=entry["signature"])
+            blocks.append((place, block))
         return blocks
 
     def _add(self, of: int, text: Any) -> Iterator[StreamEvent | dict[str, Any]]:  # noqa: ANN401 - a text, or an event

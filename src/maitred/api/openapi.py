@@ -192,6 +192,15 @@ def _describe_server_blocks(components: dict[str, Any]) -> None:
         form.get("items", {}).pop("discriminator", None)  # no mapping has all types
 
 
+_BODIES_WITH_ITEMS = {
+    "ResponsesRequest": "input",
+    "InputTokensRequest": "input",
+    "CreateConversation": "items",
+    "AddItems": "items",
+}
+"""Struct of a body with items of responses -> its field that holds them."""
+
+
 def _describe_items(components: dict[str, Any]) -> None:
     """Describes the items of a response's input as clients send them: some without a type, some without the wrapper."""
     for name in ("MessageItem", "ItemReference"):
@@ -199,8 +208,9 @@ def _describe_items(components: dict[str, Any]) -> None:
     described = components["ServerItem"]
     described |= {"properties": {"type": {"type": "string", "enum": [*SERVER_CALLS]}}, "required": ["type"]}
     described["description"] = described["description"].partition("; ")[0] + "."
-    for request in ("ResponsesRequest", "InputTokensRequest"):
-        for form in components.get(request, {}).get("properties", {}).get("input", {}).get("anyOf", ()):
+    for request, field in _BODIES_WITH_ITEMS.items():
+        lists = components.get(request, {}).get("properties", {}).get(field, {})
+        for form in lists.get("anyOf", [lists]):
             form.get("items", {}).pop("discriminator", None)  # no mapping has items without a type
 
 

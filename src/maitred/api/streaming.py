@@ -152,6 +152,7 @@ class ResponseFormatter(Protocol):
 
 
 BeforeEnd = Callable[[Sequence[CollectedChoice]], Awaitable[None]]
+"""Called with the choices of a whole answer, or with nothing for a stream, before the client gets the end."""
 
 
 async def send_response(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import asdict
-from sqlalchemy import ColumnElement, Table, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from maitred.core.clock import Clock
@@ -16,7 +16,7 @@ from maitred.core.errors import InvalidRequest
 from maitred.core.stored_response import StoredConversation, StoredItem
 from maitred.core.tenancy import Principal
 from maitred.store.database import Database
-from maitred.store.schema import conversation_items, conversations
+from maitred.store.schema import conversation_items, conversations, owned_by
 
 MAX_CONVERSATION_BYTES = 16 * 1024 * 1024
 """Most bytes of items that one request reads."""
@@ -121,12 +121,6 @@ def check_size(size: int, max_bytes: int) -> None:
         raise InvalidRequest(
             f"The stored conversation has {size:,} bytes, and a request reads at most {max_bytes:,}. Begin a new one."
         )
-
-
-def owned_by(table: Table, principal: Principal) -> ColumnElement[bool]:
-    """Returns the condition that a row belongs to the caller's tenant, or to a team of it."""
-    own_tenant = principal.tenants[0]
-    return or_(table.c.tenant == own_tenant, table.c.organisation == own_tenant)
 
 
 async def append_items(

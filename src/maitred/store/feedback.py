@@ -6,7 +6,7 @@ replaces the first opinion, so that repeated feedback counts once.
 
 from collections.abc import Awaitable, Callable
 
-from sqlalchemy import or_, select
+from sqlalchemy import select
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -17,7 +17,7 @@ from maitred.core.tenancy import Principal
 from maitred.store.database import Database
 from maitred.store.driver import make_insert
 from maitred.store.schema import feedback as opinions
-from maitred.store.schema import usage
+from maitred.store.schema import owned_by, usage
 
 
 class FeedbackStore:
@@ -66,12 +66,9 @@ class FeedbackStore:
     async def _store_if_found(
         self, principal: Principal, request_id: str, feedback: Feedback
     ) -> FeedbackReceipt | None:
-        own_tenant = principal.tenants[0]
         query = (
             select(usage.c.id, usage.c.model, usage.c.rollout)
-            .where(
-                usage.c.request_id == request_id, or_(usage.c.tenant == own_tenant, usage.c.organisation == own_tenant)
-            )
+            .where(usage.c.request_id == request_id, owned_by(usage, principal))
             .order_by(usage.c.time_s.desc(), usage.c.id.desc())
             .limit(1)
         )

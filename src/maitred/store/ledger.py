@@ -227,10 +227,10 @@ class UsageLedger:
         Raises:
             StoreUnavailable: The database cannot be reached; the response is not stored.
         """
-        written: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
-        self._responses.append((response, written))
         while len(self._backlog) > BATCH_EVENTS:
             await _run_to_end(self._write_oldest())
+        written: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        self._responses.append((response, written))
         await _run_to_end(self._write_responses())
         if (error := await written) is not None:
             raise error
@@ -285,7 +285,7 @@ class UsageLedger:
                 batch = self._backlog.oldest_events(BATCH_EVENTS)
                 await self._writer.write(batch, [response for response, _ in waiting])
                 self._backlog.mark_written(len(batch))
-            except Exception as error:
+            except Exception as error:  # `write_with` raises it to each that waits
                 failure = error
             for _, written in waiting:
                 if not written.done():

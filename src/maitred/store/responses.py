@@ -16,15 +16,13 @@ from maitred.core.clock import Clock
 from maitred.core.errors import StoreUnavailable
 from maitred.core.stored_response import StoredResponse
 from maitred.core.tenancy import Principal
-from maitred.store.conversations import MAX_CONVERSATION_BYTES, ConversationStore, check_size, owned_by
+from maitred.store.conversations import MAX_CONVERSATION_BYTES, ConversationStore, check_size
 from maitred.store.database import Database
 from maitred.store.ledger import UsageLedger
-from maitred.store.schema import responses
+from maitred.store.schema import owned_by, responses
 
 log = logging.getLogger(__name__)
 
-MAX_TURNS = 10_000
-"""Most turns of a conversation that are read."""
 _BATCH = 500
 """Most responses that one statement reads."""
 _SWEEP_INTERVAL_S = 600.0
@@ -43,6 +41,7 @@ class ResponseStore:
     Attributes:
         conversations: Store of the conversations that responses add to.
         is_enabled: Whether responses are stored at all.
+        lifetime: Returns the wall times at which a response of now is made and expires.
     """
 
     def __init__(self, database: Database, ledger: UsageLedger, clock: Clock, *, ttl_s: float) -> None:
@@ -50,13 +49,8 @@ class ResponseStore:
         self._database = database
         self._ledger = ledger
         self._clock = clock
-        self._ttl_s = ttl_s
-        self.is_enabled = ttl_s > 0
-
-    def lifetime(self) -> tuple[float, float]:
-        """Returns the wall times at which a response of now is made and expires."""
-        now_s = self._clock.wall_s()
-        return now_s, now_s + self._ttl_s
+        self.is_enabled = self.conversations.is_enabled
+        self.lifetime = self.conversations.lifetime
 
     async def save(self, response: StoredResponse) -> None:
         """Stores a response in one transaction with the usage that this gateway has recorded so far.
@@ -90,7 +84,7 @@ class ResponseStore:
         first = visible.add_columns(literal(0).label("turn")).where(columns.id == response_id)
         turns = first.cte("turns", recursive=True)
         turns = turns.union_all(visible.add_columns(turns.c.turn + 1).where(columns.id == turns.c.previous))
-        query = select(*(turns.c[name] for name in names)).order_by(turns.c.turn.desc()).limit(MAX_TURNS)
+        query = select(*(turns.c[name] for name in names)).order_by(turns.c.turn.desc())
         async with self._database.begin_read() as connection:
             found = [(row.id, row.size) for row in await connection.execute(query)]
             check_size(sum(size for _, size in found), max_bytes)

@@ -20,6 +20,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    ColumnElement,
     Double,
     ForeignKey,
     Index,
@@ -29,10 +30,13 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    or_,
     text,
 )
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from maitred.core.tenancy import Principal
 
 
 class StoredText(TypeDecorator[str]):
@@ -258,3 +262,9 @@ spend = Table(
     Column("counter", StoredText, primary_key=True),
     Column("charged_nusd", BigInteger, nullable=False),
 )
+
+
+def owned_by(table: Table, principal: Principal) -> ColumnElement[bool]:
+    """Returns the condition that a row belongs to the caller's tenant, or to a team of it."""
+    own_tenant = principal.tenants[0]
+    return or_(table.c.tenant == own_tenant, table.c.organisation == own_tenant)

@@ -135,6 +135,25 @@ async def test_whoever_waits_is_told_that_the_database_is_away(store_config, mon
         assert ledger.backlog == 0
 
 
+async def test_a_response_that_was_not_stored_is_not_stored_later(store_config, monkeypatch):
+    """Also where the ledger is so long that its beginning is written first: the client was told."""
+    async with open_responses(store_config, FakeClock()) as (store, ledger, _):
+        write = ledger._writer.write
+
+        async def fail(*_):
+            raise StoreUnavailable("It is away.")
+
+        monkeypatch.setattr(ledger._writer, "write", fail)
+        for number in range(600):
+            ledger.record(usage_event(number))
+        with pytest.raises(StoreUnavailable):
+            await store.save(response(1))
+        monkeypatch.setattr(ledger._writer, "write", write)
+        await store.save(response(2))
+        assert await store.find(TEAM, "resp_1") is None
+        assert await store.find(TEAM, "resp_2") is not None
+
+
 def conversation(number, **changes):
     fields = {
         "id": f"conv_{number}",

@@ -86,6 +86,9 @@ async def test_a_server_gets_what_the_client_sent_and_the_client_what_the_server
             assert message.content[0].annotations[0].url == "http://a"
             assert response.system_fingerprint == "fp"
             assert call.extra_content == signed
+            stored = await client.responses.retrieve(response.id)
+            assert stored.system_fingerprint == "fp"
+            assert (stored.completed_at, stored.usage) == (response.completed_at, response.usage)
             result = {"type": "function_call_output", "call_id": call.call_id, "output": "7"}
             await client.responses.create(**asked, input=[result], previous_response_id=response.id)
     first, second = server.bodies

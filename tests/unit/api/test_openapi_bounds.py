@@ -33,7 +33,7 @@ from maitred.wire.openai.requests import (
 )
 from maitred.wire.responses import inbound as responses_inbound
 from maitred.wire.responses import requests as responses
-from maitred.wire.responses.decode import decode_input_tokens, decode_responses
+from maitred.wire.responses.decode import decode_conversation, decode_input_tokens, decode_responses
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 ANTHROPIC = {"model": "m", "messages": MESSAGES}
@@ -71,6 +71,16 @@ BODIES: dict[type, tuple[dict[str, Any], Callable[[bytes], object]]] = {
     responses.InputTokensRequest: (
         {"model": "m", "input": "Hi"},
         lambda body: responses_inbound.to_chat(decode_input_tokens(body, strict=False)),
+    ),
+    responses.CreateConversation: (
+        {},
+        lambda body: responses_inbound.check_items(
+            decode_conversation(body, responses.CreateConversation, strict=False).items or ()
+        ),
+    ),
+    responses.AddItems: (
+        {"items": []},
+        lambda body: responses_inbound.check_items(decode_conversation(body, responses.AddItems, strict=False).items),
     ),
     admin.CreateTenant: ({"id": "acme"}, checked(admin.CreateTenant, rules.to_tenant)),
     admin.UpdateTenant: ({}, checked(admin.UpdateTenant, rules.tenant_changes)),

@@ -11,6 +11,7 @@ from maitred.core.stored_response import StoredConversation, StoredItem
 from maitred.core.tenancy import Scope
 from maitred.store.conversations import ConversationStore
 from maitred.wire.responses.decode import decode_conversation
+from maitred.wire.responses.inbound import check_items
 from maitred.wire.responses.requests import AddItems, CreateConversation, ItemsQuery, UpdateConversation
 from maitred.wire.responses.resource import ConversationDeleted, ConversationResource, ItemList, decode_item, encode
 
@@ -63,6 +64,7 @@ class ConversationRoutes:
         request = await exchange.decode(decode_conversation, kind=CreateConversation, strict=self._strict)
         if not self._store.is_enabled:
             raise Unsupported("This server keeps no conversations. Send all items in the input of each request.")
+        check_items(request.items or ())
         created_s, expires_s = self._store.lifetime()
         conversation = StoredConversation(
             id=new_object_id("conv").replace("-", "_"),
@@ -95,6 +97,7 @@ class ConversationRoutes:
     async def add_items(self, exchange: HttpExchange) -> None:
         """Adds items to a conversation and returns them."""
         request = await exchange.decode(decode_conversation, kind=AddItems, strict=self._strict)
+        check_items(request.items)
         items = with_ids(request.items, _new_suffix())
         if not await self._store.add(exchange.principal, exchange.parameter, _to_stored(items)):
             raise _not_found(exchange.parameter)

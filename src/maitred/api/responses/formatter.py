@@ -20,7 +20,7 @@ from maitred.core.inference import ChunkMetadata, TextDelta, TokenScore
 from maitred.core.request import FinishReason, Usage
 from maitred.wire.openai.responses import REASONING_FIELDS, THOUGHT_FIELDS, score_entries
 from maitred.wire.openai.tool_calls import is_json_object
-from maitred.wire.openai.written import merge_deltas, merge_metadata, thinking_blocks
+from maitred.wire.openai.written import merge_deltas, merge_metadata, thinking_blocks, whole_thinking_blocks
 from maitred.wire.responses.requests import encode_thoughts
 from maitred.wire.responses.resource import (
     IncompleteDetails,
@@ -36,10 +36,11 @@ from maitred.wire.responses.resource import (
     ResponseFault,
     ResponseResource,
     ResponseUsage,
+    Status,
     encode,
     encode_response_event,
 )
-from maitred.wire.sse import JsonTemplate, encode_text
+from maitred.wire.sse import JsonTemplate, encode_event, encode_text
 
 _READ_OF_DELTA = frozenset({*THOUGHT_FIELDS, "refusal", "tool_calls", "annotations"})
 _CONTINUED = {"continued": True}
@@ -104,19 +105,22 @@ class ResponsesFormatter:
     def end(self, usage: Usage) -> bytes:
         """Returns the event with the whole response."""
         self.complete(usage)
-        event = ResponseEvent(type=f"response.{self.resource.status}", response=self.resource)
-        if not self._metadata.chunk:
-            return self._encode([event])
         self._sequence_number += 1
-        fields = to_builtins(replace(event, sequence_number=self._sequence_number))
-        fields["response"] = self._with_metadata(fields["response"])
-        return b"event: %b\ndata: %b\n\n" % (event.type.encode("ascii"), encode(fields))
+        kind = f"response.{self.resource.status}"
+        fields = {"type": kind, "sequence_number": self._sequence_number, "response": msgspec.Raw(self.written())}
+        return encode_event(encode(fields), kind.encode("ascii"))
 
     def whole(self, choices: Sequence[CollectedChoice], usage: Usage) -> bytes:
         """Returns the response as one JSON object."""
         self.collect(choices)
         self.complete(usage)
-        return encode(self._with_metadata(to_builtins(self.resource)) if self._metadata.chunk else self.resource)
+        return self.written()
+
+    def written(self) -> bytes:
+        """Returns the response as JSON, with the members that the server sent around its answer."""
+        if not self._metadata.chunk:
+            return encode(self.resource)
+        return encode({**self._metadata.chunk, **to_builtins(self.resource)})
 
     def error_events(self, error: MaitredError) -> bytes:
         """Returns the events that end the response with an error."""
@@ -155,7 +159,9 @@ class ResponsesFormatter:
                 pass
 
     def complete(self, usage: Usage) -> None:
-        """Sets the response's final state."""
+        """Sets the response's final state; a second call does nothing."""
+        if self.resource.usage is not None:
+            return
         incomplete = _INCOMPLETE.get(self._finish) if self._finish is not None else None
         resource = self._current("completed" if incomplete is None else "incomplete")
         self.resource = replace(
@@ -173,12 +179,8 @@ class ResponsesFormatter:
             for index, item in enumerate(self._output)
         ]
 
-    def _current(self, status: Any) -> ResponseResource:  # noqa: ANN401 - a literal
+    def _current(self, status: Status) -> ResponseResource:
         return replace(self.resource, model=self._context.model or self.resource.model, status=status)
-
-    def _with_metadata(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Returns the response with the members that the server sent around its answer."""
-        return {**self._metadata.chunk, **fields}
 
     def _encode(self, events: Iterable[ResponseEvent]) -> bytes:
         encoded = []
@@ -190,7 +192,7 @@ class ResponsesFormatter:
     def _plain(self, text: str) -> bytes:
         """Returns the events for a delta that has only text."""
         item = self._text
-        if item is None or not item.is_open("output_text"):
+        if item is None or item.kind != "output_text":
             return self._encode(self._write("output_text", text))
         item.texts.append(text)
         self._sequence_number += 1
@@ -247,14 +249,12 @@ class ResponsesFormatter:
     def _open(self, kind: str) -> Iterator[ResponseEvent]:
         """Opens a part of this kind, in the open item if it can hold it."""
         item = self._text
-        if item is not None and item.is_open(kind):
+        if item is not None and item.kind == kind:
             return
         of = "reasoning" if kind == "reasoning_text" else "message"
         if item is None or item.of != of:
             yield from self._close_text("completed")
-            for call in self._calls.values():
-                if call.is_whole:
-                    yield from self._close_call(call, "completed")
+            yield from self._close_whole_calls()
             prefix = "rs" if of == "reasoning" else "msg"
             item = self._text = _TextItem(of, self._new_id(prefix), len(self._output))
             self._output.append(self._written_text(item, "in_progress"))
@@ -300,7 +300,7 @@ class ResponsesFormatter:
         encrypted: Any = None if self._with_encrypted_reasoning else UNSET
         if status != "in_progress":
             text = "\n\n".join(part.text for part in parts)
-            blocks = _fold_blocks(item.blocks)
+            blocks = whole_thinking_blocks(item.blocks)
             if blocks:
                 self._thoughts[item.index] = encode_thoughts(blocks)
             if self._with_encrypted_reasoning:
@@ -340,9 +340,7 @@ class ResponsesFormatter:
         call = self._calls.get(number)
         if call is None:
             yield from self._close_text("completed")
-            for other in self._calls.values():
-                if other.is_whole:
-                    yield from self._close_call(other, "completed")
+            yield from self._close_whole_calls()
             call = self._calls[number] = _CallItem()
         call.add(piece)
         if call.pending and not call.is_function_for(self._custom_tools):
@@ -351,7 +349,7 @@ class ResponsesFormatter:
     def _write_call(self, call: "_CallItem") -> Iterator[ResponseEvent]:
         """Writes what is new of a call; its item begins with the first arguments, because the name is whole then."""
         if call.index is None:
-            call.id = self._new_id("ctc" if call.is_custom else "fc", len(self._output))
+            call.id = self._new_id("ctc" if call.is_custom else "fc")
             call.call_id = call.call_id or new_object_id("call")
             call.index = len(self._output)
             self._output.append(to_builtins(call.item("in_progress")))
@@ -360,6 +358,12 @@ class ResponsesFormatter:
             )
         if text := call.take():
             yield ResponseEvent(type=f"{call.event}.delta", item_id=call.id, output_index=call.index, delta=text)
+
+    def _close_whole_calls(self) -> Iterator[ResponseEvent]:
+        """Ends the calls whose arguments are whole, because another item begins."""
+        for call in self._calls.values():
+            if call.is_whole:
+                yield from self._close_call(call, "completed")
 
     def _close_call(self, call: "_CallItem", status: ItemStatus) -> Iterator[ResponseEvent]:
         if call.is_closed:
@@ -378,9 +382,9 @@ class ResponsesFormatter:
             yield replace(done, name=call.name, arguments=call.written)
         yield ResponseEvent(type="response.output_item.done", output_index=call.index, item=written)
 
-    def _new_id(self, prefix: str, index: int | None = None) -> str:
-        """Returns the id of an item, from which the response is found."""
-        return f"{prefix}_{self._digits}_{len(self._output) if index is None else index}"
+    def _new_id(self, prefix: str) -> str:
+        """Returns the id of the next item, from which the response is found."""
+        return f"{prefix}_{self._digits}_{len(self._output)}"
 
 
 class _TextItem:
@@ -406,10 +410,6 @@ class _TextItem:
         self.logprobs: list[dict[str, Any]] = []
         self.annotations: list[dict[str, Any]] = []
         self.blocks: list[dict[str, Any]] = []
-
-    def is_open(self, kind: str) -> bool:
-        """Whether a part of this kind is open."""
-        return self.kind == kind
 
     def place(self) -> dict[str, Any]:
         """Returns the fields of an event that say which part it is about."""
@@ -505,22 +505,6 @@ class _CallItem:
             status=status,
             extra_content=self.extra_content,
         )
-
-
-def _fold_blocks(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns whole blocks of signed thoughts: the text of one may come in several entries, the last one is signed."""
-    blocks: list[dict[str, Any]] = []
-    text = ""
-    for entry in entries:
-        match entry:
-            case {"type": "redacted_thinking"}:
-                blocks.append({**entry})
-            case {"thinking": str() as thought, **rest}:
-                text += thought
-                if rest.get("signature"):
-                    blocks.append({**entry, "thinking": text})
-                    text = ""
-    return blocks
 
 
 def _text_delta_form() -> JsonTemplate:

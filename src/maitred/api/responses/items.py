@@ -3,6 +3,7 @@
 The id of an item has the digits of the response or conversation that it was made for, so it can be found by its id.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from maitred.wire.responses.resource import ItemList
 
 _DEFAULT_PAGE = 20
 _MAX_PAGE = 100
+_FIT_ID = re.compile(r"[A-Za-z0-9_-]{1,63}")
+"""Ids of clients that are kept as they are; the database has this much room."""
 _ID_PREFIXES = {
     "message": "msg",
     "function_call": "fc",
@@ -36,7 +39,9 @@ def with_ids(items: Iterable[InputItem], suffix: str) -> list[dict[str, Any]]:
     stored = []
     for number, item in enumerate(map(untag_item, map(to_builtins, items))):
         kind = str(item["type"])
-        item_id = item.get("id") or f"{_ID_PREFIXES.get(kind, 'item')}_{suffix}{number}"
+        item_id = item.get("id")
+        if not (isinstance(item_id, str) and _FIT_ID.fullmatch(item_id)):  # a provider's record can have any value
+            item_id = f"{_ID_PREFIXES.get(kind, 'item')}_{suffix}{number}"
         stored.append({"status": "completed", **item, "id": item_id})
         if kind == "message" and isinstance(text := item["content"], str):
             is_answer = item["role"] == "assistant"

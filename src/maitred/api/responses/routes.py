@@ -47,7 +47,6 @@ from maitred.wire.responses.requests import (
     InputTokensRequest,
     ItemReference,
     ItemsQuery,
-    MessageItem,
     ResponsesRequest,
 )
 from maitred.wire.responses.resource import (
@@ -135,7 +134,7 @@ class ResponsesRoutes:
         formatter = ResponsesFormatter(
             _new_resource(request, exchange.id_for("resp").replace("-", "_"), stores=stores),
             exchange.context,
-            custom_tools=custom_tools(request),
+            custom_tools=custom_tools(chat),
             with_logprobs="message.output_text.logprobs" in request.includes,
             with_encrypted_reasoning="reasoning.encrypted_content" in request.includes,
         )
@@ -298,9 +297,9 @@ class ResponsesRoutes:
             conversation=request.conversation_id,
             created_s=created_s,
             expires_s=expires_s,
-            input=encode(with_ids(_own_items(request), resource.id.removeprefix("resp_") + "_in")),
+            input=encode(with_ids(request.items(), resource.id.removeprefix("resp_") + "_in")),
             output=encode(formatter.items_to_keep()),
-            resource=encode(resource),
+            resource=formatter.written(),
         )
         try:
             await self._store.save(stored)
@@ -331,7 +330,7 @@ def _own_params() -> Iterator[None]:
 def _to_inference_request(request: ResponsesRequest, chat: ChatRequest) -> InferenceRequest:
     """Converts a request for a response, whose chat completion is known, into an inference request."""
     inference_request = to_inference_request(chat)
-    if custom_tools(request):
+    if custom_tools(chat):
         of_functions = with_functions_only(chat)
         hints = unsupported_by_engine(of_functions).ignored
         if any("format" in tool.get("custom", ()) for tool in chat.tools or ()):
@@ -344,13 +343,6 @@ def _to_inference_request(request: ResponsesRequest, chat: ChatRequest) -> Infer
         hints=tuple(map(rename_param, inference_request.hints)),
         left_out=request.ignored_fields,
     )
-
-
-def _own_items(request: ResponsesRequest) -> Sequence[InputItem]:
-    """Returns the items of a request's own input."""
-    if isinstance(request.input, str):
-        return [MessageItem(role="user", content=request.input)]
-    return request.input or ()
 
 
 def _new_resource(request: ResponsesRequest, response_id: str, *, stores: bool) -> ResponseResource:

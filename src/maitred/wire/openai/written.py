@@ -56,6 +56,26 @@ def thinking_blocks(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [block for block in blocks if isinstance(block, dict)] if isinstance(blocks, list) else []
 
 
+def whole_thinking_blocks(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the signed and the encrypted blocks that come in these entries.
+
+    The text of one may come in several entries, of which the last has the signature.
+    """
+    blocks: list[dict[str, Any]] = []
+    text = ""
+    for entry in entries:
+        match entry:
+            case {"type": "redacted_thinking", "data": str()}:
+                blocks.append({**entry})
+            case {"thinking": str() as thought, **rest}:
+                text += thought
+                signature = rest.get("signature")
+                if isinstance(signature, str) and signature:
+                    blocks.append({**entry, "thinking": text})
+                    text = ""
+    return blocks
+
+
 def _without_nulls(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in message.items() if value is not None or name == "content"}
 

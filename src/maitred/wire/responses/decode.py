@@ -27,6 +27,7 @@ from maitred.wire.responses.requests import (
 )
 
 R = TypeVar("R", ResponsesRequest, InputTokensRequest)
+T = TypeVar("T")
 C = TypeVar("C", CreateConversation, UpdateConversation, AddItems)
 
 INCLUDES = (
@@ -80,14 +81,7 @@ def decode_input_tokens(body: bytes, *, strict: bool) -> InputTokensRequest:
 
 def decode_conversation(body: bytes, kind: type[C], *, strict: bool) -> C:
     """Decodes the body of a request about a conversation, as `decode_responses` does."""
-    try:
-        fields = msgspec.json.decode(body or b"{}")
-        if isinstance(fields, dict) and "items" in fields:
-            request = msgspec.convert({**fields, "items": tag_items(fields["items"])}, kind)
-        else:
-            request = msgspec.convert(fields, kind)
-    except DECODE_ERRORS as error:
-        raise describe_body_fault(error, body) from error
+    request, fields = _convert(kind, body or b"{}", "items")
     if strict:
         check_known(fields, kind)
     if not isinstance(request, AddItems):
@@ -105,15 +99,19 @@ def decode_conversation(body: bytes, kind: type[C], *, strict: bool) -> C:
     return request
 
 
-def _decode(kind: type[R], body: bytes, strict: bool) -> R:
+def _convert(kind: type[T], body: bytes, items_field: str) -> tuple[T, dict[str, Any]]:
+    """Decodes a body to its struct and to its fields as they were written; `items_field` holds items."""
     try:
-        fields = msgspec.json.decode(body)
-        if isinstance(fields, dict) and "input" in fields:
-            request = msgspec.convert({**fields, "input": tag_items(fields["input"])}, kind)
-        else:
-            request = msgspec.convert(fields, kind)
+        fields = tagged = msgspec.json.decode(body)
+        if isinstance(fields, dict) and items_field in fields:
+            tagged = {**fields, items_field: tag_items(fields[items_field])}
+        return msgspec.convert(tagged, kind), fields
     except DECODE_ERRORS as error:
         raise describe_body_fault(error, body) from error
+
+
+def _decode(kind: type[R], body: bytes, strict: bool) -> R:
+    request, fields = _convert(kind, body, "input")
     if strict:
         check_known(fields, kind, also=RESPONSES_FIELDS)
     fields = {name: value for name, value in fields.items() if value is not None}
@@ -182,7 +180,6 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
 def body_schemas() -> dict[type, dict[str, FieldSchema]]:
     """Returns the rules of single fields as JSON Schema, as `maitred.wire.openai.decode.body_schemas` does."""
     chat = openai_schemas()[ChatRequest]
-    same = (*ResponsesRequest.__struct_fields__,)
     metadata: dict[str, Any] = {
         "maxProperties": _MAX_METADATA,
         "propertyNames": {"maxLength": _MAX_METADATA_KEY},
@@ -198,7 +195,7 @@ def body_schemas() -> dict[type, dict[str, FieldSchema]]:
     return {
         InputTokensRequest: prompt,
         ResponsesRequest: {
-            **{field: rules for field, rules in chat.items() if field in same},
+            **{field: rules for field, rules in chat.items() if field in ResponsesRequest.__struct_fields__},
             **prompt,
             "max_output_tokens": _MAX_OUTPUT_TOKENS.schema(),
             "max_tool_calls": _MAX_TOOL_CALLS.schema(),

@@ -127,10 +127,9 @@ _SAME_FIELDS = (
 """Fields that have the same name and meaning in both."""
 
 
-def custom_tools(request: InputTokensRequest) -> frozenset[str]:
-    """Returns the names of the tools whose input is a text."""
-    tools, _ = _tools(request)
-    return frozenset(tool["custom"]["name"] for tool in tools if tool["type"] == "custom")
+def custom_tools(chat: ChatRequest) -> frozenset[str]:
+    """Returns the names of the tools of a converted request whose input is a text."""
+    return frozenset(tool["custom"]["name"] for tool in chat.tools or () if tool["type"] == "custom")
 
 
 def with_functions_only(chat: ChatRequest) -> ChatRequest:
@@ -187,22 +186,28 @@ def _response_format(request: ResponsesRequest) -> Any:  # noqa: ANN401 - JSON
 
 def _messages(request: InputTokensRequest, earlier: Sequence[InputItem]) -> list[Message]:
     messages = [] if not request.instructions else [Message(role="system", content=request.instructions)]
-    own: Sequence[InputItem] = []
-    if isinstance(request.input, str):
-        own = [MessageItem(role="user", content=request.input)]
-    elif request.input is not None:
-        own = request.input
+    own = [(f"input[{position}]", item) for position, item in enumerate(request.items())]
+    messages += _convert_items([*(("conversation", item) for item in earlier), *own])
+    if all(message.role in ("system", "developer") for message in messages):
+        messages.append(Message(role="user", content=""))  # a client that only tries the connection sends no items
+    return messages
+
+
+def check_items(items: Sequence[InputItem]) -> None:
+    """Raises InvalidRequest for the first item that no request for a response could have in its conversation."""
+    _convert_items([(f"items[{position}]", item) for position, item in enumerate(items)])
+
+
+def _convert_items(items: Iterable[tuple[str, InputItem]]) -> list[Message]:
+    """Returns items, each with its place for messages about it, as messages of a chat completion."""
+    messages: list[Message] = []
     turn = _AssistantTurn()
-    numbered = [*((-1, item) for item in earlier), *enumerate(own)]
-    for position, item in numbered:
-        path = f"input[{position}]"
+    for path, item in items:
         if not turn.add(item, path):
             messages += turn.messages()
             turn = _AssistantTurn()
             messages += _message(item, path)
     messages += turn.messages()
-    if all(message.role in ("system", "developer") for message in messages):
-        messages.append(Message(role="user", content=""))  # a client that only tries the connection sends no items
     return messages
 
 

@@ -267,6 +267,12 @@ class InputTokensRequest(RequestBody, frozen=True, kw_only=True, omit_defaults=T
     reasoning: ReasoningOptions | None = None
     truncation: str | None = None
 
+    def items(self) -> list[InputItem]:
+        """Returns the items of the request's own input, however it was written."""
+        if isinstance(self.input, str):
+            return [MessageItem(role="user", content=self.input)]
+        return self.input or []
+
     @property
     def conversation_id(self) -> str | None:
         """Id of the conversation that the request goes on with."""

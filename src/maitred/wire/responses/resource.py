@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from maitred.core.request import Usage
+from maitred.wire.sse import encode_event
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -268,4 +269,4 @@ decode_item = msgspec.json.Decoder(dict[str, Any]).decode
 
 def encode_response_event(event: ResponseEvent) -> bytes:
     """Encodes an event of a stream with its event name."""
-    return b"event: %b\ndata: %b\n\n" % (event.type.encode("ascii"), _encoder.encode(event))
+    return encode_event(_encoder.encode(event), event.type.encode("ascii"))

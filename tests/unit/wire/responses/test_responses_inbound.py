@@ -135,8 +135,8 @@ def test_records_of_a_providers_tools_are_skipped_and_results_for_them_refused()
 def test_tools_are_those_of_a_chat_and_those_of_a_provider_are_named():
     request = decoded(tools=[FUNCTION, {"type": "web_search"}, CUSTOM, {"type": "namespace", "name": "n", "tools": []}])
     assert request.ignored_fields == ("tools[1] (web_search)", "tools[3] (namespace)")
-    assert custom_tools(request) == {"patch"}
     asked = to_chat(request)
+    assert custom_tools(asked) == {"patch"}
     assert asked.tools == [
         {
             "type": "function",
