@@ -36,8 +36,9 @@ with the types of the official clients of OpenAI and Anthropic and with vLLM's p
 """
 MESSAGES = """## Messages
 
-A request becomes the equivalent chat completion; what becomes of `top_k` or `tools` at its target is in the table
-above, and so is what becomes here of other fields of that table.
+A server that speaks this API gets a request as it was written ([anthropic.md](anthropic.md#what-becomes-of-a-request)).
+For other models it becomes the equivalent chat completion; what becomes of `top_k` or `tools` there is in the first
+table, and so is what becomes here of other fields of that table.
 
 """
 RESPONSES = """## Responses

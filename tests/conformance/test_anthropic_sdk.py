@@ -67,6 +67,18 @@ async def test_the_events_come_in_their_order():
         assert events[-2].usage.output_tokens == len(ANSWER.tokens)
 
 
+async def test_models_are_listed_by_pages_in_the_words_of_the_api():
+    async with gateway([ANSWER]) as system, async_client(system, _strict_response_validation=True) as client:
+        (model,) = [each async for each in await client.models.list(limit=1)]
+        assert (model.id, model.type, model.lifecycle) == (MODEL, "model", "active")
+        assert model.max_input_tokens > 0
+        assert (await client.models.retrieve(MODEL)).model_dump() == model.model_dump()
+        assert (await client.models.list(after_id=MODEL)).data == (await client.models.list(before_id=MODEL)).data == []
+        for query in ({"limit": 0}, {"after_id": "another"}):
+            with pytest.raises(anthropic.BadRequestError):
+                await client.models.list(**query)
+
+
 async def test_a_stream_ends_with_the_event_of_its_api_only():
     async with gateway([ANSWER]) as system:
         headers = {"anthropic-version": "2023-06-01"}

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from maitred.testing.script import AnswerFault, ScriptedAnswer
+from maitred.wire.anthropic.context_edits import CLEARED
 from tests.support.gateway import CARD, MODEL, gateway
 from tests.support.tool_models import save_tool_tokenizer
 
@@ -320,3 +321,42 @@ async def test_a_call_goes_on_at_another_replica(tokenizers):
         assert choice.message.reasoning_content == "Let me see."
         assert [json.loads(call.function.arguments) for call in choice.message.tool_calls] == [SKY, {}]
         assert choice.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_old_results_are_cleared_from_the_prompt_and_that_is_told(tokenizers, streams):
+    def messages(result):
+        call = {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": "sea"}}
+        results = [{"type": "tool_result", "tool_use_id": "t1", "content": result}]
+        return [*USER, {"role": "assistant", "content": [call]}, {"role": "user", "content": results}]
+
+    edit = {
+        "type": "clear_tool_uses_20250919",
+        "trigger": {"type": "input_tokens", "value": 30},
+        "keep": {"type": "tool_uses", "value": 0},
+    }
+    asked = {
+        "model": MODEL,
+        "max_tokens": 9,
+        "messages": messages("Waves. " * 9),
+        "context_management": {"edits": [edit]},
+    }
+    async with system(tokenizers["hermes"], "Hi.") as running, anthropic_client(running) as client:
+        full = await client.messages.count_tokens(model=MODEL, messages=asked["messages"])
+        cleared = await client.messages.count_tokens(model=MODEL, messages=messages(CLEARED))
+        if streams:
+            async with client.beta.messages.stream(**asked) as events:
+                message = await events.get_final_message()
+        else:
+            message = await client.beta.messages.create(**asked)
+        (applied,) = message.context_management.applied_edits
+        assert applied.cleared_tool_uses == 1
+        assert applied.cleared_input_tokens == full.input_tokens - cleared.input_tokens > 0
+        await running.wait_until(lambda: running.contexts[-1].prompt_tokens)
+        assert running.contexts[-1].prompt_tokens == cleared.input_tokens
+        edit["trigger"]["value"] = full.input_tokens
+        kept = await client.beta.messages.create(**asked)
+        assert kept.context_management.applied_edits == []
+        del asked["max_tokens"]
+        counted = await client.beta.messages.count_tokens(**asked)
+        assert counted.input_tokens == counted.context_management.original_input_tokens == full.input_tokens

@@ -6,10 +6,10 @@ format.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
-from msgspec import to_builtins
+from msgspec import UNSET, to_builtins
 from msgspec.structs import replace
 
 from maitred.api.chat import to_inference_request
@@ -19,11 +19,10 @@ from maitred.api.headers import apply_priority_headers
 from maitred.api.routes import Route
 from maitred.api.streaming import CollectedChoice, send_response
 from maitred.core.context import RequestContext
-from maitred.core.errors import InvalidRequest
 from maitred.core.ids import new_object_id
-from maitred.core.inference import ChunkMetadata, Conversation, TextDelta
+from maitred.core.inference import ChunkMetadata, InferenceRequest, NativeRequest, TextDelta
 from maitred.core.request import FinishReason, Usage
-from maitred.core.service import InferenceService
+from maitred.core.service import InferenceService, PromptTokens
 from maitred.core.tenancy import Scope
 from maitred.wire.anthropic.content import (
     citation_event,
@@ -35,6 +34,7 @@ from maitred.wire.anthropic.content import (
     usage_fields,
     whole_block,
 )
+from maitred.wire.anthropic.context_edits import apply_edits
 from maitred.wire.anthropic.decode import check_version, decode_count_tokens, decode_messages
 from maitred.wire.anthropic.inbound import to_chat, to_constraint, to_openai_fields, wants_thinking
 from maitred.wire.anthropic.requests import CountTokensRequest, MessagesRequest
@@ -48,18 +48,21 @@ from maitred.wire.anthropic.responses import (
     MessageStart,
     MessageStop,
     MessageUsage,
+    OriginalTokens,
     StopDelta,
     StreamEvent,
     TokenCount,
     encode,
     encode_stream_event,
 )
-from maitred.wire.openai.decode import unsupported_by_engine
+from maitred.wire.openai.fields import without_positions
+from maitred.wire.openai.requests import ChatRequest
 from maitred.wire.openai.responses import CONTINUED, REASONING_FIELDS, THOUGHT_FIELDS
-from maitred.wire.openai.sampling import TOOL_FIELDS, to_tool_rules
 from maitred.wire.openai.tool_calls import is_json_object
 from maitred.wire.openai.written import merge_deltas, merge_metadata, thinking_blocks, whole_thinking_blocks
 from maitred.wire.sse import EventTemplate
+
+R = TypeVar("R", MessagesRequest, CountTokensRequest)
 
 _TEXT, _THOUGHT, _REDACTED, _SIGNATURE, _FOREIGN = -1, -2, -3, -4, -5
 _READ_OF_DELTA = frozenset({*THOUGHT_FIELDS, "refusal", "tool_calls", "content_blocks"})
@@ -118,20 +121,21 @@ class MessagesRoutes:
         """Answers a conversation, whole or as a stream."""
         check_version(exchange.header(b"anthropic-version"))
         request = await exchange.decode(decode_messages, strict=self._strict)
-        chat = to_chat(request)
-        inference_request = apply_priority_headers(
-            to_inference_request(chat), exchange.header, retries=exchange.retries
-        )
+        edited, applied_edits = await self._edit_context(exchange, request)
+        chat = to_chat(edited)
         inference_request = replace(
-            inference_request,
+            apply_priority_headers(
+                self._to_inference_request(exchange, request, chat), exchange.header, retries=exchange.retries
+            ),
             whole=not request.streams,
             constraint=partial(to_constraint, request),
             to_openai=partial(to_openai_fields, request, chat),
-            left_out=request.ignored_fields,
         )
         async with self._service.generate(inference_request, exchange.context) as answer:
             answer_id = exchange.id_for("msg").replace("-", "_")
-            shape = MessagesFormatter(answer_id, exchange.context, thoughts=wants_thinking(request))
+            shape = MessagesFormatter(
+                answer_id, exchange.context, thoughts=wants_thinking(request), applied_edits=applied_edits
+            )
             await send_response(
                 exchange, answer, shape, choices=1, streams=request.streams, heartbeat_s=self._heartbeat_s
             )
@@ -140,14 +144,49 @@ class MessagesRoutes:
         """Counts the tokens of a conversation as the model would read them."""
         check_version(exchange.header(b"anthropic-version"))
         request = await exchange.decode(decode_count_tokens, strict=self._strict)
-        chat = to_chat(request)
+        counted = await self._count_tokens(exchange, request)
+        if counted.reported is not None:
+            await exchange.respond(encode(counted.reported))
+            return
         exchange.context.ignored_fields = request.ignored_fields
-        if needs := [need for need in unsupported_by_engine(chat).refused if need not in TOOL_FIELDS]:
-            raise InvalidRequest(f"Tokens are counted of text only here. Remove {needs[0]}.", param=needs[0])
-        rules = to_tool_rules(chat)
-        prompt = Conversation(chat.conversation(), tools=[] if rules is None else rules.declared)
-        tokens = await self._service.tokenize(exchange.principal, chat.model, prompt, add_special_tokens=None)
-        await exchange.respond(encode(TokenCount(input_tokens=len(tokens))))
+        edited, applied_edits = await self._edit_context(exchange, request)
+        original = counted.tokens
+        if applied_edits:
+            counted = await self._count_tokens(exchange, edited)
+        body = TokenCount(
+            input_tokens=counted.tokens,
+            context_management=UNSET if applied_edits is None else OriginalTokens(original_input_tokens=original),
+            estimated=counted.estimated or UNSET,
+        )
+        await exchange.respond(encode(body))
+
+    async def _edit_context(self, exchange: HttpExchange, request: R) -> tuple[R, Sequence[Mapping[str, Any]] | None]:
+        """Applies the edits of the context; returns a description of those that removed something, None: none asked."""
+        if request.context_management is None or request.beyond_chat is not None:
+            return request, None
+
+        async def count(shorter: CountTokensRequest) -> int:
+            return (await self._count_tokens(exchange, shorter)).tokens
+
+        return await apply_edits(request, count)
+
+    async def _count_tokens(self, exchange: HttpExchange, request: CountTokensRequest) -> PromptTokens:
+        inference_request = self._to_inference_request(exchange, request, to_chat(request))
+        return await self._service.count_tokens(exchange.principal, inference_request)
+
+    def _to_inference_request(
+        self, exchange: HttpExchange, request: CountTokensRequest, chat: ChatRequest
+    ) -> InferenceRequest:
+        """Converts a request, whose chat completion is known, into an inference request."""
+        inference_request = to_inference_request(chat)
+        betas = exchange.header(b"anthropic-beta")
+        native = NativeRequest(request.sent, {} if betas is None else {"anthropic-beta": betas}, request.beyond_chat)
+        return replace(
+            inference_request,
+            native=native if request.sent else None,
+            needs=tuple(map(without_positions, inference_request.needs)),
+            left_out=request.ignored_fields,
+        )
 
 
 class MessagesFormatter:
@@ -157,12 +196,21 @@ class MessagesFormatter:
         answer_id: The id of the answer.
         context: The request context, for its usage so far and the model that answers.
         thoughts: Whether the client wants the reasoning text.
+        applied_edits: Edits of the context that were made here; None: none were asked for.
     """
 
-    def __init__(self, answer_id: str, context: RequestContext, *, thoughts: bool = False) -> None:
+    def __init__(
+        self,
+        answer_id: str,
+        context: RequestContext,
+        *,
+        thoughts: bool = False,
+        applied_edits: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
         self._id = answer_id
         self._context = context
         self._thoughts = thoughts
+        self._applied_edits = applied_edits
         self._stop = StopDelta()
         self._block = -1
         """Index of the block that was started last."""
@@ -196,7 +244,7 @@ class MessagesFormatter:
         others = merge_deltas(self._others)
         if self._citations:
             others["annotations"] = [*self._citations, *others.get("annotations", ())]
-        members = members_of(self._metadata, others, self._stop.stop_sequence)
+        members = members_of(self._metadata, others, self._stop.stop_sequence) | self._own_members()
         if members or usage.details:
             # Anthropic tells these beside the delta, everything else of a message within it.
             beside = {name: members.pop(name) for name in ("context_management",) if name in members}
@@ -220,8 +268,14 @@ class MessagesFormatter:
         if finish is FinishReason.TOOL_CALLS and all(type_of(block) != "tool_use" for block in content):
             finish = FinishReason.STOP
         answer = self._answer([], _stop_of(finish, choice.stop), usage)
-        members = members_of(metadata, others, choice.stop)
+        members = members_of(metadata, others, choice.stop) | self._own_members()
         return encode({**members, **to_builtins(answer), "content": content, "usage": usage_fields(usage)})
+
+    def _own_members(self) -> dict[str, Any]:
+        """Returns the members of the message about the edits of the context, unless its server has made them."""
+        if self._applied_edits is None or self._context.is_passthrough:
+            return {}
+        return {"context_management": {"applied_edits": self._applied_edits}}
 
     def _blocks_of(self, text: str, thought: str, extra: Mapping[str, Any], others: dict[str, Any]) -> list[Any]:
         """Returns the blocks of a whole answer of chat completions; takes what becomes one out of the other members."""

@@ -1,20 +1,26 @@
 """Routes that give information about models: the list, and a model's tokenizer."""
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 
 from msgspec import UNSET, UnsetType
 
 from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
-from maitred.core.errors import ReplicaUnavailable
+from maitred.core.errors import InvalidRequest, ReplicaUnavailable
 from maitred.core.inference import Conversation, Prompt
 from maitred.core.service import InferenceService
 from maitred.core.tenancy import Scope
+from maitred.wire.anthropic import responses as anthropic
 from maitred.wire.openai.decode import decode_detokenize, decode_tokenize
 from maitred.wire.openai.requests import DetokenizeRequest, TokenizeRequest
 from maitred.wire.openai.responses import Detokenized, ModelEntry, ModelList, Tokenized, encode
 from maitred.wire.openai.sampling import declared_tools
+
+_MOST_MODELS = 1_000
+"""Most models of a page, as in Anthropic's API."""
 
 
 class ModelRoutes:
@@ -58,14 +64,39 @@ class ModelRoutes:
         ]
 
     async def list(self, exchange: HttpExchange) -> None:
-        """Lists all models that the caller may use."""
-        await exchange.respond(
-            encode(ModelList(data=[self._entry(exchange, name) for name in self._answering.models(exchange.principal)]))
-        )
+        """Lists all models that the caller may use; clients of Anthropic's API get pages in its words."""
+        names = self._answering.models(exchange.principal)
+        if _speaks_anthropic(exchange):
+            await exchange.respond(anthropic.encode(self._page(exchange, names)))
+        else:
+            await exchange.respond(encode(ModelList(data=[self._entry(exchange, name) for name in names])))
 
     async def get(self, exchange: HttpExchange) -> None:
         """Answers with one model that the caller may use."""
-        await exchange.respond(encode(self._entry(exchange, exchange.parameter)))
+        entry = self._entry(exchange, exchange.parameter)
+        await exchange.respond(anthropic.encode(_model_info(entry)) if _speaks_anthropic(exchange) else encode(entry))
+
+    def _page(self, exchange: HttpExchange, names: Sequence[str]) -> anthropic.ModelPage:
+        """Returns the page that the query asks for by `limit`, `after_id` or `before_id`."""
+        query = dict(exchange.query)
+        limit, after, before = query.get("limit", "20"), query.get("after_id"), query.get("before_id")
+        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= _MOST_MODELS):
+            raise InvalidRequest(f"limit must be a number from 1 to {_MOST_MODELS}.", param="limit")
+        for param, cursor in (("after_id", after), ("before_id", before)):
+            if cursor is not None and cursor not in names:
+                raise InvalidRequest(f"{param} must be the id of a model of another page.", param=param)
+        if before is not None:
+            earlier = names[: names.index(before)]
+            page, rest = earlier[-int(limit) :], earlier[: -int(limit)]
+        else:
+            later = names[0 if after is None else names.index(after) + 1 :]
+            page, rest = later[: int(limit)], later[int(limit) :]
+        return anthropic.ModelPage(
+            data=[_model_info(self._entry(exchange, name)) for name in page],
+            has_more=bool(rest),
+            first_id=page[0] if page else None,
+            last_id=page[-1] if page else None,
+        )
 
     async def tokenize(self, exchange: HttpExchange) -> None:
         """Tokenizes a text as the model would read it."""
@@ -106,3 +137,17 @@ class ModelRoutes:
         with suppress(ReplicaUnavailable):
             window = self._answering.card(exchange.principal, name).context_tokens
         return ModelEntry(id=name, created=self._created, owned_by="maitred", max_model_len=window, ready=ready)
+
+
+def _speaks_anthropic(exchange: HttpExchange) -> bool:
+    """Returns whether a client expects the words of Anthropic's API, whose clients all send this header."""
+    return exchange.header(b"anthropic-version") is not None
+
+
+def _model_info(entry: ModelEntry) -> anthropic.ModelInfo:
+    return anthropic.ModelInfo(
+        id=entry.id,
+        display_name=entry.id,
+        created_at=datetime.fromtimestamp(entry.created, UTC).isoformat().replace("+00:00", "Z"),
+        max_input_tokens=None if entry.max_model_len is UNSET else entry.max_model_len,
+    )

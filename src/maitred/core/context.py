@@ -106,6 +106,8 @@ class RequestContext(msgspec.Struct):
     """Waiting time in milliseconds by cause (see `maitred.core.request.WaitCause`)."""
     ignored_fields: Sequence[str] = ()
     """Fields of the request that the model which answers was not given, as paths."""
+    is_passthrough: bool = False
+    """Whether the server that answers was given the request as its client wrote it, in the API that both speak."""
     degraded: list[str] = []
     """Degradations because of the load, such as ``max_tokens=64`` or ``model=small``."""
     relaxed: list[str] = []
@@ -199,7 +201,7 @@ class RequestContext(msgspec.Struct):
         self.cache_write_tokens = self.cache_write_1h_tokens = 0
         self.predicted_position = self.position = self.dispatched_s = self.clamped_max_tokens = None
         self.estimated, self.degraded, self.refused_by, self.finish_reasons = False, [], "", []
-        self.usage_details = None
+        self.usage_details, self.is_passthrough = None, False
 
     def close(self, outcome: Outcome, status: int, now_s: float) -> None:
         """Sets the outcome; a second call is a bug."""

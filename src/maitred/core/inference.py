@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from maitred.core.errors import MaitredError
 from maitred.core.grammar import Constraint
 from maitred.core.request import FinishReason, SamplingParams
 from maitred.core.tools import ToolRules
@@ -40,6 +41,17 @@ class AnswerPrefix(msgspec.Struct, frozen=True):
     """Whether the tokens are estimated."""
     thought: str = ""
     """Reasoning before the text; without a text, the answer broke off within it."""
+
+
+class NativeRequest(msgspec.Struct, frozen=True):
+    """A request as its client wrote it, for servers that speak the client's API: nothing of it is lost on a detour."""
+
+    fields: Mapping[str, Any]
+    """The body of the request, of Anthropic's Messages API."""
+    headers: Mapping[str, str] = {}
+    """Headers of the request that say something to such a server."""
+    beyond_chat: MaitredError | None = None
+    """The error for models that are asked by other APIs, which cannot say all of the request; None: they can."""
 
 
 class InferenceRequest(msgspec.Struct, frozen=True):
@@ -101,7 +113,8 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     needs: tuple[str, ...] = ()
     """Fields such as ``tools`` or ``response_format`` that only some replicas support."""
     left_out: tuple[str, ...] = ()
-    """Fields that no model gets, because the API of the request has them and the others do not."""
+    """Fields that no model gets, because the API of the request has them and the others do not; only a replica that
+    speaks that API does."""
     hints: tuple[str, ...] = ()
     """Fields that our own engines leave out, because the answer is the same without them."""
     tools: Callable[[], ToolRules | None] | None = None
@@ -109,6 +122,9 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     to_openai: Callable[[], Mapping[str, Any]] | None = None
     """The whole request in OpenAI's format, without omitted fields, for replicas with that API. None: the API of the
     request has no such format."""
+    native: NativeRequest | None = None
+    """The request for replicas that speak the API of the client, if this is not OpenAI's; None: there is no such API
+    or no such replica."""
     constraint: Callable[[], Constraint | None] | None = None
     """Parses the constraint on the answer for our own engine. None: no constraint; external servers apply their own
     rules to the request. The call raises `InvalidRequest` if the constraint is malformed."""

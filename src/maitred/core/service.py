@@ -1,9 +1,11 @@
 """Interfaces between an API and the service behind it, with the response streams."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Any, Protocol
+
+import msgspec
 
 from maitred.core.context import RateLimitStatus, RequestContext
 from maitred.core.flow import QueuePosition
@@ -54,6 +56,16 @@ class PushStream(ABC):
         ...
 
 
+class PromptTokens(msgspec.Struct, frozen=True):
+    """Number of tokens of the prompts of a request."""
+
+    tokens: int
+    estimated: bool = False
+    """Whether nothing that can be asked here counts them."""
+    reported: Mapping[str, Any] | None = None
+    """What the server said that has counted them, in the API of the client; None: they were counted here."""
+
+
 class InferenceService(Protocol):
     """Inference service for the APIs; `maitred.app.request.pipeline` implements it."""
 
@@ -74,6 +86,10 @@ class InferenceService(Protocol):
         self, principal: Principal, model: str, prompt: Prompt, *, add_special_tokens: bool | None
     ) -> list[int]:
         """Returns the prompt tokens for the model; raises the same errors as `InferenceService.generate`."""
+        ...
+
+    async def count_tokens(self, principal: Principal, request: InferenceRequest) -> PromptTokens:
+        """Counts the tokens of the prompts of a request, with its tools; raises as `InferenceService.generate` does."""
         ...
 
     def detokenize(self, principal: Principal, model: str, tokens: Sequence[int]) -> str:

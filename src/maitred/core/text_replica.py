@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from maitred.core.inference import TextDelta
+from maitred.core.inference import NativeRequest, TextDelta
 from maitred.core.replica import ReplicaBase
 from maitred.core.request import Usage
 from maitred.core.trace_context import TraceContext
@@ -36,6 +36,10 @@ class TextRequest(msgspec.Struct, frozen=True):
     has_other_target: bool = False
     """Whether another replica or another model can be asked instead, so that waiting long for this one makes no
     sense."""
+    native: NativeRequest | None = None
+    """The request in the API of the client, for a replica that speaks it; None: OpenAI's."""
+    left_out: tuple[str, ...] = ()
+    """Fields of the client's API that `fields` does not have."""
     given: str = ""
     """Text of the only choice that the caller already has; the answer continues after it. Empty: a new answer."""
     trace: TraceContext | None = None
@@ -60,6 +64,11 @@ class TextStream(Protocol):
     @property
     def ignored_fields(self) -> Sequence[str]:
         """Fields of the request that the replica was not given, because the answer is the same without them."""
+        ...
+
+    @property
+    def is_passthrough(self) -> bool:
+        """Whether the replica was given the request as its client wrote it, in the API that both speak."""
         ...
 
     def listen(self, pour: Callable[[TextBatch], bool]) -> None:
@@ -94,6 +103,18 @@ class TextReplica(ReplicaBase, Protocol):
 
         The answer is False for one request in a while, which finds out. Only ask for a request that has somewhere else
         to begin.
+        """
+        ...
+
+    async def count_tokens(self, request: NativeRequest, model: str | None) -> Mapping[str, Any] | None:
+        """Returns what the replica says of the tokens of a prompt; None: it cannot be asked, or it does not answer.
+
+        Args:
+            request: The request in the API of its client.
+            model: Name of the model at the replica; None: the configured name.
+
+        Raises:
+            InvalidRequest: The replica says that the request is at fault.
         """
         ...
 

@@ -115,12 +115,14 @@ class ScriptedAnthropic:
         url: Base URL of the API.
         asked: Requests for answers that it has received.
         left: Number of clients that closed their connections before the end of their answers.
+        token_count: Answer to requests for the number of tokens of a prompt.
     """
 
     def __init__(self, replies: Sequence[Reply]) -> None:
         self.url = ""
         self.asked: list[ReceivedRequest] = []
         self.left = 0
+        self.token_count: Mapping[str, Any] = {"input_tokens": 42}
         self._replies = list(replies)
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -160,6 +162,9 @@ class ScriptedAnthropic:
             return True
         reply = self._replies[min(len(self.asked), len(self._replies) - 1)]
         self.asked.append(asked)
+        if asked.path.endswith("/count_tokens") and reply.status == 200:
+            await _send(writer, 200, json.dumps(self.token_count).encode(), {"content-type": "application/json"})
+            return True
         if reply.status != 200:
             body = {"type": "error", "error": dict(zip(("type", "message"), reply.error, strict=True))}
             headers = {"content-type": "application/json", **reply.headers}

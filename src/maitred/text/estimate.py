@@ -21,6 +21,10 @@ Each message adds 3 tokens, and the opening of the answer adds another 3 (OpenAI
 tiktoken"). The lengths of the text in three encodings give the number of characters of each class, without a loop over
 characters in Python: a megabyte takes about a millisecond.
 
+An image counts as what Anthropic's documentation ("Vision") states for the largest one that is not scaled down, or as
+OpenAI's ("Images and vision") for one of low detail. A page of a PDF has its text and its image (Anthropic, "PDF
+support"); sound has ten tokens for each second (OpenAI, "Audio"), by the bytes of a WAV file of 24,000 samples.
+
 The remaining error is specific to the vocabulary, and similar for all texts. `LearntRatio` learns it from the server's
 counts.
 """
@@ -36,6 +40,10 @@ MESSAGE_TOKENS = 3
 """Number of tokens that a chat template writes around a message."""
 OPENING_TOKENS = 3
 """Number of tokens that a chat template writes before the answer."""
+IMAGE_TOKENS = 1_600
+_LOW_DETAIL_TOKENS = 85
+_BASE64_CHARACTERS_PER_SOUND_TOKEN = 6_400
+_BASE64_CHARACTERS_PER_FILE_TOKEN = 32
 
 
 def estimate(text: str) -> float:
@@ -65,6 +73,30 @@ def estimate_conversation(messages: Iterable[Mapping[str, Any]], tools: object =
         if calls := message.get("tool_calls"):
             tokens += _estimate_json(calls)
     return tokens + (_estimate_json(tools) if tools else 0.0)
+
+
+def estimate_media(messages: Iterable[Mapping[str, Any]]) -> float:
+    """Estimates the tokens of the images, sounds and files in messages, which their servers read beside the text.
+
+    Args:
+        messages: Messages as they were written, in the form of chat completions.
+    """
+    tokens = 0.0
+    for message in messages:
+        content = message.get("content")
+        for part in content if content.__class__ is list else ():
+            match part:
+                case {"type": "text"}:
+                    pass
+                case {"type": "image_url", "image_url": {"detail": "low"}}:
+                    tokens += _LOW_DETAIL_TOKENS
+                case {"type": "input_audio", "input_audio": {"data": str() as data}}:
+                    tokens += len(data) / _BASE64_CHARACTERS_PER_SOUND_TOKEN
+                case {"type": "file", "file": {"file_data": str() as data}}:
+                    tokens += max(IMAGE_TOKENS, len(data) / _BASE64_CHARACTERS_PER_FILE_TOKEN)
+                case _:
+                    tokens += IMAGE_TOKENS
+    return tokens
 
 
 def estimate_members(members: Mapping[str, Any]) -> float:

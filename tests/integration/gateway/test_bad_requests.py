@@ -37,7 +37,7 @@ BAD = [
     (
         chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]),
         400,
-        "messages[0].content[0]",
+        "messages[0].content[0].image_url",
         "invalid_value",
     ),
     (chat(temperature=2.5), 400, "temperature", "invalid_value"),

@@ -38,6 +38,7 @@ from maitred.core.stored_response import StoredResponse
 from maitred.core.tenancy import Scope
 from maitred.store.responses import ResponseStore
 from maitred.wire.openai.decode import unsupported_by_engine
+from maitred.wire.openai.fields import without_positions
 from maitred.wire.openai.requests import ChatRequest
 from maitred.wire.openai.sampling import TOOL_FIELDS, to_tool_rules
 from maitred.wire.responses.decode import decode_input_tokens, decode_responses
@@ -176,7 +177,8 @@ class ResponsesRoutes:
         chat = to_chat(request, earlier)
         exchange.context.ignored_fields = request.ignored_fields
         if needs := [need for need in unsupported_by_engine(chat).refused if need not in TOOL_FIELDS]:
-            raise InvalidRequest(f"Tokens are counted of text only here. Remove {needs[0]}.", param=needs[0])
+            path = _own_path(needs[0])
+            raise InvalidRequest(f"Tokens are counted of text only here. Remove {path}.", param=path)
         rules = to_tool_rules(with_functions_only(chat))
         prompt = Conversation(
             chat.conversation(),
@@ -340,9 +342,15 @@ def _to_inference_request(request: ResponsesRequest, chat: ChatRequest) -> Infer
         inference_request,
         max_tokens_param="max_output_tokens",
         prompt_param="input",
+        needs=tuple(map(_own_path, inference_request.needs)),
         hints=tuple(map(rename_param, inference_request.hints)),
         left_out=request.ignored_fields,
     )
+
+
+def _own_path(path: str) -> str:
+    """Returns a path into the messages of a chat completion as one into the input."""
+    return rename_param(without_positions(path)) if path.startswith("messages[") else path
 
 
 def _new_resource(request: ResponsesRequest, response_id: str, *, stores: bool) -> ResponseResource:

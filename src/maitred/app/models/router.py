@@ -33,6 +33,8 @@ _CAPABILITIES = {
     "structured_outputs": "json_schema",
 }
 """Field of a request -> what a model needs for it."""
+_IMAGE_PARTS = (".image_url", ".video_url")
+"""Ends of the paths of images; see `maitred.wire.openai.fields.media_parts`."""
 
 
 class Router:
@@ -227,6 +229,8 @@ def _needs_of(request: InferenceRequest, principal: Principal) -> RequestRequire
 
 def _capabilities_of(request: InferenceRequest, known: Mapping[str, str]) -> frozenset[str]:
     needed = {known[field] for field in request.needs if field in known}
+    if any(field.endswith(_IMAGE_PARTS) for field in request.needs):
+        needed.add("vision")
     if request.sampling.top_logprobs is not None:
         needed.add("logprobs")
     return frozenset(needed)

@@ -29,9 +29,10 @@ from maitred.app.request.planner import PreparedRequest, RequestPlan, RequestPla
 from maitred.app.request.retry_policy import RetryPolicy
 from maitred.app.request.rollout_observer import RolloutObserver
 from maitred.app.request.tokenized import NamedTokenizer, TokenizedRequest, tokenize_prompts
-from maitred.app.request.upstream_request import UpstreamRequest
+from maitred.app.request.upstream_request import UpstreamRequest, count_upstream_tokens
 from maitred.app.request.upstream_response import UpstreamResponse
 from maitred.app.request.usage_counter import OutputGrant, UpstreamUsageCounter
+from maitred.app.request.validation import check_beyond_chat, check_supported, rules_for, with_tools
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.cohort import COHORT, CohortStage
 from maitred.core.context import DeltaListener, RateLimitStatus, RequestContext
@@ -46,14 +47,16 @@ from maitred.core.inference import InferenceRequest, Prompt
 from maitred.core.replica import ModelCard
 from maitred.core.request import EngineRequest
 from maitred.core.resource_stack import ResourceStack
-from maitred.core.service import ResponseStream
+from maitred.core.service import PromptTokens, ResponseStream
 from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.core.text_replica import TextRequest
 from maitred.core.timeline import SpanName
 from maitred.dispatch.request import DispatchRequest
+from maitred.routing.catalog import TextModel
 from maitred.routing.escalation.schemas import SchemaChecker
 from maitred.routing.pools.route_table import RoutePlan, RouteTarget
 from maitred.text.tokenizer import Tokenizer
+from maitred.wire.openai.sampling import TOOL_FIELDS
 
 _draw_seed = partial(secrets.randbits, 63)
 """Draws an unpredictable seed for requests without one."""
@@ -357,6 +360,19 @@ class Pipeline:
         )
         return tokens
 
+    async def count_tokens(self, principal: Principal, request: InferenceRequest) -> PromptTokens:
+        """Counts the tokens of the prompts of a request; implements `InferenceService.count_tokens`."""
+        target = self._router.route(request, principal).first_target()
+        model = self._router.model(target)
+        if isinstance(model, TextModel):
+            return await count_upstream_tokens(model, target.model, request, principal)
+        check_beyond_chat(request)
+        if request.tools is not None:
+            request = with_tools(request, rules_for(model, request.tools))
+        check_supported([need for need in request.needs if need not in TOOL_FIELDS])
+        prompts = await tokenize_prompts(model, request.prompts, principal=principal)
+        return PromptTokens(sum(map(len, prompts)))
+
     def detokenize(self, principal: Principal, model: str, tokens: Sequence[int]) -> str:
         """Turns tokens into text; implements `InferenceService.detokenize`."""
         tokenizer = self._tokenizer(principal, model)
@@ -445,6 +461,8 @@ def _text_request(
         id=grant.lease,
         fields=upstream_request.fields,
         choices=upstream_request.choice_count,
+        native=upstream_request.request.native,
+        left_out=upstream_request.request.left_out,
         max_tokens=min(max(upstream_request.available_tokens), grant.max_tokens) if is_limited else None,
         scored=scored,
         model=target.model,

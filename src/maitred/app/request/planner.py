@@ -17,6 +17,7 @@ from maitred.app.request.flow_control import FlowController
 from maitred.app.request.tokenized import TokenizedRequest, tokenize_prompts, unread_arguments
 from maitred.app.request.upstream_request import UpstreamRequest, estimate_upstream_request, prepare_upstream_request
 from maitred.app.request.validation import (
+    check_beyond_chat,
     check_generates,
     check_sampling,
     check_size,
@@ -145,6 +146,7 @@ class RequestPlanner:
                 context,
             )
         card = model.card()
+        check_beyond_chat(request)
         context.ignored_fields = request.left_out + request.hints
         for prompt in request.prompts:
             if isinstance(prompt, Conversation) and prompt.template_arguments:

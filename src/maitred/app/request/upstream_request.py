@@ -14,9 +14,10 @@ from maitred.app.request.validation import check_sampling, max_output_tokens, wi
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest
 from maitred.core.inference import Conversation, InferenceRequest, Prompt
 from maitred.core.replica import ModelCard
+from maitred.core.service import PromptTokens
 from maitred.core.tenancy import Principal
 from maitred.routing.catalog import TextModel
-from maitred.text.estimate import estimate, estimate_conversation
+from maitred.text.estimate import estimate, estimate_conversation, estimate_media
 
 _PREFIX_CHARACTERS = 512
 _MIN_TOKEN_SHARE = 0.5
@@ -112,7 +113,7 @@ async def prepare_upstream_request(
         card, fields = _check(model, request, max_choices)
         if (tokens := await _tokenize(model, request, principal)) is not None:
             available_tokens = max_output_tokens(card, tokens, request)
-            prompt_tokens = sum(map(len, tokens))
+            prompt_tokens = sum(map(len, tokens)) + round(estimate_media(fields.get("messages", ())))
             return UpstreamRequest(
                 model=model,
                 card=card,
@@ -136,7 +137,7 @@ def estimate_upstream_request(model: TextModel, request: InferenceRequest, max_c
     available_tokens = []
     estimated, prompt_tokens = 0.0, 0
     for prompt in request.prompts:
-        raw_estimate = _estimate_prompt(prompt, tools)
+        raw_estimate = _estimate_prompt(prompt, tools) + estimate_media(fields.get("messages", ()))
         corrected = max(1, round(raw_estimate * ratio))
         substitute_prompts.append(PseudoTokens(prompt, corrected))
         available_tokens.append(_available_tokens(card, corrected, request))
@@ -154,6 +155,34 @@ def estimate_upstream_request(model: TextModel, request: InferenceRequest, max_c
         choice_count=choices,
         estimated=estimated,
     )
+
+
+async def count_upstream_tokens(
+    model: TextModel, server_model: str | None, request: InferenceRequest, principal: Principal
+) -> PromptTokens:
+    """Counts the tokens of the prompts of a request: at a server that speaks the client's API, here, or by estimate.
+
+    Args:
+        model: The model.
+        server_model: Its name at the servers; None: the configured name.
+        request: The request.
+        principal: The caller.
+
+    Raises:
+        InvalidRequest: A server says that the request is at fault.
+    """
+    if request.native is not None:
+        for replica in model.replicas:
+            reported = await replica.count_tokens(request.native, server_model)
+            if reported is not None:
+                return PromptTokens(reported["input_tokens"], reported=reported)
+    if model.tokenizer is not None and (tokens := await _tokenize(model, request, principal)) is not None:
+        return PromptTokens(sum(map(len, tokens)))
+    fields = {} if request.to_openai is None else request.to_openai()
+    tools = fields.get("tools")
+    estimated = sum(_estimate_prompt(prompt, tools) for prompt in request.prompts)
+    estimated += estimate_media(fields.get("messages", ()))
+    return PromptTokens(max(1, round(estimated * model.prompt_ratio.value)), estimated=True)
 
 
 def _check(model: TextModel, request: InferenceRequest, max_choices: int) -> tuple[ModelCard, Mapping[str, Any]]:

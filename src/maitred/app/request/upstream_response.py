@@ -56,9 +56,11 @@ class UpstreamAttempt(ReplicaAttempt[TextBatch]):
 
     Attributes:
         ignored_fields: Fields of the request that the server was not given.
+        is_passthrough: Whether the server was given the request as its client wrote it.
     """
 
     ignored_fields: Sequence[str] = ()
+    is_passthrough = False
 
     def __init__(
         self,
@@ -79,7 +81,7 @@ class UpstreamAttempt(ReplicaAttempt[TextBatch]):
             request = replace(request, trace=timeline.context_at(self._span, new_span_id))
         stream = await self._stack.enter_async_context(self._replica.generate(request))
         self._items, self.listen = aiter(stream), stream.listen
-        self.ignored_fields = stream.ignored_fields
+        self.ignored_fields, self.is_passthrough = stream.ignored_fields, stream.is_passthrough
         self._on_submitted()
 
 
@@ -123,7 +125,6 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         """Whether the next delta is the first of a continuing server."""
         self._prompt_count = len(upstream_request.prompts)
         self._requested_stops = upstream_request.request.stops
-        self._left_out = upstream_request.request.left_out
         self._usage_counter = usage_counter
         self._retry_state = retry_state
         self._deadline_s = deadline_s
@@ -195,7 +196,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
                     context.position, context.dispatched_s = None, self._clock.monotonic_s()
                     context.waited_ms = dict(self._entry.waited_ms)
                     attempt = await self._open_attempt(endpoint)
-                    self._context.ignored_fields = [*self._left_out, *attempt.ignored_fields]
+                    context.ignored_fields, context.is_passthrough = attempt.ignored_fields, attempt.is_passthrough
                 return await anext(attempt, None)
             except (ReplicaLost, ReplicaUnavailable) as failure:
                 await self._requeue(failure)

@@ -30,6 +30,12 @@ _MAX_CHOICES = 2_048
 """Most choices of one request, so that one request cannot fill the engine's queue."""
 
 
+def check_beyond_chat(request: InferenceRequest) -> None:
+    """Raises Unsupported if only a server that speaks the API of the client can be asked all of the request."""
+    if request.native is not None and request.native.beyond_chat is not None:
+        raise request.native.beyond_chat
+
+
 def check_supported(needs: Sequence[str]) -> None:
     """Raises Unsupported if one of these fields is not supported by the engine."""
     for field in needs:

@@ -14,8 +14,9 @@ from maitred.replica.upstream.request_body import split_fields, unread_thought
 from maitred.replica.upstream.whole_body import WholeBody
 from maitred.wire.answer_event import AnswerBroken, decode_event, replace_surrogates
 from maitred.wire.anthropic.answer import AnswerFailed, MessagesStreamParser
-from maitred.wire.anthropic.outbound import begins_without_thought, to_messages
-from maitred.wire.anthropic.requests import MessagesRequest, unwrap_server_blocks
+from maitred.wire.anthropic.fields import OPERATOR_FIELDS
+from maitred.wire.anthropic.outbound import adapt_history, begins_without_thought, to_messages
+from maitred.wire.anthropic.requests import MessagesRequest, unwrap_server_blocks, wrap_server_blocks
 from maitred.wire.openai.fields import MESSAGES_THINKING, refuse, unsupported_members
 from maitred.wire.openai.requests import ChatRequest, Message
 from maitred.wire.sse import SSEDecoder, SSEEvent
@@ -52,13 +53,65 @@ def encode_messages_body(
         chat = msgspec.structs.replace(chat, messages=[*chat.messages, begun], thinking=None)
     messages_request = to_messages(chat, model=model, max_tokens=max_tokens)
     body = {**parameters, **unwrap_server_blocks(msgspec.to_builtins(messages_request))}
-    asked_tokens = request.fields.get("max_completion_tokens") or request.fields.get("max_tokens")
-    if "thinking" in body and (request.given or not _may_think(messages_request, body["thinking"], asked_tokens)):
+    if "thinking" in body and (request.given or not _may_think(messages_request, body["thinking"], _requested_tokens(request))):
         del body["thinking"]
-    ignored += [name for name in members.ignored if name != "messages.content_blocks"]
+    ignored += [*request.left_out, *(name for name in members.ignored if name != "messages.content_blocks")]
     if (thought := unread_thought(passed["messages"], ("thinking_blocks",))) is not None:
         ignored.append(f"messages.{thought}")  # only signed thoughts are accepted
     return msgspec.json.encode(body), ignored
+
+
+def encode_native_body(
+    request: TextRequest, model: str, parameters: Mapping[str, Any], *, continues_answers: bool = False
+) -> tuple[bytes, list[str]]:
+    """Encodes the body of a request that came in the words of Messages: what the gateway decides is laid over it.
+
+    Args:
+        request: The request, with `native`.
+        model: Name of the model at the server.
+        parameters: Default fields of the body.
+        continues_answers: Whether the server continues a last message of the assistant.
+    """
+    assert request.native is not None
+    if request.given and not continues_answers:
+        raise Unsupported("The server that runs this model cannot go on with an answer that another one has begun.")
+    sent = request.native.fields
+    body = {**parameters, **{name: value for name, value in sent.items() if name not in OPERATOR_FIELDS}}
+    body["messages"] = adapt_history(sent["messages"])
+    body |= {"model": model, "max_tokens": request.max_tokens or sent["max_tokens"], "stream": True}
+    if "thinking" in body:
+        messages_request = msgspec.convert(wrap_server_blocks(body), MessagesRequest)
+        if "thinking" not in sent:
+            messages_request = msgspec.structs.replace(messages_request, thinking=None)
+        if request.given or not _may_think(messages_request, body["thinking"], _requested_tokens(request)):
+            del body["thinking"]
+    if request.given:
+        body["messages"] = [*body["messages"], {"role": "assistant", "content": request.given}]
+    return msgspec.json.encode(body), [name for name in sent if name in OPERATOR_FIELDS and sent[name] is not None]
+
+
+def encode_count_body(sent: Mapping[str, Any], model: str) -> bytes:
+    """Encodes the body of a request for the number of tokens of a prompt, as the client wrote it."""
+    body = {name: value for name, value in sent.items() if name not in OPERATOR_FIELDS}
+    return msgspec.json.encode({**body, "messages": adapt_history(sent["messages"]), "model": model})
+
+
+def parse_count(body: bytes) -> Mapping[str, Any] | None:
+    """Parses the number of tokens that a server has counted; None: the body is something else."""
+    try:
+        count = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return None
+    match count:
+        case {"input_tokens": int()}:
+            return {str(name): value for name, value in count.items()}
+    return None
+
+
+def _requested_tokens(request: TextRequest) -> int | None:
+    """Returns the output tokens that the caller asked for; None: not stated."""
+    asked: int | None = request.fields.get("max_completion_tokens") or request.fields.get("max_tokens")
+    return asked
 
 
 def _may_think(request: MessagesRequest, thinking: Any, asked_tokens: int | None) -> bool:  # noqa: ANN401 - any JSON

@@ -12,16 +12,19 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import cache, partial
 from types import TracebackType
+from typing import Any
 
 from maitred import __version__
 from maitred.core.errors import (
     AccountRefused,
+    InvalidRequest,
     MaitredError,
     ReplicaBusy,
     ReplicaLost,
     ReplicaNotInTime,
     ReplicaUnavailable,
 )
+from maitred.core.inference import NativeRequest
 from maitred.core.replica import ExternalLoad, LoadReport, ModelCard
 from maitred.core.text_replica import TextRequest
 from maitred.replica.health.breaker import AttemptOutcome, BreakerAttempt
@@ -29,7 +32,13 @@ from maitred.replica.health.config import HealthConfig
 from maitred.replica.http.connection import Response, ResponseBroken
 from maitred.replica.http.pool import ConnectFailed, HttpConnectionPool, OpenConnections
 from maitred.replica.http.request_head import encode_head, encode_header, encode_request
-from maitred.replica.upstream.anthropic import AnthropicStreamParser, encode_messages_body
+from maitred.replica.upstream.anthropic import (
+    AnthropicStreamParser,
+    encode_count_body,
+    encode_messages_body,
+    encode_native_body,
+    parse_count,
+)
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.replica.upstream.dialects import ANTHROPIC_DIALECT, DIALECTS
 from maitred.replica.upstream.errors import (
@@ -113,6 +122,7 @@ class UpstreamCall:
                 mask=upstream.secret_mask,
                 on_first_token=partial(upstream.status.on_first_token, attempt),
                 ignored_fields=ignored_fields,
+                is_passthrough=self._native is not None,
             )
         except BaseException as error:
             self._record_outcome(error)
@@ -150,20 +160,30 @@ class UpstreamCall:
         parameters, model = upstream.config.parameters, request.model or upstream.server_model
         if upstream.config.kind == "anthropic":
             continues_answers = upstream.config.continues_answers
-            body, ignored = encode_messages_body(request, model, parameters, continues_answers=continues_answers)
+            encode = encode_messages_body if self._native is None else encode_native_body
+            body, ignored = encode(request, model, parameters, continues_answers=continues_answers)
             self._parser = AnthropicStreamParser(upstream.name, body)
             return "messages", body, ignored
+        if request.native is not None and request.native.beyond_chat is not None:
+            raise request.native.beyond_chat
         body, ignored = encode_body(request, upstream.dialect, model, parameters, upstream.config.request_fields)
         choices_per_prompt = int(request.fields.get("n") or 1)
         self._parser = OpenAIStreamParser(
             upstream.name, request.choices, upstream.dialect, choices_per_prompt, request_body=body
         )
-        return "chat/completions" if request.chat else "completions", body, ignored
+        return "chat/completions" if request.chat else "completions", body, [*request.left_out, *ignored]
+
+    @property
+    def _native(self) -> NativeRequest | None:
+        """The request in the API that its client and the server both speak; None: they speak different ones."""
+        return self._request.native if self._upstream.config.kind == "anthropic" else None
 
     async def _send(self, path: str, body: bytes, first_token_deadline_s: float) -> Response:
         """Sends the request, waits for the response head and returns the response."""
         upstream, request = self._upstream, self._request
         header_lines = [encode_header("x-request-id", request.id)]
+        if (native := self._native) is not None:
+            header_lines += [encode_header(name, value) for name, value in native.headers.items()]
         if request.trace is not None:
             header_lines += [encode_header(name, value) for name, value in request.trace.headers().items()]
         try:
@@ -350,6 +370,31 @@ class UpstreamReplica:
         """
         return UpstreamCall(self, request)
 
+    async def count_tokens(self, request: NativeRequest, model: str | None) -> Mapping[str, Any] | None:
+        """Asks the server for the tokens of a prompt. Implements `core.text_replica.TextReplica`."""
+        if self.config.kind != "anthropic" or not self.status.is_up:
+            return None
+        body = encode_count_body(request.fields, model or self.server_model)
+        headers = [encode_header(name, value) for name, value in request.headers.items()]
+        try:
+            response = await self.connection_pool.send(
+                encode_request(self.request_head("POST", "messages/count_tokens"), headers, body),
+                deadline_s=asyncio.get_running_loop().time() + _COUNT_TIMEOUT_S,
+            )
+            async with asyncio.timeout(_COUNT_TIMEOUT_S):
+                written = self.secret_mask.apply(await response.read_body(_MAX_ERROR_BYTES))
+        except (TimeoutError, ConnectFailed, ResponseBroken) as error:
+            log.warning("The upstream %s does not count tokens: %s.", self.name, error)
+            return None
+        response.close()
+        if 200 <= response.status < 300:
+            return parse_count(written)
+        refusal = make_response_error(self.name, response.status, parse_error_body(written), None, body)
+        if isinstance(refusal, InvalidRequest):
+            raise refusal
+        log.warning("The upstream %s does not count tokens: %s.", self.name, failure_details(refusal))
+        return None
+
     # --- HTTP requests ---
 
     @asynccontextmanager
@@ -426,3 +471,4 @@ log = logging.getLogger(__name__)
 
 _MAX_ERROR_BYTES = 64 * 1024
 _ERROR_BODY_TIMEOUT_S = 5.0
+_COUNT_TIMEOUT_S = 10.0

@@ -65,6 +65,7 @@ class UpstreamStream:
         mask: Masks the gateway's credentials in the body.
         on_first_token: Called when the first batch was parsed.
         ignored_fields: Fields of the request that the upstream was not given.
+        is_passthrough: Whether the upstream was given the request as its client wrote it.
     """
 
     def __init__(
@@ -79,8 +80,10 @@ class UpstreamStream:
         mask: SecretMask,
         on_first_token: Callable[[], None] = lambda: None,
         ignored_fields: Sequence[str] = (),
+        is_passthrough: bool = False,
     ) -> None:
         self.ignored_fields = ignored_fields
+        self.is_passthrough = is_passthrough
         self._response = response
         self._parser = parser
         self._first_token_deadline_s = first_token_deadline_s

@@ -5,19 +5,23 @@ the conversion to a chat completion (`maitred.wire.anthropic.inbound`).
 """
 
 import re
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
 
-from maitred.core.errors import InvalidRequest
-from maitred.wire.anthropic.fields import MESSAGES_FIELDS, refuse_field, unsupported_fields
+from maitred.core.errors import InvalidRequest, Unsupported
+from maitred.wire.anthropic.context_edits import edits_of
+from maitred.wire.anthropic.fields import MESSAGES_FIELDS, OPERATOR_FIELDS, refuse_field, unsupported_fields
 from maitred.wire.anthropic.requests import (
+    CUSTOM_TOOL_TYPES,
     CountTokensRequest,
     InputMessage,
     MessagesRequest,
     ServerBlock,
     ToolChoice,
-    ToolDefinition,
+    ToolResultBlock,
+    is_document,
     wrap_server_blocks,
 )
 from maitred.wire.openai.decode import (
@@ -41,20 +45,12 @@ in both versions, because models other than Anthropic's support them
 """
 _ROLES = ("user", "assistant", "system")
 _TOOL_CHOICES = ("auto", "any", "tool", "none")
-_CUSTOM_TOOL_TYPES = (None, "custom")
 _TEMPERATURE = NumberRange(0, 1)
 _TOP_K = NumberRange(0, MAX_TOKEN_ID)
 _MAX_TOKENS = NumberRange(1, MAX_TOKEN_ID)
-_OTHER_TYPE = re.compile(
-    r"Invalid value (?P<quote>['\"])(?P<got>.*)(?P=quote) - at `\$\.(?P<path>[^`]*)\.type`$", re.DOTALL
+_OTHER_SYSTEM_TYPE = re.compile(
+    r"Invalid value (?P<quote>['\"])(?P<got>.*)(?P=quote) - at `\$\.(?P<path>system\[\d+\])\.type`$", re.DOTALL
 )
-_TYPES = (
-    (re.compile(r"\.source$"), "base64 or url"),
-    (re.compile(r"\.content\[\d+\]\.content\[\d+\]$"), "text or image"),
-    (re.compile(r"\.content\[\d+\]$"), "text, image, tool_use, tool_result, thinking or redacted_thinking"),
-    (re.compile(r"^system\[\d+\]$"), "text"),
-)
-"""Types of blocks and their sources, by the last part of their place."""
 
 
 def check_version(version: str | None) -> None:
@@ -90,15 +86,12 @@ def decode_messages(body: bytes, *, strict: bool) -> MessagesRequest:
     _TEMPERATURE.check("temperature", request.temperature)
     _TOP_K.check("top_k", request.top_k)
     _check_stops(request.stop_sequences or ())
-    _check_prompt(request)
     return request
 
 
 def decode_count_tokens(body: bytes, *, strict: bool) -> CountTokensRequest:
     """Decodes the body of a request to count tokens, as `decode_messages` does."""
-    request = _decode(CountTokensRequest, body, strict)
-    _check_prompt(request)
-    return request
+    return _decode(CountTokensRequest, body, strict)
 
 
 def _decode(kind: type[R], body: bytes, strict: bool) -> R:
@@ -110,30 +103,74 @@ def _decode(kind: type[R], body: bytes, strict: bool) -> R:
     if strict:
         check_known(fields, kind, also=MESSAGES_FIELDS)
     unsupported = unsupported_fields(fields)
-    if unsupported.refused:
-        raise refuse_field(unsupported.refused[0])
-    vars(request)["ignored_fields"] = unsupported.ignored
+    for name in unsupported.refused:
+        if name in OPERATOR_FIELDS:
+            raise refuse_field(name)
+    _check_prompt(request)
+    beyond_chat = refuse_field(unsupported.refused[0]) if unsupported.refused else _find_beyond_chat(request)
+    vars(request).update(sent=fields, ignored_fields=unsupported.ignored, beyond_chat=beyond_chat)
     return request
 
 
 def _describe_fault(error: Exception, body: bytes) -> InvalidRequest:
-    """Describes a fault as `describe_body_fault` does, and lists the types of blocks where one has another type."""
-    if isinstance(error, msgspec.ValidationError) and (match := _OTHER_TYPE.match(str(error))):
-        for place, types in _TYPES:
-            if place.search(match["path"]):
-                return _other_type(match["path"], types, match["got"])
+    """Describes a fault as `describe_body_fault` does, and names the type of blocks in `system`."""
+    if isinstance(error, msgspec.ValidationError) and (match := _OTHER_SYSTEM_TYPE.match(str(error))):
+        return InvalidRequest(
+            f"{match['path']}.type must be text; got {format_value(match['got'])}. Write what it holds into a block of "
+            "the type text.",
+            param=f"{match['path']}.type",
+        )
     return describe_body_fault(error, body)
 
 
-def _other_type(path: str, types: str, got: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"{path}.type must be {types}; got {format_value(got)}. Write what it holds into a block of the type text.",
-        param=f"{path}.type",
-    )
+def _find_beyond_chat(request: CountTokensRequest) -> Unsupported | None:
+    """Returns the error for the first thing that no chat completion says; None: there is none."""
+    for path, block in _server_blocks_to_read(request.messages):
+        if not is_document(block):
+            kind = block.block["type"]
+            kind += "" if kind != "image" else f" with a source of the type {block.block['source']['type']}"
+            return Unsupported(
+                f"{path} is of the type {format_value(kind)}, which only a server of Anthropic's API reads. Write what "
+                "it holds into a block of the type text.",
+                param=f"{path}.type",
+            )
+    for position, tool in enumerate(request.tools or ()):
+        if tool.type not in CUSTOM_TOOL_TYPES:
+            return Unsupported(
+                f"tools[{position}] is of the type {format_value(tool.type)}, which runs at Anthropic. Remove it, or "
+                "define a tool of your own with input_schema.",
+                param=f"tools[{position}].type",
+            )
+    try:
+        edits_of(request.context_management)
+    except Unsupported as error:
+        return error
+    last = request.messages[-1]
+    # An answer that ended with pause_turn is sent back as it is, and its server goes on with it.
+    if last.role == "assistant" and not isinstance(last.blocks()[-1], ServerBlock):
+        return Unsupported(
+            "messages must end with a message of the role user: the model that is asked does not continue an answer "
+            "that was begun for it.",
+            param="messages",
+        )
+    return None
+
+
+def _server_blocks_to_read(messages: Sequence[InputMessage]) -> Iterator[tuple[str, ServerBlock]]:
+    """Yields the blocks for servers of this API that no assistant wrote, each with its path."""
+    for position, message in enumerate(messages):
+        for index, block in enumerate(message.blocks() if message.role != "assistant" else ()):
+            path = f"messages[{position}].content[{index}]"
+            match block:
+                case ServerBlock():
+                    yield path, block
+                case ToolResultBlock(content=list() as results):
+                    for place, result in enumerate(results):
+                        if isinstance(result, ServerBlock):
+                            yield f"{path}.content[{place}]", result
 
 
 def _check_prompt(request: CountTokensRequest) -> None:
-    _check_context_edits(request.context_management)
     output_format = request.output_format
     match output_format:
         case None | {"type": "json_schema", "schema": dict()}:
@@ -156,58 +193,12 @@ def _check_prompt(request: CountTokensRequest) -> None:
             raise InvalidRequest(
                 f"messages[{position}].content must not be empty.", param=f"messages[{position}].content"
             )
-        if message.role != "assistant" and not isinstance(message.content, str):
-            for index, block in enumerate(message.content):
-                if isinstance(block, ServerBlock):  # no client can write one: the type is made by this gateway
-                    raise _other_type(f"messages[{position}].content[{index}]", _TYPES[2][1], "server_block")
-    last = request.messages[-1]
-    # An answer that ended with pause_turn is sent back as it is, and its server goes on with it.
-    if last.role == "assistant" and not isinstance(last.blocks()[-1], ServerBlock):
-        raise InvalidRequest(
-            "messages must end with a message of the role user: this server does not continue an answer that was "
-            "begun for it.",
-            param="messages",
-        )
     _check_tools(request)
-
-
-def _check_context_edits(management: object) -> None:
-    """Raises InvalidRequest for an edit of the context that adds something to the answer.
-
-    The other edits only remove old results and thoughts from the prompt. They are hints: without them the model reads
-    more, and answers the same question.
-    """
-    match management:
-        case None | {"edits": None}:
-            return
-        case dict():
-            edits = management.get("edits", [])
-        case _:
-            edits = None
-    if not isinstance(edits, list):
-        raise InvalidRequest(
-            "context_management must be an object with a list of edits.", param="context_management.edits"
-        )
-    for position, edit in enumerate(edits):
-        kind = edit.get("type") if isinstance(edit, dict) else None
-        if not isinstance(kind, str) or not kind.startswith("clear_"):
-            raise InvalidRequest(
-                f"context_management.edits[{position}] must be an edit that clears something, such as "
-                f"clear_tool_uses_20250919; got {format_value(kind)}. Remove it.",
-                param=f"context_management.edits[{position}]",
-            )
 
 
 def _check_tools(request: CountTokensRequest) -> None:
     for position, tool in enumerate(request.tools or ()):
-        if tool.type not in _CUSTOM_TOOL_TYPES:
-            raise InvalidRequest(
-                f"tools[{position}] is of the type {format_value(tool.type)}, which runs at Anthropic. Remove it, or "
-                "define a "
-                "tool of your own with input_schema.",
-                param=f"tools[{position}].type",
-            )
-        if tool.input_schema is None:
+        if tool.type in CUSTOM_TOOL_TYPES and tool.input_schema is None:
             raise InvalidRequest(
                 f"tools[{position}].input_schema is required.", param=f"tools[{position}].input_schema"
             )
@@ -257,5 +248,4 @@ def body_schemas() -> dict[type, dict[str, FieldSchema]]:
         },
         InputMessage: {"role": {"enum": [*_ROLES]}, "content": {"minLength": 1, "minItems": 1}},
         ToolChoice: {"type": {"enum": [*_TOOL_CHOICES]}},
-        ToolDefinition: {"type": {"enum": [kind for kind in _CUSTOM_TOOL_TYPES if kind]}},
     }

@@ -23,7 +23,7 @@ from maitred.wire.openai.fields import (
 HONOURED_FIELDS = frozenset(
     {
         *("model", "messages", "system", "max_tokens", "metadata", "stop_sequences", "stream", "temperature"),
-        *("thinking", "tool_choice", "tools", "top_k", "top_p", "output_config"),
+        *("thinking", "tool_choice", "tools", "top_k", "top_p", "output_config", "context_management"),
     }
 )
 MESSAGES_FIELDS: Mapping[str, RequestField] = {
@@ -33,7 +33,6 @@ MESSAGES_FIELDS: Mapping[str, RequestField] = {
     "thread": RequestField(alternative="Send the whole conversation in messages."),
     "inference_geo": RequestField(neutral_values=("global",), alternative="Send the header x-maitred-region."),
     "billing_policy": RequestField(alternative="Use a key of the tenant that pays."),
-    "context_management": HINT,
     "cache_control": HINT,
     "service_tier": HINT,
     "speed": HINT,
@@ -47,6 +46,14 @@ MESSAGES_FIELDS: Mapping[str, RequestField] = {
     "anthropic_beta": HINT,
 }
 """Fields that this server does not honour; `maitred.wire.anthropic.decode` has rules for values of some of them."""
+OPERATOR_FIELDS = frozenset(
+    {
+        *("billing_policy", "inference_geo", "speed", "fallbacks", "fallback_credit_token", "user_profile_id"),
+        *("workspace_id", "betas", "anthropic_version", "anthropic_beta"),
+    }
+)
+"""Fields that no server gets from a client: the operator decides who pays, for what, and which model answers. The last
+three are headers in the body, for other ways to the same API."""
 _ALL_FIELDS: Mapping[str, RequestField] = {
     **FIELDS,
     "stop": RequestField(alternative="Send stop_sequences."),
@@ -60,6 +67,7 @@ _ALL_FIELDS: Mapping[str, RequestField] = {
 _BLOCK_MEMBERS = frozenset({"type", "text", "source", "id", "name", "input", "tool_use_id", "content", "is_error"}) | {
     *("thinking", "signature", "data", "extra_content", "citations"),
 }
+_DOCUMENT_MEMBERS = frozenset({"type", "source", "title"})
 _TOOL_MEMBERS = frozenset({"type", "name", "description", "input_schema", "strict"})
 
 
@@ -77,6 +85,8 @@ def unsupported_fields(sent: Mapping[str, Any]) -> UnsupportedFields:
             # The foreign blocks and the citations of earlier answers go to servers that speak Messages.
             if not isinstance(block, dict) or block.get("type") in KNOWN_BLOCKS:
                 ignored |= members_beyond(path, block, _BLOCK_MEMBERS)
+            elif block.get("type") == "document":
+                ignored |= members_beyond(path, block, _DOCUMENT_MEMBERS)
     for tool in _list_in(sent, "tools"):
         ignored |= members_beyond("tools", tool, _TOOL_MEMBERS)
     return UnsupportedFields(fields.refused, tuple(ignored))

@@ -8,6 +8,7 @@ neighbours of a role   one message, as Anthropic reads them
 ``tool_use``           ``tool_calls`` of the assistant's message; ``input`` as JSON text
 ``tool_result``        a message of the role ``tool``, before what else its turn says, with its ``is_error``
 ``image``              a part ``image_url``, inline images as ``data:`` URLs
+``document``           a text, or a part ``file``
 ``thinking``           ``reasoning_content`` and ``reasoning``; what is signed or encrypted also stays as it is, in
                        ``thinking_blocks``
 ``tool_choice: any``   ``required``; ``tool`` names the function
@@ -31,6 +32,7 @@ from maitred.core.errors import InvalidRequest
 from maitred.core.grammar import Constraint
 from maitred.wire.anthropic.outbound import to_object_schema
 from maitred.wire.anthropic.requests import (
+    CUSTOM_TOOL_TYPES,
     Base64Source,
     Block,
     CountTokensRequest,
@@ -49,7 +51,7 @@ from maitred.wire.anthropic.requests import (
 )
 from maitred.wire.openai.decode import check_chat
 from maitred.wire.openai.fields import MESSAGES_THINKING
-from maitred.wire.openai.requests import ChatRequest, ContentPart, FunctionCall, ImageUrl, Message, ToolCall
+from maitred.wire.openai.requests import ChatRequest, ContentPart, FilePart, FunctionCall, ImageUrl, Message, ToolCall
 from maitred.wire.openai.written import request_fields
 
 
@@ -63,11 +65,12 @@ def to_chat(request: CountTokensRequest) -> ChatRequest:
         InvalidRequest: The request asks for an unsupported feature; `param` says where.
     """
     parallel = request.tool_choice.disable_parallel_tool_use if request.tool_choice else None
+    tools = [_tool(tool) for tool in request.tools or () if tool.type in CUSTOM_TOOL_TYPES]
     chat = ChatRequest(
         model=request.model,
         messages=[*_system_messages(request.system), *_turns(request.messages)],
-        tools=[_tool(tool) for tool in request.tools] if request.tools else None,
-        tool_choice=_tool_choice(request.tool_choice),
+        tools=tools or None,
+        tool_choice=None if request.tools and not tools else _tool_choice(request.tool_choice),
         parallel_tool_calls=False if parallel else None,
     )
     if isinstance(request, MessagesRequest):
@@ -179,7 +182,7 @@ def _assistant_messages(blocks: Sequence[Block]) -> Iterator[Message]:
         for block in blocks
         if isinstance(block, ToolUseBlock)
     ]
-    content = _content(blocks)
+    content = _content(block for block in blocks if not isinstance(block, ServerBlock))
     foreign = _content_blocks(blocks)
     if content or calls or foreign:
         thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock) and block.thinking]
@@ -224,8 +227,8 @@ def _thinking_blocks(blocks: Sequence[Block]) -> list[dict[str, Any]]:
 
 
 def _content(blocks: Iterable[Block]) -> str | list[ContentPart] | None:
-    """Returns the text and images of the blocks; None if there are none."""
-    match [_part(block) for block in blocks if isinstance(block, TextBlock | ImageBlock)]:
+    """Returns the texts, images and documents of the blocks; None if there are none."""
+    match [_part(block) for block in blocks if isinstance(block, TextBlock | ImageBlock | ServerBlock)]:
         case []:
             return None
         case [ContentPart(type="text", text=str() as text)]:
@@ -234,15 +237,30 @@ def _content(blocks: Iterable[Block]) -> str | list[ContentPart] | None:
             return parts
 
 
-def _part(block: TextBlock | ImageBlock) -> ContentPart:
+def _part(block: TextBlock | ImageBlock | ServerBlock) -> ContentPart:
     match block:
         case TextBlock():
             return ContentPart(type="text", text=block.text)
+        case ServerBlock():
+            return _document(block.block)
         case ImageBlock(source=Base64Source() as image):
             url = f"data:{image.media_type};base64,{image.data}"
         case ImageBlock(source=UrlSource() as image):
             url = image.url
     return ContentPart(type="image_url", image_url=ImageUrl(url=url))
+
+
+def _document(block: Mapping[str, Any]) -> ContentPart:
+    """Returns a document as a part; any other block is an empty file, for only servers of this API get it."""
+    title = block.get("title")
+    name = title if isinstance(title, str) else None
+    match block.get("source"):
+        case {"type": "text", "data": str() as text}:
+            return ContentPart(type="text", text=text if name is None else f"{name}\n\n{text}")
+        case {"type": "base64", "media_type": str() as media_type, "data": str() as data}:
+            file = FilePart(file_data=f"data:{media_type};base64,{data}", filename=name or "document.pdf")
+            return ContentPart(type="file", file=file)
+    return ContentPart(type="file", file=FilePart())
 
 
 def _tool(tool: ToolDefinition) -> dict[str, Any]:

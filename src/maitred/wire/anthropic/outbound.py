@@ -11,7 +11,7 @@ of Messages, is reduced to 1, as in Anthropic's own translation (https://platfor
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -34,7 +34,7 @@ from maitred.wire.anthropic.requests import (
     ToolUseBlock,
     UrlSource,
 )
-from maitred.wire.openai.requests import ChatRequest, ContentPart, FunctionCall, Message
+from maitred.wire.openai.requests import ChatRequest, ContentPart, FilePart, FunctionCall, ImageUrl, Message
 
 API_VERSION = "2023-06-01"
 """Sent value of ``anthropic-version``: the last version with `temperature`, `top_p` and `top_k`.
@@ -182,16 +182,51 @@ class CallIds:
         return waiting.pop(0) if waiting else self._latest.get(given, given)
 
 
+def adapt_history(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns the messages of a Messages request without what a server of this API refuses of other models' answers.
+
+    Thoughts without a signature are left out, and so are the members of calls that other APIs have; call ids that
+    Messages does not accept get substitutes. Everything else stays as the client wrote it.
+
+    Args:
+        messages: Messages as they were written.
+    """
+    call_ids = CallIds()
+    adapted: list[Mapping[str, Any]] = []
+    for message in messages:
+        if isinstance(message["content"], list):
+            blocks = [_adapt_block(block, call_ids) for block in message["content"] if not _is_unsigned_thought(block)]
+            if not blocks:
+                continue
+            message = {**message, "content": blocks}
+        adapted.append(message)
+    return adapted
+
+
+def _is_unsigned_thought(block: Mapping[str, Any]) -> bool:
+    return block["type"] == "thinking" and not block.get("signature")
+
+
+def _adapt_block(block: Mapping[str, Any], call_ids: CallIds) -> Mapping[str, Any]:
+    match block:
+        case {"type": "tool_use", "id": str() as given}:
+            members = {name: value for name, value in block.items() if name != "extra_content"}
+            return {**members, "id": call_ids.of_call(given)}
+        case {"type": "tool_result", "tool_use_id": str() as given}:
+            return {**block, "tool_use_id": call_ids.of_result(given)}
+    return block
+
+
 def _blocks(path: str, message: Message, call_ids: CallIds) -> Iterator[Block]:
     if message.role == "assistant" and _tells_blocks(message):
         yield from _server_blocks(message, call_ids)
         return
-    content: list[TextBlock | ImageBlock | ToolUseBlock] = list(_content(path, message))
+    content: list[TextBlock | ImageBlock | ServerBlock | ToolUseBlock] = list(_content(path, message))
     if message.role == "assistant":
         # Models write white space before their calls, and Messages refuses it as a text of its own.
         content = [block for block in content if not isinstance(block, TextBlock) or block.text.strip()]
     if message.role in ("tool", "function"):
-        result: str | list[TextBlock | ImageBlock] | None = list(_content(path, message)) or None
+        result: str | list[TextBlock | ImageBlock | ServerBlock] | None = list(_content(path, message)) or None
         if result and len(result) == 1 and isinstance(result[0], TextBlock):
             result = result[0].text
         given = (message.tool_call_id if message.role == "tool" else message.name) or ""
@@ -258,7 +293,7 @@ def _thoughts(message: Message) -> Iterator[tuple[int, ThinkingBlock | RedactedT
                 yield position, ThinkingBlock(thinking=str(block.get("thinking") or ""), signature=signature)
 
 
-def _content(path: str, message: Message) -> Iterator[TextBlock | ImageBlock]:
+def _content(path: str, message: Message) -> Iterator[TextBlock | ImageBlock | ServerBlock]:
     if isinstance(message.content, list):
         for position, part in enumerate(message.content):
             if part.type != "text" or part.text:
@@ -267,22 +302,32 @@ def _content(path: str, message: Message) -> Iterator[TextBlock | ImageBlock]:
         yield TextBlock(text=text)
 
 
-def _part(path: str, part: ContentPart) -> TextBlock | ImageBlock:
-    if part.type == "text":
-        return TextBlock(text=part.text or "")
-    if part.type != "image_url" or part.image_url is None:
-        raise InvalidRequest(
-            f"{path} has the type {part.type[:64]!r}. This model reads text and image_url.", param=path
-        )
-    url = part.image_url.url
-    if not url.startswith(_DATA_URL_PREFIX):
-        return ImageBlock(source=UrlSource(url=url))
+def _part(path: str, part: ContentPart) -> TextBlock | ImageBlock | ServerBlock:
+    match part:
+        case ContentPart(type="text"):
+            return TextBlock(text=part.text or "")
+        case ContentPart(type="image_url", image_url=ImageUrl(url=url)):
+            if not url.startswith(_DATA_URL_PREFIX):
+                return ImageBlock(source=UrlSource(url=url))
+            media_type, data = _split_data_url(f"{path}.image_url.url", url)
+            return ImageBlock(source=Base64Source(media_type=media_type, data=data))
+        case ContentPart(type="file", file=FilePart(file_data=str() as url, filename=filename)):
+            media_type, data = _split_data_url(f"{path}.file.file_data", url)
+            source = {"type": "base64", "media_type": media_type, "data": data}
+            title = {} if filename is None else {"title": filename}
+            return ServerBlock(block={"type": "document", **title, "source": source})
+    raise InvalidRequest(
+        f"{path} has the type {part.type[:64]!r}. This model reads text, image_url, and file with file_data.",
+        param=path,
+    )
+
+
+def _split_data_url(path: str, url: str) -> tuple[str, str]:
+    """Returns the media type and the data of a ``data:`` URL."""
     media_type, base64, data = url.removeprefix(_DATA_URL_PREFIX).partition(";base64,")
-    if not base64 or not media_type:
-        raise InvalidRequest(
-            f"{path}.image_url.url must be a URL, or data:<media type>;base64,<data>.", param=f"{path}.image_url.url"
-        )
-    return ImageBlock(source=Base64Source(media_type=media_type, data=data))
+    if not (url.startswith(_DATA_URL_PREFIX) and base64 and media_type):
+        raise InvalidRequest(f"{path} must be a URL, or data:<media type>;base64,<data>.", param=path)
+    return media_type, data
 
 
 def _tool_use(path: str, call_id: str, function: FunctionCall) -> ToolUseBlock:

@@ -5,10 +5,14 @@ sent is omitted, so the written request has no more fields than the original req
 rejected, as in `maitred.wire.openai.requests`.
 """
 
+import operator
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import msgspec
 
+from maitred.core.errors import Unsupported
 from maitred.wire.openai.requests import RequestBody
 
 
@@ -57,7 +61,7 @@ class ToolResultBlock(
     """Block with the result of a tool call, in a user message."""
 
     tool_use_id: str
-    content: str | list[TextBlock | ImageBlock] | None = None
+    content: "str | list[TextBlock | ImageBlock | ServerBlock] | None" = None
     is_error: bool | None = None
     cache_control: Any = None
 
@@ -76,7 +80,7 @@ class RedactedThinkingBlock(msgspec.Struct, frozen=True, kw_only=True, tag_field
 
 
 class ServerBlock(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="server_block"):
-    """Block of an earlier answer that only the server that wrote it can read, such as a result of its own tools.
+    """Block that only a server of this API can read, such as a document, or a result of one of the server's own tools.
 
     `wrap_server_blocks` makes it of a block of the body, and `unwrap_server_blocks` the other way round.
     """
@@ -89,41 +93,62 @@ KNOWN_BLOCKS = frozenset({"text", "image", "tool_use", "tool_result", "thinking"
 """Types of the other blocks."""
 
 
+def is_document(block: ServerBlock) -> bool:
+    """Returns whether a block is a document that chat completions can say: a text, or a PDF within the request."""
+    match block.block:
+        case {"type": "document", "source": {"type": "text", "data": str()}}:
+            return True
+        case {"type": "document", "source": {"type": "base64", "media_type": str(), "data": str()}}:
+            return True
+    return False
+
+
 def wrap_server_blocks(body: Any) -> Any:  # noqa: ANN401 - whatever JSON can be
-    """Returns a decoded body in which the foreign blocks of earlier answers have the form of `ServerBlock`."""
+    """Returns a decoded body in which blocks of other types than `KNOWN_BLOCKS` have the form of `ServerBlock`."""
     messages = body.get("messages") if isinstance(body, dict) else None
-    if not isinstance(messages, list) or not any(map(_has_server_blocks, messages)):
+    if not isinstance(messages, list):
         return body
-    wrapped = [
-        {**message, "content": list(map(_wrap, message["content"]))} if _has_server_blocks(message) else message
-        for message in messages
-    ]
-    return {**body, "messages": wrapped}
+    wrapped = list(map(_wrap_content, messages))
+    return {**body, "messages": wrapped} if any(map(operator.is_not, wrapped, messages)) else body
 
 
 def unwrap_server_blocks(body: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields of a request with its foreign blocks as their server wrote them."""
-    for message in body["messages"]:
-        if isinstance(message["content"], list):
-            message["content"] = [
-                block["block"] if block["type"] == "server_block" else block for block in message["content"]
-            ]
-    return body
+    return {**body, "messages": list(map(_unwrap_content, body["messages"]))}
 
 
-def _has_server_blocks(message: object) -> bool:
+def _unwrap_content(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns a message or the result of a tool with the blocks of its content as they were."""
+    content = message.get("content")
+    return {**message, "content": list(map(_unwrap, content))} if isinstance(content, list) else message
+
+
+def _unwrap(block: dict[str, Any]) -> dict[str, Any]:
+    if block["type"] == "server_block":
+        unwrapped: dict[str, Any] = block["block"]
+        return unwrapped
+    return _unwrap_content(block) if block["type"] == "tool_result" else block
+
+
+def _wrap_content(message: Any) -> Any:  # noqa: ANN401 - whatever JSON can be
+    """Returns a message or the result of a tool with the blocks of its content wrapped; itself if there is nothing."""
     match message:
-        case {"role": "assistant", "content": [*blocks]}:
-            return any(map(_is_server_block, blocks))
-    return False
-
-
-def _is_server_block(block: object) -> bool:
-    return isinstance(block, dict) and isinstance(kind := block.get("type"), str) and kind not in KNOWN_BLOCKS
+        case {"content": [*blocks]}:
+            wrapped = list(map(_wrap, blocks))
+            if any(map(operator.is_not, wrapped, blocks)):
+                return {**message, "content": wrapped}
+    return message
 
 
 def _wrap(block: Any) -> Any:  # noqa: ANN401 - whatever JSON can be
-    return {"type": "server_block", "block": block} if _is_server_block(block) else block
+    match block:
+        case {"type": "tool_result"}:
+            return _wrap_content(block)
+        case {"type": "image", "source": {"type": str() as kind}} if kind not in ("base64", "url"):
+            return {"type": "server_block", "block": block}
+        case {"type": str() as kind} if kind not in KNOWN_BLOCKS:
+            return {"type": "server_block", "block": block}
+    return block
 
 
 class InputMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +160,10 @@ class InputMessage(msgspec.Struct, frozen=True, kw_only=True):
     def blocks(self) -> list[Block]:
         """Returns the content as a list of blocks, however it was written."""
         return [TextBlock(text=self.content)] if isinstance(self.content, str) else self.content
+
+
+CUSTOM_TOOL_TYPES = (None, "custom")
+"""Types of the tools that run at the client; those of any other type run at the server."""
 
 
 class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -180,6 +209,19 @@ class CountTokensRequest(RequestBody, frozen=True, kw_only=True, omit_defaults=T
     speed: str | None = None
     user_profile_id: str | None = None
     workspace_id: str | None = None
+
+    @cached_property
+    def sent(self) -> Mapping[str, Any]:
+        """The body as the client wrote it; the decoder sets it."""
+        return {}
+
+    @cached_property
+    def beyond_chat(self) -> Unsupported | None:
+        """The error for models that are asked by another API; None: a chat completion says the same.
+
+        The decoder sets it.
+        """
+        return None
 
     @property
     def output_format(self) -> Any:  # noqa: ANN401 - whatever was sent

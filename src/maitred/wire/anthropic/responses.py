@@ -161,10 +161,39 @@ class MessagesErrorBody(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag
     request_id: str | UnsetType | None = UNSET
 
 
+class OriginalTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Number of tokens before the edits of the context."""
+
+    original_input_tokens: int
+
+
 class TokenCount(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Answer of `POST /v1/messages/count_tokens`."""
 
     input_tokens: int
+    context_management: OriginalTokens | UnsetType = UNSET
+    estimated: bool | UnsetType = UNSET
+    """Whether the number is an estimate. The field is not Anthropic's; omitted if the tokens were counted."""
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type", tag="model"):
+    """One model that is served, in the words of this API."""
+
+    id: str
+    display_name: str
+    created_at: str
+    """Time in the form of RFC 3339."""
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int | None = None
+
+
+class ModelPage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A page of the models that are served."""
+
+    data: list[ModelInfo]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
 
 
 StreamEvent = (
@@ -177,7 +206,7 @@ StreamEvent = (
     | PingEvent
     | MessagesErrorBody
 )
-Body = MessagesAnswer | MessagesErrorBody | TokenCount
+Body = MessagesAnswer | MessagesErrorBody | TokenCount | ModelInfo | ModelPage
 
 _encoder = msgspec.json.Encoder()
 

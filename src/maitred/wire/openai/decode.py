@@ -17,10 +17,12 @@ from maitred.wire.openai.faults import DECODE_ERRORS, describe_body_fault, forma
 from maitred.wire.openai.fields import (
     EMBEDDING_FIELDS,
     FIELDS,
+    MEDIA_PARTS,
     MESSAGE_MEMBERS,
     TOKENIZE_FIELDS,
     RequestField,
     UnsupportedFields,
+    media_parts,
     refuse,
     split_unsupported,
     unsupported_fields,
@@ -205,7 +207,8 @@ def unsupported_by_engine(request: ChatRequest | CompletionRequest) -> Unsupport
         return _NONE_UNSUPPORTED
     fields = unsupported_fields(sent, plain, chat=isinstance(request, ChatRequest))
     members = unsupported_members(sent)
-    return UnsupportedFields(fields.refused + members.refused, fields.ignored + members.ignored)
+    refused = fields.refused + members.refused + media_parts(sent.get("messages", ()))
+    return UnsupportedFields(refused, fields.ignored + members.ignored)
 
 
 def check_tokenize(request: TokenizeRequest) -> None:
@@ -214,6 +217,8 @@ def check_tokenize(request: TokenizeRequest) -> None:
         raise InvalidRequest("Send either prompt or messages.", param="prompt")
     if request.messages is not None:
         check_messages(request.messages)
+        if media := media_parts(msgspec.to_builtins(request.messages)):
+            raise refuse(media[0], "has no tokens of text")
     check_template_arguments(request.chat_template_kwargs)
     if request.add_generation_prompt is False:
         raise InvalidRequest(
@@ -393,7 +398,7 @@ def _check_known_members(fields: Mapping[str, Any]) -> None:
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Raises InvalidRequest for the first message that a text model cannot read."""
+    """Raises InvalidRequest for the first message that no model can read."""
     if not messages:
         raise InvalidRequest("messages must hold at least one message.", param="messages")
     for position, message in enumerate(messages):
@@ -466,14 +471,13 @@ def _check_message(path: str, message: Message) -> None:
 
 
 def _check_part(path: str, part: ContentPart) -> None:
-    if part.type != "text":
+    if part.type != "text" and part.type not in MEDIA_PARTS:
         raise InvalidRequest(
-            f"{path} has the type {format_value(part.type)}, but this model reads text only. Send parts of the "
-            "type 'text'.",
+            f"{path} must have one of the types text, {', '.join(sorted(MEDIA_PARTS))}; got {format_value(part.type)}.",
             param=path,
         )
-    if part.text is None:
-        raise InvalidRequest(f"{path}.text is required.", param=f"{path}.text")
+    if getattr(part, part.type) is None:
+        raise InvalidRequest(f"{path}.{part.type} is required.", param=f"{path}.{part.type}")
 
 
 MAX_ARGUMENTS = 32

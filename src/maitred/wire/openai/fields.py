@@ -12,6 +12,7 @@ says what becomes of every other field:
 with vLLM's protocol.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Set
 from typing import Any, NamedTuple
 
@@ -67,6 +68,7 @@ _INSTRUCT = "Write it into the texts of input, as the model was trained."
 _SEARCH = "Search by a tool of your own."
 
 _CONTINUING = _instead(_CONTINUE, False)
+_MEDIA = _instead("Send parts of the type text, or name a model that reads it.")
 FIELDS: Mapping[str, RequestField] = {
     # OpenAI's API.
     "model": _REFUSED,
@@ -305,9 +307,12 @@ MESSAGE_MEMBERS = frozenset(
     }
 )
 """Members of a message that the structs have."""
-_PART_MEMBERS = frozenset({"type", "text", "image_url"})
+_PART_MEMBERS = frozenset({"type", "text"})
+MEDIA_PARTS = frozenset({"image_url", "video_url", "input_audio", "audio_url", "file"})
+"""Types of the parts of a message that are no text; each has what it holds in the member of that name."""
 _TOOL_MEMBERS = frozenset({"type", "function"})
 _STREAM_OPTIONS = frozenset({"include_usage"})
+_POSITION = re.compile(r"\[\d+\]")
 
 
 class UnsupportedFields(NamedTuple):
@@ -358,11 +363,28 @@ def unsupported_members(fields: Mapping[str, Any]) -> UnsupportedFields:
             ignored |= members_beyond("messages", message, MESSAGE_MEMBERS | _CONTINUING_MEMBERS)
         if message.get("content").__class__ is list:
             for part in message["content"]:
-                ignored |= members_beyond("messages.content", part, _PART_MEMBERS)
+                if part.get("type") not in MEDIA_PARTS:
+                    ignored |= members_beyond("messages.content", part, _PART_MEMBERS)
     tools = fields.get("tools")
     for tool in tools if isinstance(tools, list) else ():
         ignored |= members_beyond("tools", tool, _TOOL_MEMBERS)
     return UnsupportedFields(tuple(refused), (*ignored, *unsupported_stream_options(fields)))
+
+
+def media_parts(messages: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Returns the paths of the parts of messages that are no text, such as ``messages[0].content[1].image_url``."""
+    return tuple(
+        f"messages[{position}].content[{index}].{part['type']}"
+        for position, message in enumerate(messages)
+        if message.get("content").__class__ is list
+        for index, part in enumerate(message["content"])
+        if part.get("type") in MEDIA_PARTS
+    )
+
+
+def without_positions(path: str) -> str:
+    """Returns a path of a converted request, whose messages have other positions than those that the client wrote."""
+    return _POSITION.sub("", path) if path.startswith("messages[") else path
 
 
 def unsupported_stream_options(fields: Mapping[str, Any]) -> Iterable[str]:
@@ -392,7 +414,11 @@ def refuse(field: str, problem: str, table: Mapping[str, RequestField] = FIELDS)
         problem: What is wrong with it at the target, such as "is not known to the server".
         table: The fields of the API.
     """
-    about = _CONTINUING if field.startswith("messages[") else table.get(field, _REFUSED)
+    about = table.get(field, _REFUSED)
+    if "." in field and field.rpartition(".")[2] in MEDIA_PARTS:
+        about = _MEDIA
+    elif field.startswith("messages["):
+        about = _CONTINUING
     remedy = f"{about.alternative} Otherwise remove it." if about.alternative else "Remove it."
     return Unsupported(f"{field} {problem}. {remedy}", param=field)
 

@@ -83,12 +83,24 @@ class ImageUrl(msgspec.Struct, frozen=True, omit_defaults=True):
     detail: str | None = None
 
 
+class FilePart(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A file in a message, as a ``data:`` URL."""
+
+    file_data: str | None = None
+    filename: str | None = None
+    file_id: str | None = None
+
+
 class ContentPart(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One part of a message; only `text` parts are accepted."""
+    """One part of a message: a text, or an image, a sound or a file, which only servers of others read."""
 
     type: str
     text: str | None = None
     image_url: ImageUrl | None = None
+    file: FilePart | None = None
+    input_audio: dict[str, Any] | None = None
+    video_url: dict[str, Any] | None = None
+    audio_url: dict[str, Any] | None = None
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -121,7 +133,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
         Chat templates of text models expect this form.
         """
         if isinstance(self.content, list):
-            return "\n".join(part.text or "" for part in self.content)
+            return "\n".join(part.text or "" for part in self.content if part.type == "text")
         return self.content or ""
 
     def for_template(self) -> dict[str, Any]:

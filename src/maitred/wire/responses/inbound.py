@@ -30,7 +30,16 @@ from msgspec import UNSET
 from maitred.core.errors import InvalidRequest
 from maitred.wire.openai.decode import check_chat
 from maitred.wire.openai.faults import format_value
-from maitred.wire.openai.requests import ChatRequest, ContentPart, CustomCall, FunctionCall, Message, ToolCall
+from maitred.wire.openai.requests import (
+    ChatRequest,
+    ContentPart,
+    CustomCall,
+    FilePart,
+    FunctionCall,
+    ImageUrl,
+    Message,
+    ToolCall,
+)
 from maitred.wire.responses.decode import ROLES
 from maitred.wire.responses.requests import (
     SERVER_CALLS,
@@ -41,6 +50,8 @@ from maitred.wire.responses.requests import (
     FunctionCallItem,
     FunctionResultItem,
     InputContent,
+    InputFile,
+    InputImage,
     InputItem,
     InputText,
     InputTokensRequest,
@@ -291,12 +302,32 @@ def _message(item: InputItem, path: str) -> Iterable[Message]:
 def _content(content: str | list[InputContent], path: str) -> str | list[ContentPart]:
     if isinstance(content, str):
         return content
-    texts = [text for text, _ in _texts_of(content, path)]
-    return texts[0] if len(texts) == 1 else [ContentPart(type="text", text=text) for text in texts] or ""
+    match [_part(part, f"{path}[{position}]") for position, part in enumerate(content)]:
+        case []:
+            return ""
+        case [ContentPart(type="text", text=str() as text)]:
+            return text
+        case parts:
+            return parts
+
+
+def _part(part: InputContent, path: str) -> ContentPart:
+    match part:
+        case InputText(text=text) | PlainText(text=text) | AssistantText(text=text) | AssistantRefusal(refusal=text):
+            return ContentPart(type="text", text=text)
+        case InputImage(image_url=str() as url, detail=detail):
+            return ContentPart(type="image_url", image_url=ImageUrl(url=url, detail=detail))
+        case InputFile(file_data=str() as data, filename=filename):
+            return ContentPart(type="file", file=FilePart(file_data=data, filename=filename))
+    member = "image_url" if isinstance(part, InputImage) else "file_data"
+    raise InvalidRequest(
+        f"{path}.{member} is required: no files are kept here. Send what the file holds as a data: URL.",
+        param=f"{path}.{member}",
+    )
 
 
 def _texts_of(content: str | list[InputContent], path: str) -> list[tuple[str, bool]]:
-    """Returns the texts of a message, and whether each is a refusal."""
+    """Returns the texts of an assistant's message, and whether each is a refusal."""
     if isinstance(content, str):
         return [(content, False)]
     texts = []
@@ -309,8 +340,8 @@ def _texts_of(content: str | list[InputContent], path: str) -> list[tuple[str, b
             case _:
                 kind = type(part).__struct_config__.tag
                 raise InvalidRequest(
-                    f"{path}[{position}] is of the type {format_value(kind)}, but this server reads text only. Send "
-                    "parts of the type 'input_text'.",
+                    f"{path}[{position}] is of the type {format_value(kind)}, but an assistant's message has text "
+                    "only. Send parts of the type 'output_text'.",
                     param=f"{path}[{position}]",
                 )
     return texts

@@ -51,7 +51,7 @@ class InputImage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class InputFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="input_file"):
-    """A file in a message; this server reads none."""
+    """A file in a message, as a ``data:`` URL."""
 
     filename: str | None = None
     file_id: str | None = None

@@ -49,6 +49,7 @@ class BrokenServer(MemoryReplica):
 
 class BrokenStream:
     ignored_fields = ()
+    is_passthrough = False
 
     def __init__(self, texts):
         self.texts = texts

@@ -48,9 +48,15 @@ CHAT_FAULTS = [
     (message(content=[]), "messages[0].content", "messages[0].content must hold at least one part."),
     (message(content=[{"type": "text"}]), "messages[0].content[0].text", "messages[0].content[0].text is required."),
     (
-        message(content=[{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "u"}}]),
+        message(content=[{"type": "text", "text": "a"}, {"type": "hologram"}]),
         "messages[0].content[1]",
-        "messages[0].content[1] has the type 'image_url', but this model reads text only. Send parts of the type 'text'.",
+        "messages[0].content[1] must have one of the types text, audio_url, file, image_url, input_audio, video_url; got "
+        "'hologram'.",
+    ),
+    (
+        message(content=[{"type": "image_url"}]),
+        "messages[0].content[0].image_url",
+        "messages[0].content[0].image_url is required.",
     ),
     (
         message(role="tool"),
