@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # How fast the machine draws examples, and runs one, says nothing about the code; a crowded one is slow at both. Half of
-# the examples that Hypothesis draws by itself keep the suite short; `--hypothesis-profile thorough` draws ten times more.
+# the examples that Hypothesis draws by itself keep the suite short; `--hypothesis-profile thorough` draws ten times as
+# many.
 _SLOW = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("maitred", max_examples=50, **_SLOW)
 settings.register_profile("thorough", max_examples=500, **_SLOW)
@@ -61,10 +62,10 @@ gc.disable()
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """Files that mostly wait, for processes, alternate with files that mostly compute: neither cores nor waits are idle.
+    """Files that mostly wait, for processes, alternate with files that mostly compute, so that cores are always busy.
 
-    The file that takes longest is first. Those of integration tests are spread over the first part of the order, so that
-    short ones are last.
+    The file that takes longest is first. Those of integration tests are spread over the first part of the order, so
+    that short ones are last.
     """
     files = {}
     for item in items:
