@@ -12,8 +12,12 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
-# How fast the machine draws examples, and runs one, says nothing about the code; a crowded one is slow at both.
-settings.register_profile("maitred", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How fast the machine draws examples, and runs one, says nothing about the code; a crowded one is slow at both. Half of
+# the examples that Hypothesis draws by itself keep the suite short; `--hypothesis-profile thorough` draws ten times as
+# many.
+_SLOW = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("maitred", max_examples=50, **_SLOW)
+settings.register_profile("thorough", max_examples=500, **_SLOW)
 settings.load_profile("maitred")
 
 # An answer that takes longer hangs. What httpx waits by itself, 5 s, a crowded machine can need.
@@ -54,6 +58,24 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Thousands of tests, and the modules that they import, stay: the garbage collector scans none of them.
 gc.disable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Files that mostly wait, for processes, alternate with files that mostly compute, so that cores are always busy.
+
+    The file that takes longest is first. Those of integration tests are spread over the first part of the order, so
+    that short ones are last.
+    """
+    files = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    waits = [path for path in files if "integration" in path.parts]
+    computes = [path for path in files if "integration" not in path.parts]
+    places = {path: 0.6 * (number + 0.5) / len(waits) for number, path in enumerate(waits)}
+    places |= {path: (number + 0.5) / len(computes) for number, path in enumerate(computes)}
+    order = sorted(files, key=lambda path: (path.name != "test_benchmarks.py", places[path]))
+    items[:] = [item for path in order for item in files[path]]
 
 
 def pytest_collection_finish():

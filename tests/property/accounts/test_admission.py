@@ -183,7 +183,7 @@ async def play(setup, plans):
     return most, admitted, seen, whole
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(
     st.lists(limits, max_size=8),
     st.lists(plans, min_size=1, max_size=10),

@@ -357,7 +357,7 @@ class CountersMachine(RuleBasedStateMachine):
 
 
 TestCounters = CountersMachine.TestCase
-TestCounters.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestCounters.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -377,7 +377,7 @@ CALLERS = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     callers=st.lists(CALLERS, min_size=1, max_size=12),
     turns=st.lists(st.integers(0, 4), max_size=6),

@@ -197,5 +197,5 @@ class StoreMachine(RuleBasedStateMachine):
         assert (len(self.store), self.store.held_bytes) == (0, 0)
 
 
-StoreMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+StoreMachine.TestCase.settings = settings(max_examples=75, stateful_step_count=50, deadline=None)
 test_the_store = StoreMachine.TestCase

@@ -58,7 +58,7 @@ def test_cut_at_every_byte(entries):
 
 
 @given(st.lists(ENTRY, min_size=1, max_size=6), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_bytes_that_changed(entries, data):
     frames = [encode_frame(entry) for entry in entries]
     whole = bytearray(b"".join(frames))

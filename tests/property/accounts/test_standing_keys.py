@@ -50,7 +50,7 @@ def changes(draw):
 
 
 @given(st.lists(changes(), max_size=20))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_who_stands_would_be_found_again(history):
     clock, directory = FakeClock(now_s=0.0), Directory()
     identity = Identity(directory, clock, anonymous=ANONYMOUS)

@@ -228,4 +228,4 @@ class DispatchMachine(RuleBasedStateMachine):
 
 
 TestDispatch = DispatchMachine.TestCase
-TestDispatch.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestDispatch.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)

@@ -101,7 +101,7 @@ class Simulation:
         }
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     config=st.sampled_from(CONFIGS),
     exact_replicas=st.lists(st.booleans(), min_size=1, max_size=2),

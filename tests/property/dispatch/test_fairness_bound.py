@@ -249,7 +249,7 @@ def test_gap_of_two_backlogged_siblings_is_bounded(part):
         assert History(seed).play() <= 1.0, f"history {seed}"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_gap_is_bounded_wherever_one_looks(seed):
     assert History(seed).play() <= 1.0

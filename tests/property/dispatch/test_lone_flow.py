@@ -70,7 +70,7 @@ class Hall:
         self.queue.charge(entry.flow, entry.service)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(moves=MOVES, ageing_s=st.sampled_from([None, 8.0]))
 def test_to_keep_a_lone_flow_is_to_forget_it(moves, ageing_s):
     kept, forgotten = (Hall(kind(QueueOrderConfig(ageing_s=ageing_s))) for kind in (VtcQueue, Forgetful))

@@ -39,7 +39,7 @@ def run(sequence, cuts, stop, min_tokens, finish):
 
 
 @given(tokens, st.lists(st.integers(0, 100)), stops, st.integers(0, 10))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_cutting_changes_nothing(sequence, cuts, stop, min_tokens):
     sequence = [*sequence, END]
     one_by_one = run(sequence, range(len(sequence)), stop, min_tokens, FinishReason.STOP)
@@ -48,7 +48,7 @@ def test_cutting_changes_nothing(sequence, cuts, stop, min_tokens):
 
 
 @given(tokens, st.lists(st.integers(0, 100)), stops)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_the_text_is_the_whole_text_up_to_the_stop_that_completes_first(sequence, cuts, stop):
     sequence = [*sequence, END]
     shown, count, finish = run(sequence, cuts, stop, 0, FinishReason.STOP)

@@ -109,7 +109,7 @@ async def remaining(counters):
     return [reading.remaining for reading in await counters.read(list(CLAIMS.values()))]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(before=STEPS, after=STEPS, window_s=st.integers(0, 300) | st.just(math.inf))
 def test_no_bucket_is_fuller_than_it_was(before, after, window_s):
     async def check():
@@ -132,7 +132,7 @@ def test_no_bucket_is_fuller_than_it_was(before, after, window_s):
     asyncio.run(check())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(before=STEPS)
 def test_requests_that_end_at_once_leave_buckets_as_they_were(before):
     async def check():

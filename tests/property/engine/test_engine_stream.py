@@ -205,7 +205,7 @@ event = st.one_of(
 deaths = st.sampled_from(["eof", "half", "garbage", "gap", "afterlife"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     before=st.lists(event, max_size=30),
     death=st.tuples(st.just("die"), deaths, turn),

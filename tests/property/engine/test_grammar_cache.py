@@ -37,7 +37,7 @@ def size_bytes(grammar, tokens):
     return compiling._memory_bytes(grammar, tokens)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(steps)
 @example(
     [

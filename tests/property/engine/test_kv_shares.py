@@ -74,7 +74,7 @@ def shares():
     return st.dictionaries(st.sampled_from(TENANTS[:3]), share)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(
     shares=shares(),
     total=st.integers(4, 40),

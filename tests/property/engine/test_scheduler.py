@@ -403,5 +403,5 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.swap is None or self.swap.free == self.swap.total
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+SchedulerMachine.TestCase.settings = settings(max_examples=75, stateful_step_count=40, deadline=None)
 TestScheduler = SchedulerMachine.TestCase

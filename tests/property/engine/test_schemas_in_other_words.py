@@ -112,7 +112,7 @@ def matcher_of(schema):
     return LLMatcher(BYTES, grammar_source(grammar), log_level=0, limits=LIMITS)
 
 
-@settings(max_examples=250)
+@settings(max_examples=125)
 @given(schemas, st.integers(0, 2**32))
 # What is rewritten can be too narrow, so that what is not in it would be too wide.
 @example({"oneOf": [True, {"not": {"type": "integer", "minimum": 1}}]}, 0)
@@ -165,7 +165,7 @@ def texts_around(bound):
             yield from (f"-{text}",) if number < 0 else (text, f"-{text}") if not number else (text, f"{text}.0")
 
 
-@settings(max_examples=250)
+@settings(max_examples=125)
 @given(bounds, bounds, st.sampled_from(["number", "integer", ["integer", "null"]]), st.booleans())
 def test_numbers_are_within_their_bounds(one, other, kind, apart):
     schema = {"type": kind, "allOf": [one, other]} if apart else {"type": kind, **one, **other}

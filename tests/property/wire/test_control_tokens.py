@@ -103,7 +103,7 @@ def controls(model: text.Tokenizer, content: str) -> list[str]:
 
 @given(CASES, st.lists(PIECES, max_size=6).map("".join))
 @example(("byte-level", "prepend", "normalized"), " ")
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 def test_only_the_template_writes_control_tokens(case, content):
     model = tokenizer(*case)
     got = controls(model, content)

@@ -102,7 +102,7 @@ NOUGHTS = [
 
 @given(reads=requests())
 @example(reads=[head + b"{}" * (b"2" in head) for head in NOUGHTS])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_both_paths_give_the_same_request(reads):
     assert asyncio.run(seen(HttpProtocol, reads)) == asyncio.run(seen(Parsed, reads))
 

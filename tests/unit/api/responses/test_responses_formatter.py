@@ -338,7 +338,7 @@ PIECES = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(PIECES, max_size=12), st.sampled_from(list(FinishReason)))
 def test_any_answer_says_the_same_as_a_stream_and_as_a_whole(pieces, finish):
     parts, named = [], set()

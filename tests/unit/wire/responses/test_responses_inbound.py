@@ -329,7 +329,7 @@ ITEMS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.fixed_dictionaries(
         {},
