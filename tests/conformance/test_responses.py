@@ -12,7 +12,12 @@ import pytest
 from msgspec.structs import replace
 from pydantic import BaseModel
 
+from maitred.api.in_flight import InFlightLimiter
+from maitred.api.responses.background import BackgroundResponses
 from maitred.api.responses.routes import ResponsesRoutes
+from maitred.cache.config import IdempotencyConfig
+from maitred.cache.memory import MemoryIdempotencyStore
+from maitred.core.clock import SystemClock
 from maitred.core.errors import StoreUnavailable
 from maitred.store.config import StoreConfig
 from maitred.testing.script import AnswerFault, ScriptedAnswer
@@ -54,13 +59,15 @@ async def serving(folder, answers, tokenizer=None, *, ttl_s=3600.0, **options):
             else answer
             for answer in answers
         ]
+    kept, gate = MemoryIdempotencyStore(IdempotencyConfig(), SystemClock()), InFlightLimiter(1000)
     async with open_responses(config, ttl_s=ttl_s) as (store, _, _):
+        background = BackgroundResponses(store, kept, gate, heartbeat_s=15.0)
 
         def further(pipeline):
-            return ResponsesRoutes(pipeline, store, strict=False, heartbeat_s=15.0).routes()
+            return ResponsesRoutes(pipeline, store, background, strict=False, heartbeat_s=15.0).routes()
 
-        async with gateway(answers, further=further, **options) as system:
-            system.responses = store
+        async with gateway(answers, further=further, kept=kept, gate=gate, **options) as system:
+            system.responses, system.background = store, background
             async with openai.AsyncOpenAI(
                 base_url=f"{system.url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
             ) as client:

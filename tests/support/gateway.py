@@ -115,12 +115,14 @@ async def gateway(
     card: ModelCard = CARD,
     clock: Clock | None = None,
     further: Callable[[Pipeline], Sequence[Route]] = lambda _: (),
+    kept: MemoryIdempotencyStore | None = None,
+    gate: InFlightLimiter | None = None,
     **limits: object,
 ) -> AsyncIterator[Gateway]:
     """A gateway on a free port with one scripted engine."""
     config = msgspec.structs.replace(ServerConfig(port=0), **limits)
     listener = bind(config)
-    gate = InFlightLimiter(config.max_in_flight)
+    gate = gate or InFlightLimiter(config.max_in_flight)
     clock = clock or SystemClock()
     async with ScriptedEngine(answers, card=card, step_s=step_s) as engine:
         link = EngineClient(engine.address)
@@ -130,7 +132,7 @@ async def gateway(
         metrics = Metrics(
             lambda: gate.count, lambda: {(MODEL, "local"): EngineState(link.is_ready, 0, link.load(), CARD)}
         )
-        kept = MemoryIdempotencyStore(idempotency or IdempotencyConfig(), clock)
+        kept = kept or MemoryIdempotencyStore(idempotency or IdempotencyConfig(), clock)
         async with httpx.AsyncClient(base_url=format_url(listener), timeout=300) as client:
             ledger = PaperLedger()
             admission = Admission(Limits(*limited), MemoryCounters(clock), ledger, admitting, clock)

@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from maitred.api.in_flight import InFlightLimiter
+from maitred.api.responses.background import BackgroundResponses
 from maitred.api.responses.routes import ResponsesRoutes
 from maitred.api.routes import Route
+from maitred.cache.config import IdempotencyConfig
+from maitred.cache.memory import MemoryIdempotencyStore
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.secret import Secret
 from maitred.core.service import InferenceService
@@ -15,6 +19,7 @@ from maitred.store.config import StoreConfig
 from maitred.store.database import Database, open_database
 from maitred.store.journal import Journal
 from maitred.store.ledger import UsageLedger
+from maitred.store.response_claims import ResponseClaims
 from maitred.store.responses import ResponseStore
 
 DEADLINE_S = 300.0
@@ -42,13 +47,19 @@ def deadline(database: Database, seconds: float) -> Iterator[None]:
 
 @asynccontextmanager
 async def open_responses(
-    config: StoreConfig, clock: Clock | None = None, *, ttl_s: float = 3600.0, name: str = "journal"
+    config: StoreConfig,
+    clock: Clock | None = None,
+    *,
+    ttl_s: float = 3600.0,
+    name: str = "journal",
+    has_others: bool = False,
 ) -> AsyncIterator[tuple[ResponseStore, UsageLedger, Database]]:
     """The stored responses of one gateway, with the ledger that they are written with."""
     clock = clock or SystemClock()
     async with open_database(config) as database:
         ledger = UsageLedger(database, Journal(Path(config.folder) / name, durable=False), clock)
-        yield ResponseStore(database, ledger, clock, ttl_s=ttl_s), ledger, database
+        claims = ResponseClaims(database, clock, f"gateway-{name}", claim_s=30.0, has_others=has_others)
+        yield ResponseStore(database, ledger, clock, claims, ttl_s=ttl_s), ledger, database
         await ledger.close()
 
 
@@ -56,4 +67,7 @@ async def open_responses(
 async def response_routes(folder: Path) -> AsyncIterator[Callable[[InferenceService], list[Route]]]:
     """The routes of the Responses API for a test's gateway, with a store of its own."""
     async with open_responses(StoreConfig(folder=str(folder), deadline_s=DEADLINE_S)) as (store, _, _):
-        yield lambda service: ResponsesRoutes(service, store, strict=False, heartbeat_s=15.0).routes()
+        clock = SystemClock()
+        recordings = MemoryIdempotencyStore(IdempotencyConfig(), clock)
+        background = BackgroundResponses(store, recordings, InFlightLimiter(1000), heartbeat_s=15.0)
+        yield lambda service: ResponsesRoutes(service, store, background, strict=False, heartbeat_s=15.0).routes()

@@ -294,6 +294,12 @@ class HttpExchange:
         if self.connection.on_lost == self._on_disconnect:  # the next request on this connection may have begun
             self.connection.on_lost = None
 
+    def leave_connection(self) -> None:
+        """Leaves an open connection to its next requests if the response is complete; the work may go on."""
+        if self.state is ResponseState.COMPLETE and not self.connection.lost:
+            self.__exit__()
+            self.connection = PlainAsgiConnection()
+
     def _on_disconnect(self) -> None:
         if self.state is not ResponseState.COMPLETE:
             if self.on_disconnect is None:

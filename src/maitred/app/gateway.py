@@ -28,6 +28,7 @@ from maitred.admission.admission import Admission
 from maitred.admission.policy.retries import RetryBudget
 from maitred.api.app import GatewayApp
 from maitred.api.in_flight import InFlightLimiter
+from maitred.api.responses.background import BackgroundResponses
 from maitred.app.admin.live import LiveState
 from maitred.app.admin.pins import PinAdmin
 from maitred.app.admin.replicas import ReplicaAdmin
@@ -242,6 +243,10 @@ async def open_gateway(
             clock=clock,
             max_viewers=config.console.viewers,
         )
+        idempotency_store = MemoryIdempotencyStore(config.idempotency, clock)
+        background_responses = BackgroundResponses(
+            stores.responses, idempotency_store, in_flight, heartbeat_s=config.server.heartbeat_s
+        )
         parts = GatewayServices(
             resources=resources,
             clock=clock,
@@ -262,7 +267,8 @@ async def open_gateway(
             replica_admin=replicas,
             sleepable_models=sleepables,
             pin_admin=PinAdmin(registry.pinnable, clock),
-            idempotency_store=MemoryIdempotencyStore(config.idempotency, clock),
+            idempotency_store=idempotency_store,
+            background_responses=background_responses,
             sessions=ConsoleSessions(clock, config.console.session_s, config.console.sessions),
             reloader=reloader,
             controller=controller,
@@ -274,6 +280,7 @@ async def open_gateway(
         for work, name in (
             (admission.leases.run(), "leases"),
             (rollouts.run(), "rollouts"),
+            (background_responses.run(), "background responses"),
             (metrics.growth.run(), "growth"),
             (metrics.budgets.run(accounts.budgets), "budgets"),
         ):

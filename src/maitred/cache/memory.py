@@ -11,7 +11,7 @@ The whole store belongs to one event loop; no method awaits between a check and 
 from collections import Counter, OrderedDict
 
 from maitred.cache.config import IdempotencyConfig
-from maitred.cache.idempotency import IdempotencyClaim, IdempotencyKey
+from maitred.cache.idempotency import IdempotencyClaim, IdempotencyKey, RecordedResponse
 from maitred.cache.recording import ENTRY_BYTES, MemoryRecording
 from maitred.core.clock import Clock
 from maitred.core.errors import IdempotencyConflict
@@ -77,6 +77,24 @@ class MemoryIdempotencyStore:
             )
         return IdempotencyClaim(known, fresh=False)
 
+    def link(self, key: IdempotencyKey, recording: RecordedResponse) -> None:
+        """Lets a second key lead to a recording; implements `AnswerStore.link`."""
+        assert isinstance(recording, MemoryRecording), "it is one of this store's"
+        self._listed[key] = recording
+        recording.linked_keys.append(key)
+
+    def find(self, key: IdempotencyKey) -> MemoryRecording | None:
+        """Returns the recording of a key if it is kept; implements `AnswerStore.find`."""
+        self._expire()
+        known = self._listed.get(key)
+        return known if known is not None and known.kept else None
+
+    def discard(self, key: IdempotencyKey) -> None:
+        """Removes the recording of a key; implements `AnswerStore.discard`."""
+        known = self._listed.get(key)
+        if known is not None and known.ended and known.key == key:
+            self.forget(known)
+
     def take(self, size: int) -> bool:
         """Reserves bytes, and evicts ended recordings for them; implements `RecordingStore.take`."""
         self._evict(size)
@@ -99,7 +117,8 @@ class MemoryIdempotencyStore:
     def forget(self, recording: MemoryRecording) -> None:
         """Frees the key of a recording; implements `RecordingStore.forget`."""
         key = recording.key
-        del self._listed[key]
+        for listed in (key, *recording.linked_keys):
+            del self._listed[listed]
         if self._ended.pop(key, None) is not None:
             ended = self._ended_of[key.organisation]
             self._ended_bytes[key.organisation] -= ended.pop(key)

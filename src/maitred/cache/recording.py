@@ -50,6 +50,7 @@ class MemoryRecording:
     """Recording in memory; implements `maitred.cache.idempotency.RecordedResponse`.
 
     Attributes:
+        linked_keys: Further keys that lead to the recording.
         kept: Whether the whole answer is stored, so that it can be read from the beginning.
         ended: Whether the work has ended.
         failure: Error with which the work ended, or None.
@@ -61,6 +62,7 @@ class MemoryRecording:
         self, shelf: RecordingStore, key: IdempotencyKey, body_hash: bytes, request_id: str, largest_bytes: int
     ) -> None:
         self.key = key
+        self.linked_keys: list[IdempotencyKey] = []
         self.body_hash = body_hash
         self.request_id = request_id
         self.head: RecordedHead | None = None

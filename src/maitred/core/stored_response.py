@@ -34,6 +34,11 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
     """Items of its output as a JSON list, with signed thoughts."""
     resource: bytes
     """The response as the client received it, as JSON."""
+    last_event: int | None = None
+    """Sequence number of the event that ended its stream; None: it was no stream, or it goes on."""
+    owner: str | None = None
+    """Gateway that runs it in the background; None: it has ended. To save one with an owner ends it, if that gateway
+    still owns it."""
 
 
 class StoredConversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,3 +51,12 @@ class StoredConversation(msgspec.Struct, frozen=True, kw_only=True):
     expires_s: float
     """Wall time from which it is deleted; each use moves it."""
     metadata: Mapping[str, str]
+
+
+class BackgroundClaim(msgspec.Struct, frozen=True):
+    """What the database says of a response that runs in the background."""
+
+    owner: str | None
+    """Gateway that runs it; None: it has ended."""
+    cancelled: bool
+    """Whether its caller has cancelled it."""

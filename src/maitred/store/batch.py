@@ -20,6 +20,7 @@ from operator import attrgetter
 from typing import Any
 
 import msgspec
+from sqlalchemy import update
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -83,11 +84,12 @@ class BatchWriter:
                 await run_in_sqlite_thread(connection, lambda database: _write(database, ordered, rows))
             elif ordered:
                 await self._write_on_postgres(connection, ordered)
-            if stored:
-                await connection.execute(self._insert_response, list(map(msgspec.structs.asdict, stored)))
+            if new := [response for response in stored if response.owner is None]:
+                await connection.execute(self._insert_response, list(map(msgspec.structs.asdict, new)))
             # In the order of their conversations, so that two writers never deadlock.
-            for response in sorted(stored, key=lambda response: response.conversation or ""):
-                if response.conversation is not None:
+            for response in sorted(stored, key=lambda response: (response.conversation or "", response.id)):
+                is_written = response.owner is None or await _end_claimed(connection, response)
+                if is_written and response.conversation is not None:
                     await append_items(connection, response.conversation, _items_of(response), response.expires_s)
 
     async def _write_on_postgres(self, connection: AsyncConnection, events: list[UsageEvent]) -> None:
@@ -98,6 +100,21 @@ class BatchWriter:
             await connection.execute(
                 self._charge, [{"counter": counter, "charged_nusd": charged} for counter, charged in charges]
             )
+
+
+async def _end_claimed(connection: AsyncConnection, response: StoredResponse) -> bool:
+    """Writes the end of a response if its gateway still owns it; returns whether it did."""
+    change = update(responses).where(responses.c.id == response.id, responses.c.owner == response.owner)
+    ended = await connection.execute(
+        change.values(
+            output=response.output,
+            resource=response.resource,
+            last_event=response.last_event,
+            owner=None,
+            claimed_until_s=None,
+        )
+    )
+    return ended.rowcount > 0
 
 
 def _write(database: sqlite3.Connection, events: list[UsageEvent], rows: list[tuple[Any, ...]]) -> None:

@@ -19,6 +19,7 @@ from maitred.core.tenancy import Principal
 from maitred.store.conversations import MAX_CONVERSATION_BYTES, ConversationStore, check_size
 from maitred.store.database import Database
 from maitred.store.ledger import UsageLedger
+from maitred.store.response_claims import ResponseClaims
 from maitred.store.schema import owned_by, responses
 
 log = logging.getLogger(__name__)
@@ -36,16 +37,21 @@ class ResponseStore:
         database: The database.
         ledger: Ledger with the usage of the requests.
         clock: Clock for the age of responses.
+        claims: Claims of this gateway on the responses that it runs in the background.
         ttl_s: Time in seconds for which a response is kept.
 
     Attributes:
         conversations: Store of the conversations that responses add to.
+        claims: See above.
         is_enabled: Whether responses are stored at all.
         lifetime: Returns the wall times at which a response of now is made and expires.
     """
 
-    def __init__(self, database: Database, ledger: UsageLedger, clock: Clock, *, ttl_s: float) -> None:
+    def __init__(
+        self, database: Database, ledger: UsageLedger, clock: Clock, claims: ResponseClaims, *, ttl_s: float
+    ) -> None:
         self.conversations = ConversationStore(database, clock, ttl_s=ttl_s)
+        self.claims = claims
         self._database = database
         self._ledger = ledger
         self._clock = clock
@@ -54,6 +60,8 @@ class ResponseStore:
 
     async def save(self, response: StoredResponse) -> None:
         """Stores a response in one transaction with the usage that this gateway has recorded so far.
+
+        One that ran in the background ends, if this gateway still owns it; else nothing is stored.
 
         Raises:
             StoreUnavailable: The database cannot be written.

@@ -9,7 +9,7 @@ deleted row stays as a tombstone, so that readers see its deletion and its id is
 
 `usage` is append-only; `spend` is its running sum per budget counter, written in the same transaction, and `feedback`
 has the opinions of callers on its entries. `responses`, `conversations` and
-`conversation_items` have what later requests go on with.
+`conversation_items` have what later requests go on with; a row of `responses` that has an owner is one that still runs.
 
 The migrations in `maitred.store.migrations` make these tables; a test compares the two.
 """
@@ -30,6 +30,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    false,
     or_,
     text,
 )
@@ -234,6 +235,18 @@ responses = Table(
     Column("input", LargeBinary, nullable=False),
     Column("output", LargeBinary, nullable=False),
     Column("resource", LargeBinary, nullable=False),
+    Column("last_event", BigInteger),
+    # The next three columns are for responses that run in the background: the gateway that runs it, the time until
+    # which it has claimed it, and whether another gateway asks it to cancel it. An ended response has no owner.
+    Column("owner", _id_type()),
+    Column("claimed_until_s", Double),
+    Column("cancelled", Boolean, nullable=False, server_default=false()),
+)
+Index(
+    "ix_responses_running",
+    responses.c.claimed_until_s,
+    sqlite_where=text("owner IS NOT NULL"),
+    postgresql_where=text("owner IS NOT NULL"),
 )
 
 conversations = Table(

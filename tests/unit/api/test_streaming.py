@@ -4,7 +4,7 @@ import pytest
 
 from maitred.api.exchange import HttpExchange
 from maitred.api.http.connection import EXTENSION, PlainAsgiConnection
-from maitred.api.idempotent import RecordedExchange
+from maitred.api.recorded_exchange import RecordedExchange
 from maitred.api.streaming import CollectedChoice, _ExchangeSink, send_response
 from maitred.core.inference import TextDelta, TokenLogprob, TokenScore
 from maitred.core.request import FinishReason

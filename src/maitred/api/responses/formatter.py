@@ -62,8 +62,11 @@ class ResponsesFormatter:
         with_encrypted_reasoning: Whether the client wants the reasoning for its next request.
 
     Attributes:
-        resource: The response as far as it is known.
+        resource: The response as far as it is known, without the output of one that is in progress.
+        has_started: Whether the answer has begun.
     """
+
+    has_started = False
 
     def __init__(
         self,
@@ -91,12 +94,35 @@ class ResponsesFormatter:
         self._metadata = ChunkMetadata()
         self._finish: FinishReason | None = None
 
+    @property
+    def last_event(self) -> int | None:
+        """Sequence number of the last event; None: there was none."""
+        return None if self._sequence_number < 0 else self._sequence_number
+
+    def queue(self) -> bytes:
+        """Returns the events that begin a response in the background, before its answer begins."""
+        return self._begin("created", "queued")
+
     def start(self) -> bytes:
-        """Returns the events that begin the response, without its output."""
-        resource = self._current("in_progress")
-        return self._encode(
-            [ResponseEvent(type=f"response.{name}", response=resource) for name in ("created", "in_progress")]
-        )
+        """Returns the events that begin the answer, without its output."""
+        self.has_started = True
+        self.resource = self._current("in_progress")
+        return self._begin("in_progress") if self._sequence_number >= 0 else self._begin("created", "in_progress")
+
+    def _begin(self, *names: str) -> bytes:
+        return self._encode(ResponseEvent(type=f"response.{name}", response=self.resource) for name in names)
+
+    def snapshot(self) -> ResponseResource:
+        """Returns the response with its output so far."""
+        if self.resource.status != "in_progress":
+            return self.resource
+        output = [*self._output]
+        if (item := self._text) is not None and item.kind:
+            output[item.index] = {**output[item.index], "content": to_builtins([*item.parts, item.part()])}
+        for call in self._calls.values():
+            if call.index is not None and not call.is_closed:
+                output[call.index] = to_builtins(call.item("in_progress"))
+        return replace(self.resource, output=output)
 
     def events(self, parts: Sequence[TextDelta]) -> bytes:
         """Returns events for new text and calls, and for the start and end of items."""
@@ -122,23 +148,38 @@ class ResponsesFormatter:
             return encode(self.resource)
         return encode({**self._metadata.chunk, **to_builtins(self.resource)})
 
+    def cancel(self, usage: Usage | None) -> bytes:
+        """Returns the event that ends the response as cancelled; OpenAI names none of its own for that.
+
+        Args:
+            usage: What is billed; None: the answer had not begun.
+        """
+        self._break_off()
+        billed = None if usage is None else ResponseUsage.of(usage)
+        self.resource = replace(self._current("cancelled"), output=self._output, usage=billed)
+        return self._encode([ResponseEvent(type="response.incomplete", response=self.resource)])
+
     def error_events(self, error: MaitredError) -> bytes:
         """Returns the events that end the response with an error."""
+        self._break_off()
+        # A response has a short list of codes; the event before it has ours.
+        code = "rate_limit_exceeded" if isinstance(error, Refused) else "server_error"
+        fault = ResponseFault(code=code, message=error.message)
+        self.resource = replace(self._current("failed"), error=fault, output=self._output)
+        return self._encode(
+            [
+                ResponseEvent(type="error", code=error.code, message=error.message, param=error.param),
+                ResponseEvent(type="response.failed", response=self.resource),
+            ]
+        )
+
+    def _break_off(self) -> None:
+        """Marks the open items of the output as incomplete."""
         if self._text is not None:
             self._output[self._text.index] = self._written_text(self._text, "incomplete")
         for call in self._calls.values():
             if call.index is not None and not call.is_closed:
                 self._output[call.index] = to_builtins(call.item("incomplete"))
-        # A response has a short list of codes; the event before it has ours.
-        code = "rate_limit_exceeded" if isinstance(error, Refused) else "server_error"
-        fault = ResponseFault(code=code, message=error.message)
-        failed = replace(self._current("failed"), error=fault, output=self._output)
-        return self._encode(
-            [
-                ResponseEvent(type="error", code=error.code, message=error.message, param=error.param),
-                ResponseEvent(type="response.failed", response=failed),
-            ]
-        )
 
     def collect(self, choices: Sequence[CollectedChoice]) -> None:
         """Takes an answer that came as a whole; a second call does nothing."""

@@ -16,10 +16,11 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from maitred.api.chat import to_inference_request
-from maitred.api.exchange import HttpExchange, ResponseState
+from maitred.api.exchange import HttpExchange
 from maitred.api.fair_thread_pool import FairThreadPool
 from maitred.api.headers import apply_priority_headers
 from maitred.api.large_body import LARGE_BODY_BYTES
+from maitred.api.responses.background import BackgroundResponse, BackgroundResponses, Read
 from maitred.api.responses.conversations import ConversationRoutes
 from maitred.api.responses.formatter import ResponsesFormatter
 from maitred.api.responses.items import decode_items, page_of, read_history, to_input, with_ids
@@ -31,9 +32,10 @@ from maitred.core.errors import (
     PreviousResponseNotFound,
     ResourceNotFound,
     StoreUnavailable,
+    Unsupported,
 )
 from maitred.core.inference import Conversation, InferenceRequest
-from maitred.core.service import InferenceService
+from maitred.core.service import InferenceService, ResponseStream
 from maitred.core.stored_response import StoredResponse
 from maitred.core.tenancy import Scope
 from maitred.store.responses import ResponseStore
@@ -49,6 +51,7 @@ from maitred.wire.responses.requests import (
     ItemReference,
     ItemsQuery,
     ResponsesRequest,
+    RetrieveQuery,
 )
 from maitred.wire.responses.resource import (
     ConversationName,
@@ -57,6 +60,7 @@ from maitred.wire.responses.resource import (
     ResponseDeleted,
     ResponseEvent,
     ResponseResource,
+    decode_item,
     encode,
 )
 
@@ -64,6 +68,8 @@ log = logging.getLogger(__name__)
 
 _UNKNOWN_SHARE = 0.75
 """Share of a conversation that stays where nobody says how much of it fits."""
+_MAX_DIGITS = 15
+"""Most digits of the number of an event."""
 R = TypeVar("R", ResponsesRequest, InputTokensRequest)
 
 
@@ -73,13 +79,23 @@ class ResponsesRoutes:
     Args:
         answering: The inference service behind the API.
         store: Stores the responses.
+        background: Runs the responses that go on without their clients.
         strict: Whether unknown fields are refused.
         heartbeat_s: Longest time in seconds without an event on a stream.
     """
 
-    def __init__(self, answering: InferenceService, store: ResponseStore, *, strict: bool, heartbeat_s: float) -> None:
+    def __init__(
+        self,
+        answering: InferenceService,
+        store: ResponseStore,
+        background: BackgroundResponses,
+        *,
+        strict: bool,
+        heartbeat_s: float,
+    ) -> None:
         self._service = answering
         self._store = store
+        self._background = background
         self._strict = strict
         self._heartbeat_s = heartbeat_s
         self._threads = FairThreadPool(1, "stored-items")
@@ -106,7 +122,13 @@ class ResponsesRoutes:
                 returns=InputTokens,
                 needs=Scope.INFERENCE,
             ),
-            Route(*("GET", one, self.show, "A stored response."), returns=ResponseResource, needs=Scope.INFERENCE),
+            Route(
+                *("GET", one, self.show, "A stored response, whole or as the events of its stream."),
+                returns=ResponseResource,
+                streams=ResponseEvent,
+                query=RetrieveQuery,
+                needs=Scope.INFERENCE,
+            ),
             Route(
                 *("DELETE", one, self.delete, "Delete a stored response."),
                 returns=ResponseDeleted,
@@ -130,6 +152,11 @@ class ResponsesRoutes:
         """Answers a conversation, whole or as a stream."""
         request = await exchange.decode(decode_responses, strict=self._strict)
         stores = request.store is not False and self._store.is_enabled
+        if request.background and not stores:
+            raise Unsupported(
+                "This server stores no responses, so none can go on in the background. Send stream: true.",
+                param="background",
+            )
         request, earlier = await self._resolve(exchange, request)
         chat = to_chat(request, earlier)
         formatter = ResponsesFormatter(
@@ -139,27 +166,15 @@ class ResponsesRoutes:
             with_logprobs="message.output_text.logprobs" in request.includes,
             with_encrypted_reasoning="reasoning.encrypted_content" in request.includes,
         )
+        if request.background:
+            response = BackgroundResponse(self._to_row(exchange, request, formatter), formatter)
+            generate = partial(self._generate, request, chat, formatter)
+            await self._background.answer(exchange, response, generate, streams=request.streams)
+            return
         exchange.error_events = formatter.error_events
-        while True:
-            try:
-                with _own_params():
-                    await self._answer(exchange, request, chat, formatter)
-                return
-            except ContextLengthExceeded as error:
-                is_open = exchange.state is ResponseState.NOTHING_SENT and request.truncation == "auto"
-                shorter = drop_oldest_turns(chat, _share_that_fits(error)) if is_open else None
-                if shorter is None:
-                    raise
-                chat = shorter
+        save = partial(self._save, exchange, request, formatter) if stores else None
 
-    async def _answer(
-        self, exchange: HttpExchange, request: ResponsesRequest, chat: ChatRequest, formatter: ResponsesFormatter
-    ) -> None:
-        """Answers a request whose chat completion is known."""
-        inference_request = apply_priority_headers(
-            _to_inference_request(request, chat), exchange.header, retries=exchange.retries
-        )
-        async with self._service.generate(inference_request, exchange.context) as answer:
+        async def send(answer: ResponseStream) -> None:
             await send_response(
                 exchange,
                 answer,
@@ -167,8 +182,35 @@ class ResponsesRoutes:
                 choices=1,
                 streams=request.streams,
                 heartbeat_s=self._heartbeat_s,
-                before_end=None if not formatter.resource.store else partial(self._save, exchange, request, formatter),
+                before_end=save,
             )
+
+        await self._generate(request, chat, formatter, exchange, send)
+
+    async def _generate(
+        self,
+        request: ResponsesRequest,
+        chat: ChatRequest,
+        formatter: ResponsesFormatter,
+        exchange: HttpExchange,
+        read: Read,
+    ) -> None:
+        """Generates the answer to a request, and hands it to a reader."""
+        while True:
+            try:
+                with _own_params():
+                    inference_request = apply_priority_headers(
+                        _to_inference_request(request, chat), exchange.header, retries=exchange.retries
+                    )
+                    async with self._service.generate(inference_request, exchange.context) as answer:
+                        await read(answer)
+                return
+            except ContextLengthExceeded as error:
+                may_drop = request.truncation == "auto" and not formatter.has_started
+                shorter = drop_oldest_turns(chat, _share_that_fits(error)) if may_drop else None
+                if shorter is None:
+                    raise
+                chat = shorter
 
     async def count(self, exchange: HttpExchange) -> None:
         """Counts the tokens of an input as the model would read them."""
@@ -191,26 +233,30 @@ class ResponsesRoutes:
 
     async def show(self, exchange: HttpExchange) -> None:
         """Returns a stored response."""
-        query = dict(exchange.query)
-        if query.get("stream") == "true":
-            raise InvalidRequest(
-                "A stored response is not sent as a stream. Remove stream, and read the whole response.", param="stream"
-            )
-        await exchange.respond((await self._find(exchange)).resource)
+        stored = await self._find(exchange)
+        streams, starting_after = _read_query(dict(exchange.query))
+        if streams:
+            await self._background.stream(exchange, stored, starting_after)
+        else:
+            await exchange.respond(self._background.resource_of(stored))
 
     async def delete(self, exchange: HttpExchange) -> None:
-        """Deletes a stored response."""
-        if not await self._store.delete(exchange.principal, exchange.parameter):
+        """Deletes a stored response; one that runs in the background is cancelled."""
+        stored = await self._find(exchange)
+        if not await self._background.delete(exchange.principal, stored):
             raise _not_found(exchange.parameter)
         await exchange.respond(encode(ResponseDeleted(id=exchange.parameter)))
 
     async def cancel(self, exchange: HttpExchange) -> None:
-        """Refuses to cancel a response that is complete: this server answers while the client waits."""
-        await self._find(exchange)
-        raise InvalidRequest(
-            "Only a response that was made with background: true can be cancelled. Close the connection of any other.",
-            param="id",
-        )
+        """Cancels a response in the background, and returns it; one that has ended stays as it is."""
+        stored = await self._find(exchange)
+        if not decode_item(stored.resource)["background"]:
+            raise InvalidRequest(
+                "Only a response that was made with background: true can be cancelled. Close the connection of any "
+                "other.",
+                param="id",
+            )
+        await exchange.respond(await self._background.cancel(exchange.principal, stored))
 
     async def list_input(self, exchange: HttpExchange) -> None:
         """Returns a page of the items of a response's own input."""
@@ -233,6 +279,12 @@ class ResponsesRoutes:
                 raise PreviousResponseNotFound(
                     f"Previous response with id '{missing[:64]}' not found. It was never stored, it was deleted, or "
                     "its time is over. Send the whole conversation in input.",
+                    param="previous_response_id",
+                )
+            if turns[-1].owner is not None:
+                raise InvalidRequest(
+                    f"Previous response with id '{request.previous_response_id}' is still in progress. Go on with it "
+                    "when it has ended.",
                     param="previous_response_id",
                 )
             stored = [items for turn in turns for items in (turn.input, turn.output)]
@@ -289,9 +341,25 @@ class ResponsesRoutes:
         if choices:
             formatter.collect(choices)
         formatter.complete(exchange.context.usage)
+        stored = replace(
+            self._to_row(exchange, request, formatter),
+            output=encode(formatter.items_to_keep()),
+            # The event that ends a stream is written after this.
+            last_event=None if formatter.last_event is None else formatter.last_event + 1,
+        )
+        try:
+            await self._store.save(stored)
+        except StoreUnavailable as error:
+            log.warning("Response %s cannot be stored: %s", stored.id, error)
+            formatter.resource = replace(formatter.resource, store=False)
+
+    def _to_row(
+        self, exchange: HttpExchange, request: ResponsesRequest, formatter: ResponsesFormatter
+    ) -> StoredResponse:
+        """Returns a response as it is stored, without its output."""
         resource, principal = formatter.resource, exchange.principal
         created_s, expires_s = self._store.lifetime()
-        stored = StoredResponse(
+        return StoredResponse(
             id=resource.id,
             tenant=principal.tenants[0],
             organisation=principal.tenants[-1],
@@ -300,14 +368,9 @@ class ResponsesRoutes:
             created_s=created_s,
             expires_s=expires_s,
             input=encode(with_ids(request.items(), resource.id.removeprefix("resp_") + "_in")),
-            output=encode(formatter.items_to_keep()),
+            output=b"[]",
             resource=formatter.written(),
         )
-        try:
-            await self._store.save(stored)
-        except StoreUnavailable as error:
-            log.warning("Response %s cannot be stored: %s", resource.id, error)
-            formatter.resource = replace(resource, store=False)
 
 
 def _share_that_fits(error: ContextLengthExceeded) -> float:
@@ -365,7 +428,8 @@ def _new_resource(request: ResponsesRequest, response_id: str, *, stores: bool) 
     return ResponseResource(
         id=response_id,
         created_at=int(time.time()),
-        status="in_progress",
+        status="queued" if request.background else "in_progress",
+        background=request.background is True,
         instructions=request.instructions,
         max_output_tokens=request.max_output_tokens,
         max_tool_calls=request.max_tool_calls,
@@ -401,3 +465,21 @@ def _not_found(response_id: str) -> ResourceNotFound:
         f"Response with id '{response_id[:64]}' not found. It was never stored, it was deleted, or its time is over.",
         param="id",
     )
+
+
+def _read_query(query: Mapping[str, str]) -> tuple[bool, int | None]:
+    """Returns whether a response is read as a stream, and the number of the event after which it begins.
+
+    Raises:
+        InvalidRequest: A parameter has another form.
+    """
+    stream, after = query.get("stream", "false"), query.get("starting_after")
+    if stream not in ("true", "false"):
+        raise InvalidRequest("stream must be true or false.", param="stream")
+    if after is None:
+        return stream == "true", None
+    if not (after.isascii() and after.isdigit() and len(after) <= _MAX_DIGITS):
+        raise InvalidRequest("starting_after must be the sequence_number of an event.", param="starting_after")
+    if stream == "false":
+        raise InvalidRequest("starting_after needs stream=true.", param="starting_after")
+    return True, int(after)

@@ -141,7 +141,11 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
         embedding=Embedder(draft.router, dispatchers, admission, clock),
         further=[
             *ResponsesRoutes(
-                pipeline, stores.responses, strict=config.server.strict, heartbeat_s=config.server.heartbeat_s
+                pipeline,
+                stores.responses,
+                parts.background_responses,
+                strict=config.server.strict,
+                heartbeat_s=config.server.heartbeat_s,
             ).routes(),
             *FeedbackRoutes(stores.feedback, metrics.feedback.on_feedback).routes(),
             *admin,

@@ -8,6 +8,7 @@ from maitred.admission.admission import Admission
 from maitred.admission.grammars.validator import GrammarValidator
 from maitred.admission.policy.retries import RetryBudget
 from maitred.api.in_flight import InFlightLimiter
+from maitred.api.responses.background import BackgroundResponses
 from maitred.app.admin.live import LiveState
 from maitred.app.admin.pins import PinAdmin
 from maitred.app.admin.replicas import ReplicaAdmin
@@ -94,6 +95,7 @@ class GatewayServices:
         store_health: The health of the stores.
         replica_admin, sleepable_models, pin_admin: Admin services for operators.
         idempotency_store: Stores responses for repeats.
+        background_responses: Runs the responses that go on without their clients.
         sessions: The login sessions of the console.
         reloader: Reloads the configuration.
         controller: The server that API workers send requests to, if there are workers.
@@ -120,6 +122,7 @@ class GatewayServices:
     sleepable_models: SleepableModelAdmin
     pin_admin: PinAdmin
     idempotency_store: MemoryIdempotencyStore
+    background_responses: BackgroundResponses
     sessions: ConsoleSessions
     reloader: Reloader
     controller: ControllerServer
@@ -140,6 +143,7 @@ class GatewayServices:
         self.admission.reconfigure(config.admission)
         self.resources.grammars.reconfigure(config.admission.grammars)
         self.idempotency_store.reconfigure(config.idempotency)
+        self.background_responses.reconfigure(server.heartbeat_s)
         self.timelines.reconfigure(config.explain.requests)
         self.metrics.reconfigure(config.metrics, config.slos)
         self.sessions.reconfigure(config.console.session_s, config.console.sessions)

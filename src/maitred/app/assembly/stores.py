@@ -30,6 +30,7 @@ from maitred.store.feedback import FeedbackStore
 from maitred.store.journal import Journal
 from maitred.store.ledger import UsageLedger
 from maitred.store.orphan_journal import NOTHING_SURVIVED, SurvivingWork
+from maitred.store.response_claims import ResponseClaims
 from maitred.store.responses import ResponseStore
 from maitred.store.rollouts import RolloutStore
 from maitred.store.usage import UsageQueries
@@ -80,7 +81,15 @@ async def open_stores(
         # If counters have outlived a dead gateway, the usage in that gateway's journal is settled with them now.
         await ledger.replay(counters.settle, outlived)
         await stack.enter_async_context(running(ledger.run(), "usage ledger"))
-        responses = ResponseStore(database, ledger, clock, ttl_s=config.store.response_ttl_s)
+        claims = ResponseClaims(
+            database,
+            clock,
+            new_object_id("gateway"),
+            claim_s=config.admission.lease_s,
+            has_others=config.counters.url is not None,  # those that count in memory lock the database
+        )
+        await stack.enter_async_context(running(claims.run(), "lost responses"))
+        responses = ResponseStore(database, ledger, clock, claims, ttl_s=config.store.response_ttl_s)
         await stack.enter_async_context(running(responses.run(), "old responses"))
         yield GatewayStores(
             directory=DirectoryStore(database, clock),

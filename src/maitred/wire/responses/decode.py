@@ -65,6 +65,11 @@ def decode_responses(body: bytes, *, strict: bool) -> ResponsesRequest:
     _MAX_TOOL_CALLS.check("max_tool_calls", request.max_tool_calls)
     _TOP_LOGPROBS.check("top_logprobs", request.top_logprobs)
     _check_metadata(request.metadata or {})
+    if request.background and request.store is False:
+        raise InvalidRequest(
+            "background: true needs a response that is stored, because it is read later. Leave store out.",
+            param="background",
+        )
     for position, name in enumerate(request.include or ()):
         if name not in INCLUDES:
             raise InvalidRequest(
@@ -201,7 +206,6 @@ def body_schemas() -> dict[type, dict[str, FieldSchema]]:
             "max_tool_calls": _MAX_TOOL_CALLS.schema(),
             "metadata": metadata,
             "include": {"items": {"enum": [*INCLUDES]}},
-            "background": {"enum": [False]},
         },
         CreateConversation: {"items": items, "metadata": metadata},
         UpdateConversation: {"metadata": metadata},

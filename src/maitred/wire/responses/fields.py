@@ -19,11 +19,8 @@ from maitred.wire.openai.fields import (
 )
 from maitred.wire.responses.requests import SERVER_CALLS, ResponsesRequest
 
-HONOURED_FIELDS = frozenset(ResponsesRequest.__struct_fields__) - {"background"}
+HONOURED_FIELDS = frozenset(ResponsesRequest.__struct_fields__)
 RESPONSES_FIELDS: Mapping[str, RequestField] = {
-    "background": RequestField(
-        neutral_values=(False,), alternative="Send stream: true, or the header Idempotency-Key and repeat the request."
-    ),
     "prompt": RequestField(alternative="Send the text of the template as instructions and input."),
     "context_management": RequestField(neutral_values=([],), alternative="Send fewer items in input."),
     "moderation": RequestField(alternative="Check the answer by a request of your own."),

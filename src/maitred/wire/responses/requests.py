@@ -345,3 +345,12 @@ class ItemsQuery(msgspec.Struct, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=100, description="Most items of the page.")] = 20
     order: Annotated[str, Meta(description="`asc`, or `desc` for the newest first.")] = "desc"
     after: Annotated[str | None, Meta(description="Id of the last item of the page before.")] = None
+
+
+class RetrieveQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Query that says how a stored response is read."""
+
+    stream: Annotated[bool, Meta(description="Whether it is sent as the events of its stream.")] = False
+    starting_after: Annotated[
+        int | None, Meta(ge=0, description="Number of the event after which the stream begins; with `stream` only.")
+    ] = None

@@ -267,6 +267,17 @@ decode_item = msgspec.json.Decoder(dict[str, Any]).decode
 """Decodes a stored item."""
 
 
+_LOST = "The server that ran this response has ended before the answer was complete. Send the request again."
+
+
+def end_without_answer(resource: bytes, *, cancelled: bool) -> bytes:
+    """Returns a stored response whose server has ended, as cancelled or as failed."""
+    if cancelled:
+        return encode({**decode_item(resource), "status": "cancelled"})
+    fault = ResponseFault(code="server_error", message=_LOST)
+    return encode({**decode_item(resource), "status": "failed", "error": fault})
+
+
 def encode_response_event(event: ResponseEvent) -> bytes:
     """Encodes an event of a stream with its event name."""
     return encode_event(_encoder.encode(event), event.type.encode("ascii"))
