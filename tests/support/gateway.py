@@ -122,7 +122,7 @@ async def gateway(
     """A gateway on a free port with one scripted engine."""
     config = msgspec.structs.replace(ServerConfig(port=0), **limits)
     listener = bind(config)
-    gate = gate or InFlightLimiter(config.max_in_flight)
+    gate = InFlightLimiter(config.max_in_flight) if gate is None else gate
     clock = clock or SystemClock()
     async with ScriptedEngine(answers, card=card, step_s=step_s) as engine:
         link = EngineClient(engine.address)
@@ -132,7 +132,8 @@ async def gateway(
         metrics = Metrics(
             lambda: gate.count, lambda: {(MODEL, "local"): EngineState(link.is_ready, 0, link.load(), CARD)}
         )
-        kept = kept or MemoryIdempotencyStore(idempotency or IdempotencyConfig(), clock)
+        if kept is None:
+            kept = MemoryIdempotencyStore(idempotency or IdempotencyConfig(), clock)
         async with httpx.AsyncClient(base_url=format_url(listener), timeout=300) as client:
             ledger = PaperLedger()
             admission = Admission(Limits(*limited), MemoryCounters(clock), ledger, admitting, clock)

@@ -101,11 +101,13 @@ class ResponseClaims:
         while True:
             try:
                 if not self.has_others:
-                    await self.end_lost(responses.c.owner != self.owner)
+                    await self.end_lost()
                     return
                 # While the database was away, nobody could renew a claim.
-                is_known = answered_s >= self._claim_s
-                await self.end_lost(responses.c.claimed_until_s <= self._clock.wall_s() if is_known else false())
+                if answered_s >= self._claim_s:
+                    await self.end_lost()
+                else:
+                    await self._end(false())
                 answered_s += self.renew_every_s
             except StoreUnavailable as error:
                 answered_s = 0.0
@@ -114,10 +116,16 @@ class ResponseClaims:
 
     async def release(self) -> None:
         """Ends what this gateway still owns, because it stops."""
-        await self.end_lost(responses.c.owner == self.owner)
+        await self._end(responses.c.owner == self.owner)
 
-    async def end_lost(self, which: ColumnElement[bool]) -> int:
-        """Marks running responses as failed, or as cancelled where that was asked for; returns their number."""
+    async def end_lost(self) -> int:
+        """Ends the responses that no living gateway owns; returns their number."""
+        if self.has_others:
+            return await self._end(responses.c.claimed_until_s <= self._clock.wall_s())
+        return await self._end(responses.c.owner != self.owner)
+
+    async def _end(self, which: ColumnElement[bool]) -> int:
+        """Marks running responses as failed, or as cancelled where that was asked for."""
         ended = 0
         while found := await self._end_some(which):
             ended += found

@@ -1,13 +1,15 @@
 """Responses that later requests go on with: stored with their usage, found by their tenant alone, deleted for good."""
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import pytest
-from msgspec.json import encode
+from msgspec.json import decode, encode
+from msgspec.structs import replace
 from sqlalchemy import func, select
 
 from maitred.core.errors import InvalidRequest, StoreUnavailable
-from maitred.core.stored_response import StoredConversation, StoredItem, StoredResponse
+from maitred.core.stored_response import BackgroundClaim, StoredConversation, StoredItem, StoredResponse
 from maitred.core.tenancy import Principal, Scope
 from maitred.store.schema import responses, usage
 from tests.support.clock import FakeClock
@@ -152,6 +154,73 @@ async def test_a_response_that_was_not_stored_is_not_stored_later(store_config, 
         await store.save(response(2))
         assert await store.find(TEAM, "resp_1") is None
         assert await store.find(TEAM, "resp_2") is not None
+
+
+@asynccontextmanager
+async def two_gateways(store_config, clock):
+    async with (
+        open_responses(store_config, clock, name="one", has_others=True) as (first, ledger, _),
+        open_responses(store_config, clock, name="two", has_others=True) as (second, _, _),
+    ):
+        yield first, ledger, second
+
+
+async def test_a_response_in_the_background_is_seen_everywhere_and_ended_by_its_owner(store_config):
+    async with two_gateways(store_config, FakeClock()) as (first, ledger, second):
+        await second.conversations.create(conversation(1), [])
+        row = response(1, conversation="conv_1", resource=b'{"status": "queued"}')
+        await first.claims.begin(row)
+        assert await second.find(TEAM, "resp_1") == replace(row, owner=first.claims.owner)
+        assert await second.find(STRANGER, "resp_1") is None
+        await second.claims.update("resp_1", b"{}")  # it is not the other's
+        await first.claims.update("resp_1", b'{"status": "in_progress"}')
+        assert (await second.find(TEAM, "resp_1")).resource == b'{"status": "in_progress"}'
+        await second.claims.cancel("resp_1")
+        claims = await first.claims.read(["resp_1", "resp_unknown"])
+        assert claims == {"resp_1": BackgroundClaim(first.claims.owner, cancelled=True)}
+        ledger.record(usage_event(1))
+        end = replace(row, owner=first.claims.owner, output=b'[{"id": "o1"}]', resource=b"{}", last_event=7)
+        for _ in range(2):
+            await first.save(end)
+        assert ledger.backlog == 0
+        assert await second.find(TEAM, "resp_1") == replace(end, owner=None)
+        assert [item.id for item in await second.conversations.items("conv_1")] == ["o1"], "once"
+        await first.claims.begin(response(2))
+        assert await second.delete(TEAM, "resp_2")
+        await first.save(response(2, owner=first.claims.owner))
+        assert await second.find(TEAM, "resp_2") is None
+
+
+async def test_what_a_gateway_leaves_behind_is_ended_by_another(store_config):
+    clock = FakeClock()
+    async with two_gateways(store_config, clock) as (first, _, second):
+        resource = encode({"status": "in_progress", "error": None})
+        for number in (1, 2, 3):
+            await first.claims.begin(response(number, resource=resource))
+        await second.claims.cancel("resp_3")
+        clock.now_s += 20.0
+        await first.claims.renew(["resp_2"])
+        assert await second.claims.end_lost() == 0
+        clock.now_s += 20.0
+        assert await second.claims.end_lost() == 2
+        states = [decode((await second.find(TEAM, f"resp_{number}")).resource) for number in (1, 2, 3)]
+        assert [state["status"] for state in states] == ["failed", "in_progress", "cancelled"]
+        assert states[0]["error"]["code"] == "server_error"
+        # The first word counts, should its owner be there still.
+        await first.save(response(1, owner=first.claims.owner, resource=b'{"status": "completed"}'))
+        assert decode((await second.find(TEAM, "resp_1")).resource) == states[0]
+        await first.claims.release()
+        assert decode((await second.find(TEAM, "resp_2")).resource)["status"] == "failed"
+
+
+async def test_a_gateway_without_others_ends_at_its_start_what_the_one_before_ran(store_config):
+    async with open_responses(store_config, FakeClock()) as (store, _, _):
+        await store.claims.begin(response(1))
+        await store.claims.run()
+        assert (await store.find(TEAM, "resp_1")).owner == store.claims.owner
+    async with open_responses(store_config, FakeClock(), name="next") as (store, _, _):
+        await store.claims.run()
+        assert decode((await store.find(TEAM, "resp_1")).resource)["status"] == "failed"
 
 
 def conversation(number, **changes):

@@ -81,11 +81,13 @@ def _events(resource: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                     yield from _events_of_part({**place, "content_index": number}, part)
             case {"arguments": str() as arguments, "name": name}:
                 kind = "response.function_call_arguments"
-                yield {"type": f"{kind}.delta", **place, "delta": arguments}
+                if arguments:
+                    yield {"type": f"{kind}.delta", **place, "delta": arguments}
                 yield {"type": f"{kind}.done", **place, "name": name, "arguments": arguments}
             case {"input": str() as text}:
                 kind = "response.custom_tool_call_input"
-                yield {"type": f"{kind}.delta", **place, "delta": text}
+                if text:
+                    yield {"type": f"{kind}.delta", **place, "delta": text}
                 yield {"type": f"{kind}.done", **place, "input": text}
         yield {"type": "response.output_item.done", "output_index": index, "item": item}
 
@@ -98,7 +100,8 @@ def _events_of_part(place: Mapping[str, Any], part: Mapping[str, Any]) -> Iterat
     logprobs = {"logprobs": part["logprobs"]} if kind == "output_text" else {}
     empty: dict[str, Any] = {"logprobs": [], "annotations": []} if kind == "output_text" else {}
     yield {"type": "response.content_part.added", **place, "part": {**part, member: "", **empty}}
-    yield {"type": f"response.{kind}.delta", **place, "delta": part[member], **logprobs}
+    if part[member]:
+        yield {"type": f"response.{kind}.delta", **place, "delta": part[member], **logprobs}
     for number, annotation in enumerate(part.get("annotations", ())):
         yield {
             "type": "response.output_text.annotation.added",

@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from maitred.api.responses.formatter import ResponsesFormatter
+from maitred.api.responses.replay import EventSkipper, replay
 from maitred.api.streaming import CollectedChoice
 from maitred.core.context import RequestContext
 from maitred.core.errors import ReplicaLost
 from maitred.core.inference import ChunkMetadata, TextDelta, TokenLogprob, TokenScore
 from maitred.core.request import FinishReason, Usage
+from maitred.core.stored_response import StoredResponse
 from maitred.wire.responses.requests import decode_thoughts
 from maitred.wire.responses.resource import ResponseResource
-from maitred.wire.sse import SSEDecoder
+from maitred.wire.sse import SSEDecoder, encode_event
 
 EVENT = TypeAdapter(types.ResponseStreamEvent)
 USAGE = Usage(7, 5, 3, reasoning_tokens=2)
@@ -55,6 +57,7 @@ def streamed(parts, usage=USAGE, **options):
     events = events_of(written)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     check_order(events)
+    check_replay(events)
     return events, events[-1]["response"]
 
 
@@ -94,6 +97,55 @@ def check_order(events):
     for event in events:
         if "item_id" in event:
             assert events[-1]["response"]["output"][event["output_index"]]["id"] == event["item_id"]
+
+
+def check_replay(events):
+    """What is stored gives the same items and parts in the same order, and the same end."""
+    stored = StoredResponse(
+        id="resp_1",
+        tenant="t",
+        organisation="t",
+        previous=None,
+        created_s=0.0,
+        expires_s=1.0,
+        input=b"[]",
+        output=b"[]",
+        resource=json.dumps(events[-1]["response"]).encode(),
+        last_event=events[-1]["sequence_number"],
+    )
+    again = events_of(replay(stored, None))
+    check_order(again)
+    assert again[-1] == events[-1]
+    numbers = [event["sequence_number"] for event in again]
+    assert numbers == sorted({*numbers})
+    assert steps_by_item(again) == steps_by_item(events)
+    assert events_of(replay(stored, 0)) == events[-1:]
+
+
+def steps_by_item(events):
+    """Index of an item -> what happens to it, with deltas that follow each other as one."""
+    steps = {}
+    for event in events[2:-1]:
+        kind = event["type"]
+        if kind != "response.output_text.annotation.added":
+            of_item = steps.setdefault(event["output_index"], [])
+            said = {} if kind.endswith((".delta", "_item.added")) else event | {"sequence_number": 0}
+            if not of_item or of_item[-1] != (kind, event.get("content_index"), said):
+                of_item.append((kind, event.get("content_index"), said))
+    return steps
+
+
+@given(st.lists(st.text(max_size=5), max_size=6), st.integers(-1, 8), st.data())
+@settings(max_examples=25)
+def test_a_stream_begins_after_an_event_wherever_it_is_cut(texts, after, data):
+    events = [encode_event(json.dumps(text).encode(), b"kind") for text in texts]
+    written = b"".join(events)
+    skipper, position, left = EventSkipper(after), 0, b""
+    while position < len(written):
+        size = data.draw(st.integers(1, 8))
+        left += skipper.feed(written[position : position + size])
+        position += size
+    assert left == b"".join(events[after + 1 :])
 
 
 def piece(number, *, name=None, arguments="", call_id=None, field="function"):
