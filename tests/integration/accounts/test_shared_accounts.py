@@ -3,9 +3,11 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 from msgspec import structs
 
@@ -44,6 +46,9 @@ tenants:
     limits: {usd_total: 1, requests_per_minute: 6000}
     keys:
       one: {secret: {env: ACME_KEY}}
+  other:
+    keys:
+      two: {secret: {env: OTHER_KEY}}
   house:
     keys:
       admin: {secret: {env: ADMIN_KEY}, scopes: [admin]}
@@ -51,7 +56,7 @@ tenants:
 
 
 @contextmanager
-def two_gateways(folder, redis, database, keys):
+def two_gateways(folder, redis, database, keys, *arguments):
     (folder / "maitred.yaml").write_text(CONFIG)
     environment = {
         "PYTHONPATH": f"{Path.cwd()}:{Path.cwd() / 'src'}",
@@ -63,8 +68,7 @@ def two_gateways(folder, redis, database, keys):
         yield [
             stack.enter_context(
                 serving(
-                    "--config",
-                    str(folder / "maitred.yaml"),
+                    *("--config", str(folder / "maitred.yaml"), *arguments),
                     settings={"server.allow_unauthenticated": "false"},
                     environment=environment,
                     program=("-m", "tests.support.scripted_gateway"),
@@ -82,7 +86,7 @@ def redis():
 
 @pytest.fixture
 def keys():
-    return {name: make_key().plaintext for name in ("ACME_KEY", "ADMIN_KEY")}
+    return {name: make_key().plaintext for name in ("ACME_KEY", "OTHER_KEY", "ADMIN_KEY")}
 
 
 def complete(server, key):
@@ -192,3 +196,48 @@ async def test_usage_that_a_dead_gateway_could_not_settle_is_charged_where_all_c
         async with open_stores(config, SystemClock()) as stores:
             (settled,) = await stores.counters.read([claim])
             assert (settled.used, settled.reserved) == (200, 0)
+
+
+def test_a_response_in_the_background_is_everywhere_the_same(tmp_path, redis, postgres_url, keys):
+    """Seen, cancelled and streamed at the gateway beside its own; and ended by it when its own is killed."""
+    stalled = '{"answers": [{"fault": "stall", "fault_after": 3}]}'
+    asked = {"model": "maitred-tiny", "input": "one two three", "max_output_tokens": 100, "background": True}
+    with two_gateways(tmp_path, redis, postgres_url, keys, "--script", stalled) as gateways, ExitStack() as stack:
+        here, there = (
+            stack.enter_context(
+                openai.OpenAI(base_url=f"{server.url}/v1", api_key=keys["ACME_KEY"], timeout=LIMIT_S, max_retries=0)
+            )
+            for server in gateways
+        )
+
+        def begin():
+            response = here.responses.create(**asked)
+            assert there.responses.retrieve(response.id).status in ("queued", "in_progress")
+            eventually(lambda: here.responses.retrieve(response.id).output_text, "nothing is written")
+            assert there.responses.retrieve(response.id).status == "in_progress"
+            return response.id
+
+        first = begin()
+        stranger = there.with_options(api_key=keys["OTHER_KEY"]).responses
+        for use in (stranger.retrieve, stranger.cancel, stranger.delete, partial(stranger.retrieve, stream=True)):
+            with pytest.raises(openai.NotFoundError):
+                use(first)
+        cancelled = there.responses.cancel(first)
+        assert (cancelled.status, cancelled.usage.output_tokens) == ("cancelled", 3)
+        assert here.responses.cancel(first) == cancelled
+
+        second = begin()
+        assert there.responses.delete(second) is None
+        with pytest.raises(openai.NotFoundError):
+            here.responses.retrieve(second)
+
+        third = begin()
+        with there.responses.retrieve(third, stream=True) as stream:
+            gateways[0].process.kill()
+            events = [event.type for event in stream]
+        assert events[-1] == "response.failed"
+        lost = there.responses.retrieve(third)
+        assert (lost.status, lost.error.code) == ("failed", "server_error")
+        (row,) = admin(gateways[1], keys, "usage", group_by="tenant")
+        each_usd = 0.001 * cancelled.usage.input_tokens + 0.002 * 3
+        assert row["cost_usd"] == pytest.approx(2 * each_usd), "what was lost costs nothing"

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import httpx
+import openai
 import psutil
 import pytest
 import yaml
@@ -135,6 +136,28 @@ class Stream:
     @property
     def whole(self):
         return self.text.endswith("data: [DONE]\n\n") and not self.broken
+
+
+async def test_responses_in_the_background_are_the_same_at_every_worker(server):
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=USER, timeout=300, max_retries=0) as client:
+        asked = {"model": "maitred-tiny", "input": "Hello", "max_output_tokens": 30, "background": True}
+        alone = {"extra_headers": {"connection": "close"}}  # so that both workers get some
+        stream = await client.responses.create(**asked, stream=True, **alone)
+        first = await anext(stream)
+        await stream.close()
+        rest = [
+            event
+            async for event in await client.responses.retrieve(
+                first.response.id, stream=True, starting_after=0, **alone
+            )
+        ]
+        assert [event.sequence_number for event in rest] == [*range(1, len(rest) + 1)]
+        for _ in range(4):
+            assert await client.responses.retrieve(first.response.id, **alone) == rest[-1].response
+        running = await client.responses.create(**{**asked, "max_output_tokens": 400}, **alone)
+        assert (await client.responses.cancel(running.id, **alone)).status == "cancelled"
+        for _ in range(4):
+            assert (await client.responses.retrieve(running.id, **alone)).status == "cancelled"
 
 
 @pytest.mark.parametrize("model", MODELS)
