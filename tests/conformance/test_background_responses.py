@@ -121,6 +121,7 @@ async def test_any_stored_response_is_read_as_a_stream(tmp_path):
 async def test_cancel_ends_the_work_and_bills_what_was_generated(tmp_path):
     async with serving(tmp_path, [STALLED, ANSWER]) as (system, client):
         running = await written(client, await client.responses.create(**asking()))
+        assert system.gate.count == 1, "it keeps its place"
         reading = asyncio.create_task(read(await client.responses.retrieve(running.id, stream=True)))
         cancelled, same = await asyncio.gather(*(client.responses.cancel(running.id) for _ in range(2)))
         assert cancelled == same == await client.responses.retrieve(running.id)
@@ -152,7 +153,9 @@ async def test_a_running_response_that_is_deleted_is_cancelled(tmp_path):
 async def test_a_failure_is_the_state_of_the_response(tmp_path):
     broken = ScriptedAnswer(tokens=LONG.tokens, fault=AnswerFault.DIE, fault_after=5)
     async with serving(tmp_path, [broken]) as (system, client):
-        events = await read(await client.responses.create(**asking(stream=True)))
+        conversation = await client.conversations.create()
+        events = await read(await client.responses.create(**asking(stream=True, conversation=conversation.id)))
+        assert (await client.conversations.items.list(conversation.id)).data == []
         error, failed = events[-2:]
         assert (error.type, error.code, failed.type) == ("error", "replica_lost", "response.failed")
         stored = await client.responses.retrieve(failed.response.id)
@@ -160,7 +163,7 @@ async def test_a_failure_is_the_state_of_the_response(tmp_path):
         assert stored == failed.response
         assert events_of(await read(await client.responses.retrieve(stored.id, stream=True))) == events_of(events)
         assert [event.cost_nusd for event in system.ledger.events] == [0]
-        (context, *_) = system.contexts
+        context = next(context for context in system.contexts if context.error)
         assert (context.outcome, context.error) == (Outcome.FAILED, "replica_lost")
 
 

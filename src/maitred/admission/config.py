@@ -62,7 +62,8 @@ class AdmissionConfig(Struct, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=3600,
-            description="What a request has reserved comes back so long after its gateway died.",
+            description="What a request has reserved comes back so long after its gateway died, and what it ran in "
+            "the background has failed.",
             extra={"unit": "seconds"},
         ),
     ] = 30.0

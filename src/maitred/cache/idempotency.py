@@ -9,11 +9,9 @@ others, and all of them get the same bytes.
 A recording that ends without an error is kept for some time. A recording that fails is removed immediately, because no
 answer was delivered or billed: the next request with the key claims it again.
 
-Work that its client does not wait for, such as a response in the background, is recorded under a key of the server's
-own. Its error is a part of its answer, so it is recorded as one that ends well.
-
 `maitred.cache.memory` keeps recordings in this process. A store that several gateways share must implement the same two
-protocols.
+protocols. Responses in the background are recorded there too, each under its own id: other gateways read what the
+database has of them.
 """
 
 from types import TracebackType
@@ -150,16 +148,4 @@ class AnswerStore(Protocol):
         Raises:
             IdempotencyConflict: The key has a recording of another request body, or of an answer that was not kept.
         """
-        ...
-
-    def link(self, key: IdempotencyKey, recording: RecordedResponse) -> None:
-        """Lets a second key lead to a recording, for as long as the recording is stored."""
-        ...
-
-    def find(self, key: IdempotencyKey) -> RecordedResponse | None:
-        """Returns the recording of a key; None: there is none, or it is not kept from its beginning."""
-        ...
-
-    def discard(self, key: IdempotencyKey) -> None:
-        """Removes the recording of a key that has ended, unless the key was only linked to it."""
         ...

@@ -78,19 +78,19 @@ class MemoryIdempotencyStore:
         return IdempotencyClaim(known, fresh=False)
 
     def link(self, key: IdempotencyKey, recording: RecordedResponse) -> None:
-        """Lets a second key lead to a recording; implements `AnswerStore.link`."""
+        """Lets a second key lead to a recording, for as long as the recording is stored."""
         assert isinstance(recording, MemoryRecording), "it is one of this store's"
         self._listed[key] = recording
         recording.linked_keys.append(key)
 
     def find(self, key: IdempotencyKey) -> MemoryRecording | None:
-        """Returns the recording of a key if it is kept; implements `AnswerStore.find`."""
+        """Returns the recording of a key; None: there is none, or it is not kept from its beginning."""
         self._expire()
         known = self._listed.get(key)
         return known if known is not None and known.kept else None
 
     def discard(self, key: IdempotencyKey) -> None:
-        """Removes the recording of a key; implements `AnswerStore.discard`."""
+        """Removes the recording of a key that has ended, unless the key was only linked to it."""
         known = self._listed.get(key)
         if known is not None and known.ended and known.key == key:
             self.forget(known)

@@ -54,7 +54,7 @@ class StoredConversation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackgroundClaim(msgspec.Struct, frozen=True):
-    """What the database says of a response that runs in the background."""
+    """Claim of a gateway on a response that runs in the background, as the database has it."""
 
     owner: str | None
     """Gateway that runs it; None: it has ended."""

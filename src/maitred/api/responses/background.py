@@ -22,9 +22,10 @@ from maitred.api.exchange import HttpExchange
 from maitred.api.in_flight import CancelScope, ClientDisconnected, InFlightLimiter
 from maitred.api.recorded_exchange import RecordedExchange, perform, send_recorded
 from maitred.api.responses.formatter import ResponsesFormatter
-from maitred.api.responses.replay import EventSkipper, replay
+from maitred.api.responses.replay import ResumeFilter, replay
 from maitred.api.streaming import StreamHeartbeat
-from maitred.cache.idempotency import AnswerStore, IdempotencyKey, RecordedResponse, RecordedResponseReader
+from maitred.cache.idempotency import IdempotencyKey, RecordedResponse, RecordedResponseReader
+from maitred.cache.memory import MemoryIdempotencyStore
 from maitred.core.errors import (
     Draining,
     IdempotencyConflict,
@@ -81,9 +82,11 @@ class BackgroundResponse:
 
     def last_row(self, owner: str) -> StoredResponse:
         """Returns the row of the response that has ended, as its owner stores it."""
+        has_answer = self.formatter.resource.status in ("completed", "incomplete")
         return replace(
             self.row,
             owner=owner,
+            conversation=self.row.conversation if has_answer else None,  # to which nothing is added then
             output=encode(self.formatter.items_to_keep()),
             resource=self.formatter.written(),
             last_event=self.formatter.last_event,
@@ -101,7 +104,12 @@ class BackgroundResponses:
     """
 
     def __init__(
-        self, store: ResponseStore, recordings: AnswerStore, in_flight: InFlightLimiter, *, heartbeat_s: float
+        self,
+        store: ResponseStore,
+        recordings: MemoryIdempotencyStore,
+        in_flight: InFlightLimiter,
+        *,
+        heartbeat_s: float,
     ) -> None:
         self._store = store
         self._claims = store.claims
@@ -221,18 +229,23 @@ class BackgroundResponses:
         try:
             while True:
                 await asyncio.sleep(_POLL_S)
-                for response in [response for response in self._running.values() if response.ended.is_set()]:
-                    await self._save(response)
-                if not self._running:
-                    renewed_s = loop.time()
-                elif self._claims.has_others:
-                    try:
+                try:
+                    for response in [response for response in self._running.values() if response.ended.is_set()]:
+                        await self._save(response)
+                    if not self._running:
+                        renewed_s = loop.time()
+                    elif self._claims.has_others:
                         if loop.time() - renewed_s >= self._claims.renew_every_s:
                             await self._claims.renew([*self._running])
                             renewed_s = loop.time()
                         await self._look_at_claims()
-                    except StoreUnavailable as error:
-                        log.warning("Claims on responses in the background cannot be renewed now: %s", error)
+                # After any error, the loop must try again, so that claims are renewed when the cause is gone
+                except Exception as error:
+                    log.warning(
+                        "Claims on responses in the background cannot be renewed now: %s",
+                        error,
+                        exc_info=not isinstance(error, StoreUnavailable),
+                    )
         finally:
             with suppress(StoreUnavailable):
                 await self._claims.release()
@@ -347,11 +360,11 @@ async def _send_recording(recording: RecordedResponse, exchange: HttpExchange, s
     Raises:
         IdempotencyConflict: The events are too many to keep, and the client was too slow.
     """
-    skipper = EventSkipper(starting_after)
+    resume_filter = ResumeFilter(starting_after)
     with recording.reader() as reader:
         try:
             while piece := await reader.piece():
-                if events := skipper.feed(piece):
+                if events := resume_filter.feed(piece):
                     await exchange.stream(events)
         except IdempotencyConflict:
             raise IdempotencyConflict(

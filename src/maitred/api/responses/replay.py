@@ -113,7 +113,7 @@ def _events_of_part(place: Mapping[str, Any], part: Mapping[str, Any]) -> Iterat
     yield {"type": "response.content_part.done", **place, "part": part}
 
 
-class EventSkipper:
+class ResumeFilter:
     """Removes the first events of a stream that comes in pieces.
 
     Each event has the number of those before it, and ends with an empty line, which occurs nowhere else.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from maitred.api.responses.formatter import ResponsesFormatter
-from maitred.api.responses.replay import EventSkipper, replay
+from maitred.api.responses.replay import ResumeFilter, replay
 from maitred.api.streaming import CollectedChoice
 from maitred.core.context import RequestContext
 from maitred.core.errors import ReplicaLost
@@ -140,10 +140,10 @@ def steps_by_item(events):
 def test_a_stream_begins_after_an_event_wherever_it_is_cut(texts, after, data):
     events = [encode_event(json.dumps(text).encode(), b"kind") for text in texts]
     written = b"".join(events)
-    skipper, position, left = EventSkipper(after), 0, b""
+    resume_filter, position, left = ResumeFilter(after), 0, b""
     while position < len(written):
         size = data.draw(st.integers(1, 8))
-        left += skipper.feed(written[position : position + size])
+        left += resume_filter.feed(written[position : position + size])
         position += size
     assert left == b"".join(events[after + 1 :])
 
