@@ -245,7 +245,7 @@ def test_hints_are_named():
         ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
         ({"include": ["everything"]}, "include[0]"),
         ({"truncation": "middle"}, "truncation"),
-        ({"background": True}, "background"),
+        ({"background": True, "store": False}, "background"),
         ({"conversation": ""}, "conversation"),
         ({"conversation": "conv_1", "previous_response_id": "resp_1"}, "previous_response_id"),
         ({"prompt": {"id": "p"}}, "prompt"),
