@@ -106,7 +106,7 @@ BODY = objects(
     seed=mostly(3),
     max_tool_calls=mostly(2),
     user=mostly("u"),
-    background=mostly(False),
+    background=mostly(True, False),
     extra=ANY,
 ).flatmap(lambda body: st.builds(lambda given: {"input": given, **body}, mostly("Hi", st.lists(ITEM, max_size=4))))
 

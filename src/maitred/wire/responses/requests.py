@@ -352,5 +352,6 @@ class RetrieveQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     stream: Annotated[bool, Meta(description="Whether it is sent as the events of its stream.")] = False
     starting_after: Annotated[
-        int | None, Meta(ge=0, description="Number of the event after which the stream begins; with `stream` only.")
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="Number of the event after which the stream begins; with `stream` only."),
     ] = None
