@@ -15,7 +15,7 @@ from maitred.core.errors import StoreUnavailable
 from maitred.core.limits import Limit, LimitKind
 from maitred.testing.script import AnswerFault, ScriptedAnswer
 from tests.conformance.test_responses import ANSWER, EOS, TEXT, serving
-from tests.support.gateway import MODEL, tokens_of
+from tests.support.gateway import CARD, MODEL, tokens_of
 
 LONG = ScriptedAnswer(tokens=[*(tokens_of(TEXT) * 30)[:200], EOS])
 STALLED = replace(LONG, fault=AnswerFault.STALL, fault_after=5)
@@ -138,6 +138,30 @@ async def test_cancel_ends_the_work_and_bills_what_was_generated(tmp_path):
         foreground = await client.responses.create(model=MODEL, input="Hi")
         with pytest.raises(openai.BadRequestError, match="background"):
             await client.responses.cancel(foreground.id)
+
+
+async def test_one_that_waits_is_cancelled_for_nothing(tmp_path):
+    async with serving(tmp_path, [STALLED], card=replace(CARD, max_sequences=1)) as (system, client):
+        running = await written(client, await client.responses.create(**asking()))
+        waiting = await client.responses.create(**asking())
+        assert (await client.responses.retrieve(waiting.id)).status == "queued"
+        cancelled = await client.responses.cancel(waiting.id)
+        assert (cancelled.status, cancelled.usage, cancelled.output) == ("cancelled", None, [])
+        assert [event.output_tokens for event in system.ledger.events] == [0]
+        await client.responses.cancel(running.id)
+        assert len(system.engine.submitted) == 1
+
+
+async def test_events_that_are_too_many_to_keep_hold_up_nothing(tmp_path):
+    async with serving(tmp_path, [LONG], step_s=0.002) as (system, client):
+        system.kept.reconfigure(IdempotencyConfig(max_answer_bytes=4096))
+        unread = await client.responses.create(**asking())
+        live = await read(await client.responses.create(**asking(stream=True)))
+        assert live[-1].type == "response.completed"
+        assert (await ended(client, unread)).output_text == live[-1].response.output_text
+        again = await read(await client.responses.retrieve(live[0].response.id, stream=True))
+        assert again[-1] == live[-1]
+        assert len(again) < len(live)
 
 
 async def test_a_running_response_that_is_deleted_is_cancelled(tmp_path):

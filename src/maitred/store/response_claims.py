@@ -28,7 +28,8 @@ _BATCH = 500
 """Most responses that one statement names."""
 _RENEWALS = 3
 """Renewals of a claim before it would pass."""
-_FIRST_TRY_S = 1.0
+_RETRY_S = 1.0
+"""Time until a gateway without others tries again to end what is lost."""
 
 
 class ResponseClaims:
@@ -112,7 +113,7 @@ class ResponseClaims:
             except StoreUnavailable as error:
                 answered_s = 0.0
                 log.warning("Responses in the background cannot be looked after now: %s", error)
-            await asyncio.sleep(self.renew_every_s if self.has_others else _FIRST_TRY_S)
+            await asyncio.sleep(self.renew_every_s if self.has_others else _RETRY_S)
 
     async def release(self) -> None:
         """Ends what this gateway still owns, because it stops."""
