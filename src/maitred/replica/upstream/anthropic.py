@@ -53,7 +53,9 @@ def encode_messages_body(
         chat = msgspec.structs.replace(chat, messages=[*chat.messages, begun], thinking=None)
     messages_request = to_messages(chat, model=model, max_tokens=max_tokens)
     body = {**parameters, **unwrap_server_blocks(msgspec.to_builtins(messages_request))}
-    if "thinking" in body and (request.given or not _may_think(messages_request, body["thinking"], _requested_tokens(request))):
+    if "thinking" in body and (
+        request.given or not _may_think(messages_request, body["thinking"], _requested_tokens(request))
+    ):
         del body["thinking"]
     ignored += [*request.left_out, *(name for name in members.ignored if name != "messages.content_blocks")]
     if (thought := unread_thought(passed["messages"], ("thinking_blocks",))) is not None:
