@@ -143,6 +143,7 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
             *ResponsesRoutes(
                 pipeline, stores.responses, strict=config.server.strict, heartbeat_s=config.server.heartbeat_s
             ).routes(),
+            *parts.websockets.routes(),
             *FeedbackRoutes(stores.feedback, metrics.feedback.on_feedback).routes(),
             *admin,
         ],
