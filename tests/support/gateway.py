@@ -17,6 +17,7 @@ from maitred.admission.config import AdmissionConfig
 from maitred.api.config import ServerConfig
 from maitred.api.http.server import HttpServer
 from maitred.api.in_flight import InFlightLimiter
+from maitred.api.responses.websocket import ResponsesWebSockets
 from maitred.api.routes import Route
 from maitred.app.address import bind, format_url
 from maitred.app.models.router import Router
@@ -78,6 +79,7 @@ class Gateway:
     ledger: PaperLedger
     server: HttpServer
     dispatcher: Dispatcher
+    websockets: ResponsesWebSockets
     contexts: list[RequestContext] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -142,6 +144,7 @@ async def gateway(
                 Router(Catalog([model])), LocalFlowController({MODEL: dispatcher}, admission, clock), clock=clock
             )
             observers: list[RequestObserver] = [metrics.requests]
+            websockets = ResponsesWebSockets(config, gate, clock)
             edge = make_app(
                 config,
                 pipeline,
@@ -151,7 +154,7 @@ async def gateway(
                 observers=observers,
                 render_metrics=metrics.render,
                 answers=kept,
-                further=further(pipeline),
+                further=[*further(pipeline), *websockets.routes()],
             )
             server = HttpServer(edge, stall_grace_s=config.stall_grace_s)
             system = Gateway(
@@ -167,6 +170,7 @@ async def gateway(
                     ledger,
                     server,
                     dispatcher,
+                    websockets,
                 )
             )
             observers.append(system)

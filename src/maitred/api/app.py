@@ -131,13 +131,16 @@ class GatewayApp:
         else:
             emptied()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serves one request: the entry point of ASGI."""
         if scope["type"] != "http":
             raise RuntimeError(f"The server offered {scope['type']!r}; maitred speaks HTTP only.")
-        exchange = HttpExchange(scope, receive, send, self._clock.monotonic_s())
+        return self.serve(HttpExchange(scope, receive, send, self._clock.monotonic_s()))
+
+    async def serve(self, exchange: HttpExchange) -> None:
+        """Serves one request with its response, which has just begun."""
         in_hand = LogContext(exchange.context.request_id)
-        LOG_CONTEXT.set(in_hand)  # each request has a task of its own, and so a context
+        LOG_CONTEXT.set(in_hand)  # no two requests run in one task at a time, so each has a context
         outcome = Outcome.FAILED
         self._requests += 1
         try:

@@ -9,6 +9,70 @@ from maitred.core.loopback import is_loopback
 _CORS_ORIGIN = r"^(\*|[A-Za-z][A-Za-z0-9+.-]*://[^/\s,*?#]+)$"
 
 
+class WebSocketConfig(Struct, frozen=True, kw_only=True):
+    """Settings of WebSockets, by which clients speak the Responses API."""
+
+    max_per_key: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="WebSockets that one key may have open at once; callers without a key count as one. A further "
+            "handshake is refused with 429. 0: none are opened.",
+            extra={"unit": "connections"},
+        ),
+    ] = 256
+    lifetime_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=86_400,
+            description="How long one may be open. Then it takes no more turns, and is closed when none runs.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 3600.0
+    ping_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=3600,
+            description="Silence of a client after which it gets a ping. If it is as long silent again, the connection "
+            "is cut.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 20.0
+    max_lanes: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1024,
+            description="Lanes of one connection (`stream_id`) whose turns run at once. Each remembers its last "
+            "response.",
+            extra={"unit": "lanes"},
+        ),
+    ] = 16
+    max_queued_turns: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1024,
+            description="Turns of one lane that may wait for the one that runs. All waiting turns of a connection "
+            "together may be as large as one body (`server.max_body_bytes`).",
+            extra={"unit": "turns"},
+        ),
+    ] = 8
+    max_remembered_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 30,
+            description="Memory of one connection for the conversations of the last response of each lane, which "
+            "`previous_response_id` finds there also with `store: false`. The oldest are dropped.",
+            extra={"unit": "bytes"},
+        ),
+    ] = 4 << 20
+
+
 class ServerConfig(Struct, frozen=True, kw_only=True):
     """Settings of the HTTP server: its address and its limits."""
 
@@ -152,6 +216,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             "naming them in `x-maitred-ignored`. Finds misspelt parameters."
         ),
     ] = False
+
+    websocket: WebSocketConfig = WebSocketConfig()
 
     @property
     def serves_anyone(self) -> bool:

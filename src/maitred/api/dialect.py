@@ -40,6 +40,7 @@ from maitred.core.errors import (
     RouteNotFound,
     Unauthenticated,
     UnsupportedBody,
+    UpgradeRequired,
 )
 from maitred.core.limits import LimitKind
 from maitred.wire.anthropic.decode import API_VERSIONS
@@ -96,7 +97,7 @@ def error_body(error: MaitredError) -> bytes:
 
 
 def error_headers(error: MaitredError) -> list[Header]:
-    """Returns headers that say when to retry, whether to retry, how to authenticate and how to compress."""
+    """Returns headers that say when and whether to retry, how to authenticate, to compress and to upgrade."""
     headers: list[Header] = []
     if error.retry_after_s is not None:
         # The time is rounded up: a client that retries early is refused again.
@@ -110,6 +111,8 @@ def error_headers(error: MaitredError) -> list[Header]:
         headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, UnsupportedBody):
         headers.append((b"accept-encoding", ACCEPTED_CODINGS))
+    if isinstance(error, UpgradeRequired):
+        headers += [(b"upgrade", b"websocket"), (b"connection", b"upgrade"), (b"sec-websocket-version", b"13")]
     return headers
 
 

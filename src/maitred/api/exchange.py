@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl
 from maitred.api.compression import read_coding
 from maitred.api.dialect import OPENAI, ApiDialect, Header, error_headers
 from maitred.api.headers import Headers, retries_in
-from maitred.api.http.connection import EXTENSION, PlainAsgiConnection, ServerConnection
+from maitred.api.http.connection import EXTENSION, PlainAsgiConnection, ServerConnection, SuccessorProtocol
 from maitred.api.in_flight import CancelScope, ClientDisconnected
 from maitred.api.large_body import LargeBody, LargeBodyReader
 from maitred.api.response_head import encode_lines, response_head_lines, response_headers
@@ -124,6 +124,7 @@ class HttpExchange:
 
     Attributes:
         path: The path, decoded, without the query.
+        scope: The request as the server gave it.
         method: The method in upper case.
         parsed_head: What its head says...
         header: ...and the headers in it.
@@ -166,7 +167,7 @@ class HttpExchange:
             head = kept[_PARSED_HEAD] = ParsedHead(Headers(scope["headers"]))
         self.parsed_head = head
         self.header = head.header
-        self._scope = scope
+        self.scope = scope
         self._receive = receive
         self._send = send
         offered = head.offered_id
@@ -195,7 +196,7 @@ class HttpExchange:
             InvalidRequest: The parameters are not UTF-8, or there are too many.
         """
         try:
-            text = self._scope.get("query_string", b"").decode("ascii")
+            text = self.scope.get("query_string", b"").decode("ascii")
             return parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=_MOST_PARAMETERS)
         except ValueError as error:
             raise InvalidRequest(
@@ -327,6 +328,18 @@ class HttpExchange:
             rest = rest[_PIECE_BYTES:]
         self.state = ResponseState.COMPLETE
         await self._send({"type": "http.response.body", "body": bytes(rest)})
+
+    def switch_protocol(self, successor: SuccessorProtocol, headers: Sequence[Header]) -> None:
+        """Gives the connection to another protocol, after a response with status 101 and these headers.
+
+        Raises:
+            InvalidRequest: The client has sent more than the request, or its connection ends with the response.
+        """
+        lines = encode_lines(self._headers([*headers, *self.answer_headers]))
+        if lines is None or not self.connection.hand_over(successor):
+            raise InvalidRequest("Send a handshake alone, by HTTP/1.1, and wait for the answer to it.")
+        self.state, self.status = ResponseState.COMPLETE, 101
+        successor.transport.write(b"HTTP/1.1 101 Switching Protocols\r\n%b\r\n" % lines)
 
     async def send_error(self, error: MaitredError, headers: Sequence[Header] = ()) -> None:
         """Answers with an error; a stream that has begun is ended with an error event.

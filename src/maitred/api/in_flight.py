@@ -51,8 +51,13 @@ class InFlightLimiter:
         self._held: dict[str, int] = {}
         """Slots by owner, for those that hold any; see `Principal.owners`."""
         self._draining = False
+        self._on_close: list[Callable[[], None]] = []
         self._empty = asyncio.Event()
         self._empty.set()
+
+    def watch_close(self, listener: Callable[[], None]) -> None:
+        """Calls a function once, when new requests are refused from then on."""
+        self._on_close.append(listener)
 
     def reconfigure(self, capacity: int) -> None:
         """Sets the largest number of requests in flight from now on; requests that run continue."""
@@ -125,6 +130,9 @@ class InFlightLimiter:
     def close(self) -> None:
         """Refuses all new requests from now on."""
         self._draining = True
+        listeners, self._on_close = self._on_close, []
+        for listener in listeners:
+            listener()
 
     async def drain(self, grace_s: float) -> int:
         """Refuses new requests, waits until all have ended, and after `grace_s` cancels the others.

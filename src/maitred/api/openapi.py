@@ -231,7 +231,11 @@ def _operation(route: Route, schema_of: dict[type | UnionType, Any], components:
         "summary": route.summary,
         "operationId": _operation_id(route),
         "responses": {
-            "200": {"description": "The answer.", "content": _answer_content(route, schema_of)},
+            **(
+                {"101": {"description": "The connection is a WebSocket from then on."}}
+                if route.upgrades
+                else {"200": {"description": "The answer.", "content": _answer_content(route, schema_of)}}
+            ),
             "default": {
                 "description": "An error; `error.message` says what to do.",
                 "content": {"application/json": {"schema": schema_of[route.dialect.error_struct]}},

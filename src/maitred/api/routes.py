@@ -45,6 +45,7 @@ class Route:
         repeat_handler: Handler of requests with an ``Idempotency-Key``; None: the key has no effect.
         remembers: Whether it takes an ``Idempotency-Key`` and stores its replies itself.
         dialect: The dialect of the API that the route belongs to.
+        upgrades: Whether its request is the handshake of a WebSocket.
         least_output: Fewest output tokens that limits reserve for a request of this route; None: no limits hold for it.
     """
 
@@ -63,6 +64,7 @@ class Route:
     repeat_handler: Handler | None = None
     remembers: bool = False
     dialect: ApiDialect = OPENAI
+    upgrades: bool = False
     least_output: int | None = None
 
 

@@ -29,6 +29,7 @@ from maitred.admission.policy.retries import RetryBudget
 from maitred.api.app import GatewayApp
 from maitred.api.in_flight import InFlightLimiter
 from maitred.api.responses.background import BackgroundResponses
+from maitred.api.responses.websocket import ResponsesWebSockets
 from maitred.app.admin.live import LiveState
 from maitred.app.admin.pins import PinAdmin
 from maitred.app.admin.replicas import ReplicaAdmin
@@ -179,6 +180,7 @@ async def open_gateway(
     )
     registry = open_registry(config, local, on_demand, resources.encoders)
     in_flight = InFlightLimiter(config.server.max_in_flight)
+    websockets = ResponsesWebSockets(config.server, in_flight, clock)
     accounts = StoreHealth(stores, access, admission, alarm, engines=registry.links())
 
     def on_model_wanted(name: str) -> None:
@@ -202,6 +204,7 @@ async def open_gateway(
                 registry.addresses(local),
             ),
             clock=clock,
+            on_worker_retires=websockets.drain_peer,
         )
         metrics = Metrics(
             lambda: in_flight.count,
@@ -216,6 +219,7 @@ async def open_gateway(
                 AccountMetrics(accounts.state),
             ],
             tasks=lambda: len(asyncio.all_tasks()),
+            websockets=lambda: websockets.count,
             workers=lambda: controller.workers,
             config=config.metrics,
             slos=config.slos,
@@ -252,6 +256,7 @@ async def open_gateway(
             clock=clock,
             registry=registry,
             in_flight=in_flight,
+            websockets=websockets,
             admission=admission,
             queues=queues,
             retry_budget=RetryBudget(config.server.retry_share, config.server.retry_allowance),
@@ -276,6 +281,7 @@ async def open_gateway(
         )
         gateway = Gateway(parts, build_generation(draft, parts))
         access.refresher.watch(lambda: in_flight.cancel_revoked(access.identity.holds))
+        access.refresher.watch(lambda: websockets.close_revoked(access.identity.holds))
         access.refresher.watch(parts.controller.send_snapshots_if_changed)
         for work, name in (
             (admission.leases.run(), "leases"),

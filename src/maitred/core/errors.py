@@ -21,6 +21,8 @@
     │   │   └── IdempotencyConflict   409  the Idempotency-Key belongs to another request, or its answer was not kept
     │   ├── BodyTooLarge              413  the body is over the configured limit
     │   ├── UnsupportedBody           415  the body is compressed in a way that the server does not read
+    │   ├── UpgradeRequired           426  the path speaks WebSocket only
+    │   ├── WebSocketExpired          400  the WebSocket has been open for as long as one may be
     │   └── ConfigInvalid             400  the operator's configuration has faults
     ├── Refused               the caller must come back later
     │   ├── Saturated                 429  more requests are in flight than this server takes
@@ -233,6 +235,21 @@ class UnsupportedBody(CallerError):
     code = "unsupported_content_encoding"
     http_status = 415
     default_message = "The server does not read this Content-Encoding. Send the body without it."
+
+
+class UpgradeRequired(CallerError):
+    """The path speaks WebSocket, and the request is no handshake for one."""
+
+    code = "upgrade_required"
+    http_status = 426
+    default_message = "This path speaks WebSocket, version 13. Send a handshake for one (RFC 6455), or use POST."
+
+
+class WebSocketExpired(CallerError):
+    """The WebSocket has been open for as long as one may be. The code is OpenAI's."""
+
+    code = "websocket_connection_limit_reached"
+    default_message = "This WebSocket has been open for as long as one may be. Open a new one and go on there."
 
 
 class ConfigInvalid(CallerError):

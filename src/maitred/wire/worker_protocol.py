@@ -264,8 +264,13 @@ class DirectoryQuery(msgspec.Struct, frozen=True, array_like=True, tag="reads"):
     since: int
 
 
+class WorkerRetires(msgspec.Struct, frozen=True, array_like=True, tag="retires"):
+    """Worker: it ends when its last connection has; the controller ends the WebSockets that it passes on."""
+
+
 ToController = (
     WorkerHello
+    | WorkerRetires
     | AdmitRequest
     | SubmissionAcked
     | TokensUsed

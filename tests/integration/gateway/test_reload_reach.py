@@ -38,7 +38,6 @@ PASSED_BY = (type, types.ModuleType, types.FrameType, types.TracebackType, Confi
 """Who has the whole configuration has no copy of a setting. Frames are those of tasks, or of errors that are kept."""
 ELSEWHERE = {
     "server.drain_grace_s": "the shutdown",
-    "server.stall_grace_s": "the HTTP server",
     "server.unread_tokens": "engines, of which there are none here",
 }
 """Settings that are kept outside of what is walked, and where."""

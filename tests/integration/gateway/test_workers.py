@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import httpx
@@ -15,6 +15,8 @@ import openai
 import psutil
 import pytest
 import yaml
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
 
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.identity.keys import make_key
@@ -250,6 +252,43 @@ async def test_a_revoked_key_ends_what_it_had_begun(server):
     await wait_until(lambda: nothing_held(server))
 
 
+@asynccontextmanager
+async def websocket(server, key):
+    """A WebSocket of the Responses API."""
+    address = server.url.replace("http", "ws", 1) + "/v1/responses"
+    async with connect(address, additional_headers={"Authorization": f"Bearer {key}"}, open_timeout=300) as one:
+        yield one
+
+
+async def turn(one, **fields):
+    """Begins a turn, and returns its first event."""
+    await one.send(json.dumps({"type": "response.create", "model": "m", "input": "Hello", **fields}))
+    return json.loads(await one.recv())
+
+
+async def end_of(one):
+    """The last event of a turn."""
+    while (event := json.loads(await one.recv()))["type"] not in ("response.completed", "response.incomplete", "error"):
+        pass
+    return event
+
+
+async def test_websockets_end_with_their_key_and_remember_until_then(server):
+    made = await administer(server, "POST", "keys", json={"tenant": "house"})
+    async with websocket(server, made["key"]) as idle, websocket(server, made["key"]) as busy:
+        assert (await turn(idle, max_output_tokens=3, store=False))["type"] == "response.created"
+        first = (await end_of(idle))["response"]
+        await turn(idle, max_output_tokens=3, store=False, previous_response_id=first["id"])
+        assert (await end_of(idle))["response"]["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+        await turn(busy, max_output_tokens=4000)
+        await administer(server, "DELETE", f"keys/{made['id']}")
+        for one in (idle, busy):
+            assert (await end_of(one))["error"]["code"] == "invalid_api_key"
+            await one.wait_closed()
+            assert one.close_code == 1008
+    await wait_until(lambda: nothing_held(server))
+
+
 async def test_repeats_of_a_request_get_one_answer_whichever_worker_they_reach(server, client):
     headers = {"idempotency-key": "the same for all"}
     body = {"model": "m", "messages": MESSAGES, "max_tokens": 8}
@@ -289,12 +328,19 @@ async def interruption_cost_usd(server):
 async def test_a_killed_worker_takes_only_its_own_streams_with_it(server, client):
     """Nobody pays for them."""
     before_usd = await interruption_cost_usd(server)
+    made = await administer(server, "POST", "keys", json={"tenant": "house"})
     _, workers = processes(server)
-    streams = [Stream(client, MODELS[number % 2], max_tokens=60) for number in range(6)]
-    await asyncio.gather(*(stream.begun.wait() for stream in streams))
-    workers[0].kill()
-    await asyncio.gather(*(stream.task for stream in streams))
+    async with AsyncExitStack() as stack:
+        sockets = [await stack.enter_async_context(websocket(server, made["key"])) for _ in range(4)]
+        for one in sockets:
+            await turn(one, max_output_tokens=60)
+        streams = [Stream(client, MODELS[number % 2], max_tokens=60) for number in range(6)]
+        await asyncio.gather(*(stream.begun.wait() for stream in streams))
+        workers[0].kill()
+        await asyncio.gather(*(stream.task for stream in streams))
+        ends = await asyncio.gather(*map(end_of, sockets), return_exceptions=True)
     assert all(stream.whole or stream.broken for stream in streams)
+    assert all(isinstance(end, ConnectionClosed) or end["type"] == "response.incomplete" for end in ends), ends
     await wait_until(lambda: nothing_held(server))
     again = [Stream(client, max_tokens=10) for _ in range(6)]  # as many as may run: no slot was lost
     await asyncio.gather(*(stream.task for stream in again))
@@ -304,8 +350,22 @@ async def test_a_killed_worker_takes_only_its_own_streams_with_it(server, client
     assert await interruption_cost_usd(server) == before_usd
 
 
-async def test_workers_are_replaced_without_a_lost_stream(server, client):
+async def test_workers_are_replaced_without_a_lost_stream_or_turn(server, client):
     _, before = processes(server)
+    made = await administer(server, "POST", "keys", json={"tenant": "house"})
+    async with AsyncExitStack() as stack:
+        sockets = [await stack.enter_async_context(websocket(server, made["key"])) for _ in range(4)]
+        for one in sockets[:3]:
+            await turn(one, max_output_tokens=100)
+        await replace_under_streams(server, client, before)
+        for one in sockets[:3]:
+            assert (await end_of(one))["response"]["usage"]["output_tokens"] == 100
+        for one in sockets:
+            await one.wait_closed()
+            assert one.close_code == 1001
+
+
+async def replace_under_streams(server, client, before):
     streams = [Stream(client, MODELS[number % 2], max_tokens=100) for number in range(4)]
     await asyncio.gather(*(stream.begun.wait() for stream in streams))
     server.process.send_signal(signal.SIGUSR2)
@@ -459,21 +519,20 @@ async def test_who_leaves_while_the_controller_is_away_pays_for_what_came(server
     assert after["cancelled"][1] > tokens
 
 
-def test_sigterm_lets_answers_finish(tmp_path, upstream):
-    with gateway(tmp_path, upstream.url) as server:
-        with httpx.stream(
-            "POST",
-            f"{server.url}/v1/chat/completions",
-            json={"model": "m", "messages": MESSAGES, "stream": True, "max_tokens": 60},
-            headers={"authorization": f"Bearer {USER}"},
-            timeout=300,
-        ) as response:
-            pieces = response.iter_text()
-            text = next(pieces)
+async def test_sigterm_lets_answers_finish(tmp_path, upstream):
+    """Also the turns of WebSockets, which workers pass on."""
+    with gateway(tmp_path, upstream.url, drain_grace_s=300) as server:
+        async with caller(server) as http, websocket(server, USER) as one:
+            await turn(one, max_output_tokens=200)
+            stream = Stream(http, max_tokens=60)
+            await stream.begun.wait()
             server.process.send_signal(signal.SIGTERM)
-            text += "".join(pieces)
-        assert text.endswith("data: [DONE]\n\n")
-        assert server.process.wait(20) == 0
+            await stream.task
+            assert stream.whole
+            assert (await end_of(one))["response"]["usage"]["output_tokens"] == 200
+            await one.wait_closed()
+            assert one.close_code == 1001
+        assert await asyncio.to_thread(server.process.wait, 20) == 0
         log = server.log.read_text()
     assert "Traceback" not in log
     assert " ERROR " not in log

@@ -4,9 +4,14 @@ The protocol of the HTTP server implements it and puts itself into the scope's `
 response uses a `PlainAsgiConnection`, which never stalls and is never lost.
 """
 
+import asyncio
+import socket
+import struct
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol, cast
 
+_AT_ONCE = struct.pack("ii", 1, 0)
+"""Socket option for a lingering time of 0 s: the connection is reset."""
 EXTENSION = "maitred.connection"
 """The key of the connection under `extensions`."""
 
@@ -14,12 +19,18 @@ EXTENSION = "maitred.connection"
 class ServerConnection(Protocol):
     """The connection to the client, as seen by the server."""
 
-    lost: bool
-    """Whether the connection is closed."""
-    peer_died: bool
-    """Whether it is closed because the process at its other end has died; known only of a Unix socket."""
     on_lost: Callable[[], None] | None
     """Called when the client closes the connection; see `HttpExchange.cancel_on_disconnect`."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether the connection is closed."""
+        ...
+
+    @property
+    def peer_died(self) -> bool:
+        """Whether it is closed because the process at its other end has died; known only of a Unix socket."""
+        ...
 
     @property
     def writable(self) -> bool:
@@ -72,6 +83,10 @@ class ServerConnection(Protocol):
         """Called when a response is aborted: unsent data gets a short time, and is then dropped."""
         ...
 
+    def hand_over(self, successor: "SuccessorProtocol") -> bool:
+        """Gives the connection to another protocol in place of an answer; False: that is not possible."""
+        ...
+
 
 class PlainAsgiConnection:
     """Connection of a server that provides only ASGI. Implements `ServerConnection`."""
@@ -104,3 +119,46 @@ class PlainAsgiConnection:
 
     def linger(self) -> None:
         """Does nothing: the server closes the connection itself."""
+
+    def hand_over(self, successor: "SuccessorProtocol") -> bool:
+        """Returns False: ASGI has no way to do it."""
+        return False
+
+
+class SuccessorProtocol(asyncio.Protocol):
+    """Protocol that follows HTTP on a connection of the server.
+
+    Attributes:
+        app: The application of the server; it changes with the configuration.
+        connections: All connections of the server, which closes them when it stops.
+        tasks: All tasks of the server, which it waits for when it stops.
+        peer_pid: Process at the other end of a Unix socket; 0: unknown.
+        transport: The transport of the connection.
+    """
+
+    app: Any
+    connections: set[Any]
+    tasks: set[asyncio.Task[None]]
+    peer_pid = 0
+    transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Takes the connection, in place of the protocol before."""
+        self.transport = cast(asyncio.Transport, transport)
+        self.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Takes the connection off the server's list."""
+        self.connections.discard(self)
+
+    def shutdown(self) -> None:
+        """Called when the server stops, or accepts no more connections."""
+        raise NotImplementedError
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """Cuts a connection at once: the kernel drops unsent data, instead of keeping it for a peer that does not read."""
+    raw = transport.get_extra_info("socket")
+    if raw is not None:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+    transport.abort()  # a close would wait until all data was read

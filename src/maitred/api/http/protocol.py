@@ -14,10 +14,11 @@ is not sent in time, the connection is cut, and the request is cancelled as afte
 it does at that time. This costs nothing as long as clients read. A connection that is to be closed also waits for its
 client only for a limited time.
 
-A client's offer to speak another protocol is ignored (RFC 9110, section 7.8): the connection continues with HTTP/1.1 as
-if there were no offer. Java's own HTTP client offers HTTP/2 with the first request of every connection without TLS,
-also when this request has a body. The parser stops after the head of such a request, and treats the body as data of the
-other protocol. So the head without the offer, and the data after it, are given to a new parser.
+A client's offer to speak another protocol than WebSocket is ignored (RFC 9110, section 7.8): the connection continues
+with HTTP/1.1 as if there were no offer. Java's own HTTP client offers HTTP/2 with the first request of every connection
+without TLS, also when this request has a body. The parser stops after the head of such a request, and treats the body
+as data of the other protocol. So the head without the offer, and the data after it, are given to a new parser. The
+application sees the offer of a WebSocket among the headers, and may take the connection (`HttpProtocol.hand_over`).
 """
 
 import asyncio
@@ -33,7 +34,7 @@ import msgspec
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from maitred.api.http.connection import EXTENSION
+from maitred.api.http.connection import EXTENSION, SuccessorProtocol, reset
 from maitred.api.http.fast_path import CachedHead, FastPathProtocol
 from maitred.core.ids import new_request_id
 from maitred.core.parent_watch import is_exiting
@@ -51,8 +52,6 @@ _GONE_OUT_BYTES = 16 * 1024
 achieves this."""
 _CREDENTIALS = struct.Struct("iII")
 """Process, user and group at the other end of a Unix socket."""
-_AT_ONCE = struct.pack("ii", 1, 0)
-"""Socket option for a lingering time of 0 s: the connection is reset."""
 _SOON_S = 0.001
 """Tolerance for timers that fire slightly early."""
 _MOST_PIPELINED = 4
@@ -60,6 +59,7 @@ _MOST_PIPELINED = 4
 the client is not noticed."""
 
 _UPGRADE = b"upgrade"
+_WEBSOCKET = b"websocket"
 _HOST = b"host"
 _TRANSFER_ENCODING = b"transfer-encoding"
 _NO_HTTP = "Invalid HTTP request received."
@@ -172,8 +172,10 @@ class HttpProtocol(FastPathProtocol):
         if self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
             self.timeout_keep_alive_task = None
-        # Each request refers to its connection. Without a reference to its requests, the connection is freed together
-        # with them.
+        self._drop_requests()
+
+    def _drop_requests(self) -> None:
+        """Drops the references to all requests. Each refers to its connection, which is freed together with them."""
         self._running = self._repeated = None
         self.cycle = self.scope = cast(Any, None)
 
@@ -227,7 +229,32 @@ class HttpProtocol(FastPathProtocol):
         head += [b"%b: %b\r\n" % header for header in self.headers if header[0] != _UPGRADE]
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        is_websocket = not rest and any(
+            name == _UPGRADE and value.strip().lower() == _WEBSOCKET for name, value in self.headers
+        )
         self._feed(b"".join(head) + b"\r\n" + rest)
+        if is_websocket:
+            self.headers.append((_UPGRADE, _WEBSOCKET))  # the scope of the request, which has not begun, has this list
+
+    def hand_over(self, successor: SuccessorProtocol) -> bool:
+        """Gives the connection to another protocol; False: more requests came, or the client has left."""
+        running = self._running
+        if running is None or running is not self.cycle or not running.keep_alive or self.transport.is_closing():
+            return False
+        if running.response_started or running.more_body or running.disconnected or self._reads_no_more:
+            return False
+        running.response_started = running.response_complete = True
+        self._head_is_complete()
+        self._calm()
+        self._unset_keepalive_if_required()
+        self.connections.discard(self)
+        successor.app, successor.connections, successor.tasks = self.app, self.connections, self.tasks
+        successor.peer_pid = self._peer_pid
+        self.flow.resume_reading()
+        self.transport.set_protocol(successor)
+        successor.connection_made(self.transport)
+        self._drop_requests()
+        return True
 
     def _repeatable(self, data: bytes) -> CachedHead | None:
         """Returns the head of a request if these bytes were exactly this request."""
@@ -365,12 +392,7 @@ class HttpProtocol(FastPathProtocol):
 
     def _cut_connection(self) -> None:
         self.stalled = True
-        raw = self.transport.get_extra_info("socket")
-        if raw is not None:
-            # The kernel drops its data as well, instead of keeping it for a client that does not read.
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
-        # A close would wait until all data was read.
-        self.transport.abort()
+        reset(self.transport)
 
     def _turn_away(self, refusal: InvalidHead) -> None:
         """Answers data that did not become a request, and closes the connection.

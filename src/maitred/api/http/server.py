@@ -22,7 +22,7 @@ from maitred.api.http.accept import FairAcceptor
 from maitred.api.http.protocol import STALL_GRACE_S, HttpProtocol
 
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
-_LAST_WORDS_S = 2
+LAST_WORDS_S = 2
 """Time to send error events after responses were cancelled; a client that does not read must not delay the shutdown."""
 _LAST_REQUESTS_S = 1.0
 _IDLE_S = 75
@@ -64,7 +64,7 @@ class HttpServer(uvicorn.Server):
                 proxy_headers=False,
                 backlog=_BACKLOG,
                 timeout_keep_alive=_IDLE_S,
-                timeout_graceful_shutdown=_LAST_WORDS_S,
+                timeout_graceful_shutdown=LAST_WORDS_S,
             )
         )
         logging.getLogger("uvicorn.error").addFilter(_is_unexpected)
@@ -108,11 +108,11 @@ class HttpServer(uvicorn.Server):
         for server in self.servers:
             server.close()
         await asyncio.sleep(_LAST_REQUESTS_S)  # a connection that was just accepted may not have sent its request yet
-        self.config.timeout_graceful_shutdown = math.ceil(grace_s)
-        self.stop()
+        self.stop(grace_s=grace_s)
 
-    def stop(self, *, at_once: bool = False) -> None:
+    def stop(self, *, at_once: bool = False, grace_s: float = LAST_WORDS_S) -> None:
         """Closes the listener and every connection; running responses get a short time unless `at_once`."""
+        self.config.timeout_graceful_shutdown = math.ceil(grace_s)
         self.should_exit = True
         self.force_exit = self.force_exit or at_once
 

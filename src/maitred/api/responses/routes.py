@@ -7,7 +7,7 @@ request can name it as `previous_response_id`.
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from maitred.api.responses.background import BackgroundResponse, BackgroundRespo
 from maitred.api.responses.conversations import ConversationRoutes
 from maitred.api.responses.formatter import ResponsesFormatter
 from maitred.api.responses.items import decode_items, page_of, read_history, to_input, with_ids
+from maitred.api.responses.turn import ResponsesTurn
 from maitred.api.routes import Route
 from maitred.api.streaming import CollectedChoice, send_response
 from maitred.core.errors import (
@@ -34,7 +35,7 @@ from maitred.core.errors import (
     StoreUnavailable,
     Unsupported,
 )
-from maitred.core.inference import Conversation, InferenceRequest
+from maitred.core.inference import Conversation, InferenceRequest, TextDelta
 from maitred.core.service import InferenceService, ResponseStream
 from maitred.core.stored_response import StoredResponse
 from maitred.core.tenancy import Scope
@@ -157,8 +158,8 @@ class ResponsesRoutes:
                 "This server stores no responses, so none can go on in the background. Send stream: true.",
                 param="background",
             )
-        request, earlier = await self._resolve(exchange, request)
-        chat = to_chat(request, earlier)
+        request, stored = await self._resolve(exchange, request)
+        chat = to_chat(request, await self._read_history(exchange, stored))
         formatter = ResponsesFormatter(
             _new_resource(request, exchange.id_for("resp").replace("-", "_"), stores=stores),
             exchange.context,
@@ -172,7 +173,8 @@ class ResponsesRoutes:
             await self._background.answer(exchange, response, generate, streams=request.streams)
             return
         exchange.error_events = formatter.error_events
-        save = partial(self._save, exchange, request, formatter) if stores else None
+        keeps = stores or isinstance(exchange, ResponsesTurn)
+        keep = partial(self._keep, exchange, request, formatter, stored) if keeps else None
 
         async def send(answer: ResponseStream) -> None:
             await send_response(
@@ -182,7 +184,7 @@ class ResponsesRoutes:
                 choices=1,
                 streams=request.streams,
                 heartbeat_s=self._heartbeat_s,
-                before_end=save,
+                before_end=keep,
             )
 
         await self._generate(request, chat, formatter, exchange, send)
@@ -202,8 +204,12 @@ class ResponsesRoutes:
                     inference_request = apply_priority_headers(
                         _to_inference_request(request, chat), exchange.header, retries=exchange.retries
                     )
+                    generates = not isinstance(exchange, ResponsesTurn) or exchange.event.generate
+                    if not generates:
+                        # One token is the least that a replica generates; then the prompt is in its prefix cache.
+                        inference_request = replace(inference_request, max_tokens=1, escalate=False)
                     async with self._service.generate(inference_request, exchange.context) as answer:
-                        await read(answer)
+                        await read(answer if generates else _drop_text(answer))
                 return
             except ContextLengthExceeded as error:
                 may_drop = request.truncation == "auto" and not formatter.has_started
@@ -215,8 +221,8 @@ class ResponsesRoutes:
     async def count(self, exchange: HttpExchange) -> None:
         """Counts the tokens of an input as the model would read them."""
         request = await exchange.decode(decode_input_tokens, strict=self._strict)
-        request, earlier = await self._resolve(exchange, request)
-        chat = to_chat(request, earlier)
+        request, stored = await self._resolve(exchange, request)
+        chat = to_chat(request, await self._read_history(exchange, stored))
         exchange.context.ignored_fields = request.ignored_fields
         if needs := [need for need in unsupported_by_engine(chat).refused if need not in TOOL_FIELDS]:
             path = _own_path(needs[0])
@@ -269,26 +275,11 @@ class ResponsesRoutes:
             raise _not_found(exchange.parameter)
         return found
 
-    async def _resolve(self, exchange: HttpExchange, request: R) -> tuple[R, list[InputItem]]:
-        """Returns the request with the items that its references name, and the items of the conversation before it."""
-        earlier: list[InputItem] = []
+    async def _resolve(self, exchange: HttpExchange, request: R) -> tuple[R, Sequence[bytes]]:
+        """Returns the request with the items that its references name, and the conversation before it as stored."""
+        stored: Sequence[bytes] = ()
         if request.previous_response_id is not None:
-            turns = await self._store.conversation(exchange.principal, request.previous_response_id)
-            missing = request.previous_response_id if not turns else turns[0].previous
-            if missing is not None:
-                raise PreviousResponseNotFound(
-                    f"Previous response with id '{missing[:64]}' not found. It was never stored, it was deleted, or "
-                    "its time is over. Send the whole conversation in input.",
-                    param="previous_response_id",
-                )
-            if turns[-1].owner is not None:
-                raise InvalidRequest(
-                    f"Previous response with id '{request.previous_response_id}' is still in progress. Go on with it "
-                    "when it has ended.",
-                    param="previous_response_id",
-                )
-            stored = [items for turn in turns for items in (turn.input, turn.output)]
-            earlier = await self._read_history(exchange, stored)
+            stored = await self._find_conversation(exchange, request.previous_response_id)
         if (conversation_id := request.conversation_id) is not None:
             conversations = self._store.conversations
             if await conversations.find(exchange.principal, conversation_id) is None:
@@ -297,14 +288,32 @@ class ResponsesRoutes:
                     param="conversation",
                 )
             stored = [b"[%b]" % entry.item for entry in await conversations.items(conversation_id)]
-            earlier = await self._read_history(exchange, stored)
         if isinstance(request.input, list) and any(isinstance(item, ItemReference) for item in request.input):
             known: dict[str, Mapping[str, InputItem]] = {}
             items = [await self._find_referenced_item(exchange, item, known) for item in request.input]
             ignored = request.ignored_fields
             request = replace(request, input=items)
             vars(request)["ignored_fields"] = ignored
-        return request, earlier
+        return request, stored
+
+    async def _find_conversation(self, exchange: HttpExchange, response_id: str) -> Sequence[bytes]:
+        """Returns the items of a response and of all before it, from its WebSocket or from the store."""
+        if isinstance(exchange, ResponsesTurn) and (recent := exchange.recent.find(response_id)) is not None:
+            return recent
+        turns = await self._store.conversation(exchange.principal, response_id)
+        missing = response_id if not turns else turns[0].previous
+        if missing is not None:
+            raise PreviousResponseNotFound(
+                f"Previous response with id '{missing[:64]}' not found. It was never stored, it was deleted, or its "
+                "time is over. Send the whole conversation in input.",
+                param="previous_response_id",
+            )
+        if turns[-1].owner is not None:
+            raise InvalidRequest(
+                f"Previous response with id '{response_id}' is still in progress. Go on with it when it has ended.",
+                param="previous_response_id",
+            )
+        return [items for turn in turns for items in (turn.input, turn.output)]
 
     async def _read_history(self, exchange: HttpExchange, stored: Sequence[bytes]) -> list[InputItem]:
         """Returns the items of stored lists; many are decoded beside the event loop, as a large body is."""
@@ -330,14 +339,23 @@ class ResponsesRoutes:
             known[response_id] = dict(zip(ids, to_input(stored), strict=True))
         return known[response_id].get(item.id, item)
 
-    async def _save(
+    async def _keep(
         self,
         exchange: HttpExchange,
         request: ResponsesRequest,
         formatter: ResponsesFormatter,
+        before: Sequence[bytes],
         choices: Sequence[CollectedChoice],
     ) -> None:
-        """Stores a response before its client gets the end of it; if it cannot be stored, the response says so."""
+        """Keeps a response for a later request, before its client gets the end of it.
+
+        Args:
+            exchange: The exchange of the request; that of a WebSocket keeps it for its next turn.
+            request: The request.
+            formatter: Has the response; if it cannot be stored, the response says so.
+            before: The conversation before the request.
+            choices: The choices of a whole answer.
+        """
         if choices:
             formatter.collect(choices)
         formatter.complete(exchange.context.usage)
@@ -347,6 +365,10 @@ class ResponsesRoutes:
             # The event that ends a stream is written after this.
             last_event=None if formatter.last_event is None else formatter.last_event + 1,
         )
+        if isinstance(exchange, ResponsesTurn):
+            exchange.recent.keep(exchange.event.stream_id, stored.id, (*before, stored.input, stored.output))
+        if not formatter.resource.store:
+            return
         try:
             await self._store.save(stored)
         except StoreUnavailable as error:
@@ -371,6 +393,13 @@ class ResponsesRoutes:
             output=b"[]",
             resource=formatter.written(),
         )
+
+
+async def _drop_text(answer: ResponseStream) -> AsyncIterator[list[TextDelta]]:
+    """Reads an answer to its end, and yields one batch without text."""
+    async for _ in answer:
+        pass
+    yield []
 
 
 def _share_that_fits(error: ContextLengthExceeded) -> float:

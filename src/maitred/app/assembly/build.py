@@ -147,6 +147,7 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
                 strict=config.server.strict,
                 heartbeat_s=config.server.heartbeat_s,
             ).routes(),
+            *parts.websockets.routes(),
             *FeedbackRoutes(stores.feedback, metrics.feedback.on_feedback).routes(),
             *admin,
         ],

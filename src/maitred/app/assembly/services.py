@@ -9,6 +9,7 @@ from maitred.admission.grammars.validator import GrammarValidator
 from maitred.admission.policy.retries import RetryBudget
 from maitred.api.in_flight import InFlightLimiter
 from maitred.api.responses.background import BackgroundResponses
+from maitred.api.responses.websocket import ResponsesWebSockets
 from maitred.app.admin.live import LiveState
 from maitred.app.admin.pins import PinAdmin
 from maitred.app.admin.replicas import ReplicaAdmin
@@ -84,6 +85,7 @@ class GatewayServices:
         clock: The clock.
         registry: The models that the gateway's own engines serve.
         in_flight: The limiter of requests in flight.
+        websockets: The open WebSockets.
         admission: Reserves and settles usage against limits; each generation has a copy with its own prices, see
             `Admission.snapshot`.
         queues: The queues of all models.
@@ -106,6 +108,7 @@ class GatewayServices:
     clock: Clock
     registry: EngineRegistry
     in_flight: InFlightLimiter
+    websockets: ResponsesWebSockets
     admission: Admission
     queues: ModelQueues
     retry_budget: RetryBudget
@@ -135,6 +138,7 @@ class GatewayServices:
         if config.log != before.log:
             configure_logging(config.log)
         self.in_flight.reconfigure(server.max_in_flight)
+        self.websockets.reconfigure(server)
         self.retry_budget.reconfigure(server.retry_share, server.retry_allowance)
         for engine in self.registry.engines.values():
             engine.client.pause_at_tokens = server.unread_tokens

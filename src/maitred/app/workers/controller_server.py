@@ -53,6 +53,7 @@ from maitred.wire.worker_protocol import (
     ToController,
     TokensUsed,
     WorkerHello,
+    WorkerRetires,
 )
 
 _DIRECTORY_ACK_TIMEOUT_S = 1.0
@@ -204,6 +205,8 @@ class WorkerSession:
                 self._start_task(self._reply_directory(message), "reply about the directory")
             case DirectoryAck():
                 self._start_task(self._set_directory_version(message.version), "directory version of a worker")
+            case WorkerRetires():
+                self.controller.on_worker_retires(self.pid)
             case WorkerHello():
                 pass  # handled in _on_message
 
@@ -360,6 +363,7 @@ class ControllerServer:
         refresher: Keeps the directory of this process up to date.
         make_snapshot: Makes the snapshot of what a worker has to know now.
         clock: The time, for request timelines.
+        on_worker_retires: Called with the process id of a worker that is replaced.
     """
 
     def __init__(
@@ -369,7 +373,10 @@ class ControllerServer:
         refresher: DirectoryRefresher,
         make_snapshot: Callable[[], ControllerSnapshot],
         clock: Clock,
+        *,
+        on_worker_retires: Callable[[int], None] = lambda _: None,
     ) -> None:
+        self.on_worker_retires = on_worker_retires
         self.in_flight = in_flight
         self.directory = directory
         self.refresher = refresher

@@ -1,4 +1,7 @@
-"""Forwards HTTP requests to the controller's own HTTP server over a Unix socket, and streams the responses back."""
+"""Forwards HTTP requests to the controller's own HTTP server over a Unix socket, and streams the responses back.
+
+The handshake of a WebSocket takes its connection with it (`maitred.app.workers.tunnel`).
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,7 +13,8 @@ import yarl
 from maitred.api.dialect import Header, error_body, error_headers
 from maitred.api.exchange import JSON, Receive, Scope, Send
 from maitred.app.workers.controller_client import CONTROLLER_UNAVAILABLE
-from maitred.core.errors import Unavailable
+from maitred.app.workers.tunnel import open_tunnel
+from maitred.core.errors import MaitredError, Unavailable
 
 _HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"date"})
 """Headers that belong to one connection alone (RFC 9110, 7.6.1), and those that the worker's server adds itself."""
@@ -46,6 +50,10 @@ class ControllerProxy:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one ASGI request. A client that disconnects ends the request at the controller as well."""
+        if any(name == b"upgrade" for name, _ in scope["headers"]):
+            if (failure := await open_tunnel(scope, self._path)) is not None:
+                await _send_error(failure, send)
+            return
         body = bytearray()
         more = True
         while more:
@@ -110,7 +118,7 @@ def _end_to_end_headers(headers: Sequence[Header]) -> list[Header]:
     return [(name, value) for name, value in headers if name not in _HOP_BY_HOP]
 
 
-async def _send_error(error: Unavailable, send: Send) -> int:
+async def _send_error(error: MaitredError, send: Send) -> int:
     body = error_body(error)
     head = [(b"content-type", JSON), (b"content-length", b"%d" % len(body)), *error_headers(error)]
     await send({"type": "http.response.start", "status": error.http_status, "headers": head})

@@ -21,7 +21,7 @@ from maitred.api.chat import ChatRoutes
 from maitred.api.completions import CompletionRoutes
 from maitred.api.exchange import HttpExchange, Receive, ResponseState, Scope, Send
 from maitred.api.health import LIVE
-from maitred.api.http.server import HttpServer
+from maitred.api.http.server import LAST_WORDS_S, HttpServer
 from maitred.api.in_flight import InFlightLimiter
 from maitred.api.messages import MessagesRoutes
 from maitred.api.origin_policy import OriginPolicy
@@ -55,7 +55,7 @@ from maitred.identity.identity import DirectoryRefresher, Identity
 from maitred.identity.providers import token_issuers
 from maitred.routing.catalog import AnyModel, Catalog
 from maitred.wire.address import parse_address
-from maitred.wire.worker_protocol import ControllerSnapshot, DirectoryAck
+from maitred.wire.worker_protocol import ControllerSnapshot, DirectoryAck, WorkerRetires
 
 if TYPE_CHECKING:
     from maitred.replica.upstream.replica import UpstreamReplica
@@ -121,13 +121,17 @@ async def run_worker(config: Config, worker_number: int, listener: socket.socket
             retires = await _wait_retire_or_stop(shutdown)
             if retires:
                 # A successor accepts new connections, so no client is refused.
+                controller.send(WorkerRetires())
                 await server.retire(config.server.drain_grace_s)
                 stop_task = asyncio.create_task(shutdown.wait_requested(), name="shutdown request")
                 await asyncio.wait([serve_task, stop_task], return_when=asyncio.FIRST_COMPLETED)
                 stop_task.cancel()
             if not serve_task.done():
+                drain_until_s = clock.monotonic_s() + config.server.drain_grace_s
                 await shutdown.drain()
-                server.stop(at_once=shutdown.forced)
+                # What was passed on to the controller is drained there.
+                grace_s = max(LAST_WORDS_S, drain_until_s - clock.monotonic_s())
+                server.stop(at_once=shutdown.forced, grace_s=grace_s)
                 await asyncio.wait([serve_task])
         serve_task.result()
     return 0

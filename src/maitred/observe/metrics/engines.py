@@ -152,18 +152,25 @@ class EngineMetrics(Collector):
         in_flight: Returns the number of requests that are being answered.
         engines: Returns the state of each engine by the names of its model and of its replica.
         tasks: Returns the number of tasks of the event loop.
+        websockets: Returns the number of open WebSockets.
     """
 
     def __init__(
-        self, in_flight: Callable[[], int], engines: Callable[[], EngineStates], tasks: Callable[[], int]
+        self,
+        in_flight: Callable[[], int],
+        engines: Callable[[], EngineStates],
+        tasks: Callable[[], int],
+        websockets: Callable[[], int],
     ) -> None:
         self._in_flight = in_flight
+        self._websockets = websockets
         self._engines = engines
         self._tasks = tasks
 
     def collect(self) -> Iterable[Metric]:
         """Collects the state of all engines for Prometheus."""
         yield GaugeMetricFamily("maitred_in_flight", "Requests that are being answered.", self._in_flight())
+        yield GaugeMetricFamily("maitred_websockets", "WebSockets that are open.", self._websockets())
         yield GaugeMetricFamily("maitred_process_tasks", "Tasks of the event loop.", self._tasks())
         engines = self._engines()
         for name, (text, read) in _GAUGES.items():

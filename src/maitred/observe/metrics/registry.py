@@ -37,6 +37,7 @@ class Metrics:
         engines, queues: States of the engines and of the models' queues, read at each scrape.
         collectors: Collectors of the gateway's other state, such as `AccountMetrics` of its stores.
         tasks: Tasks of the event loop.
+        websockets: WebSockets that are open.
         workers: Numbers and process ids of API workers.
         config: Settings of the metrics.
         slos: Service level objectives by name.
@@ -60,6 +61,7 @@ class Metrics:
         collectors: Iterable[Collector] = (),
         *,
         tasks: Callable[[], int] = lambda: 0,
+        websockets: Callable[[], int] = lambda: 0,
         workers: Callable[[], Sequence[tuple[int, int]]] = tuple,
         config: MetricsConfig = MetricsConfig(),  # noqa: B008 - frozen
         slos: Mapping[str, SloConfig] = MappingProxyType({}),
@@ -81,7 +83,7 @@ class Metrics:
         self._tenants = TenantMetrics(self._registry, config.tenants)
         self.observers: list[RequestObserver] = [self.requests, self._tenants, self.budgets, slo_metrics]
         self._batch.add_observers(*self.observers)
-        self._registry.register(EngineMetrics(in_flight, engines, tasks))
+        self._registry.register(EngineMetrics(in_flight, engines, tasks, websockets))
         self._registry.register(DispatchMetrics(queues))
         for collector in collectors:
             self._registry.register(collector)
