@@ -8,7 +8,7 @@ import pytest
 
 from maitred.core.limits import Limit, LimitKind
 from maitred.testing.script import AnswerFault, ScriptedAnswer
-from tests.support.gateway import MODEL, gateway, tokens_of
+from tests.support.gateway import MODEL, TOKENIZER, gateway, tokens_of
 
 EOS = 2
 TEXT = "Hello there, my friend. How are you?"
@@ -47,6 +47,20 @@ async def test_the_clients_stream_helper_gets_the_same():
         assert streamed.content[0].text == whole.content[0].text == TEXT
         assert (streamed.model, streamed.stop_reason) == (whole.model, whole.stop_reason)
         assert streamed.usage.model_dump() == whole.usage.model_dump()
+
+
+async def test_an_answer_that_was_begun_is_continued():
+    begun = [*USER, {"role": "assistant", "content": "The answer is"}]
+    async with gateway([ANSWER]) as system, async_client(system) as client:
+        counted = await client.messages.count_tokens(model=MODEL, messages=begun)
+        whole = await client.messages.create(**{**ASKED, "messages": begun})
+        async with client.messages.stream(**{**ASKED, "messages": begun}) as stream:
+            assert "".join([piece async for piece in stream.text_stream]) == TEXT
+        await system.wait_until(lambda: len(system.contexts) == 3)
+    prompt = len(TOKENIZER.encode_conversation(USER)) + len(tokens_of("The answer is"))
+    assert whole.content[0].text == TEXT
+    assert counted.input_tokens == prompt
+    assert [context.prompt_tokens for context in system.contexts if context.prompt_tokens] == [prompt] * 2
 
 
 async def test_the_events_come_in_their_order():
@@ -172,7 +186,7 @@ async def test_the_sync_client():
             anthropic.BadRequestError,
             r"input length and `max_tokens` exceed context limit: \d+ \+ 5000 > \d+\. The prompt has",
         ),
-        ({"messages": [*USER, {"role": "assistant", "content": "I"}]}, anthropic.BadRequestError, "role user"),
+        ({"messages": [*USER, {"role": "assistant", "content": "I "}]}, anthropic.BadRequestError, "white space"),
         ({"messages": [{"role": "tool", "content": "x"}]}, anthropic.BadRequestError, "one of user, assistant"),
         ({"stop_sequences": [""]}, anthropic.BadRequestError, "stop_sequences"),
         (

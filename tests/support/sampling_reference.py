@@ -82,4 +82,9 @@ def edited(row: np.ndarray, params: SamplingParams, prompt: list[int], output: l
     if len(output) < params.min_tokens:
         for token in [*params.stop_token_ids, *([] if params.ignore_eos else eos)]:
             row[token] = -np.inf
+    if params.allowed_token_ids:
+        row[[token for token in range(row.size) if token not in params.allowed_token_ids]] = -np.inf
+    for *begun, last in params.bad_words_token_ids:
+        if output[len(output) - len(begun) :] == begun and last < row.size:
+            row[last] = -np.inf
     return row

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from msgspec import UNSET, UnsetType, to_builtins
+from msgspec.structs import replace
 
 from maitred.api.exchange import HttpExchange
 from maitred.api.headers import apply_priority_headers
@@ -42,13 +43,17 @@ from maitred.wire.openai.responses import (
     score_entries,
     to_finish_reason,
     to_stop_reason,
+    usage_so_far,
+    without_tokens,
 )
 from maitred.wire.openai.sampling import (
     CONSTRAINT_FIELDS,
+    TOKEN_FIELDS,
     TOOL_FIELDS,
     to_constraint,
     to_sampling_params,
     to_tool_rules,
+    token_fields,
     unset_fields,
 )
 from maitred.wire.openai.written import merge_deltas, request_fields, thinking_blocks
@@ -78,6 +83,10 @@ class ChatFormatter:
         self._model = context.model
         self._choices = request.choices
         self._include_usage = request.include_usage
+        options = request.stream_options
+        self._include_continuous_usage = (
+            self._include_usage and options is not None and options.continuous_usage_stats is True
+        )
         self._of_functions = not request.tools and bool(request.functions)
         self._hidden = _HIDDEN_REASONING if request.include_reasoning is False else ()
         self._templates = EventTemplates()
@@ -90,12 +99,14 @@ class ChatFormatter:
         opening = ChatDelta(role="assistant", content="")
         events = b""
         for index in range(self._choices):
-            events += self._event(ChatChunkChoice(index=index, delta=opening))
+            events += self._event(ChatChunkChoice(index=index, delta=opening), opens=True)
         return events
 
     def events(self, parts: Sequence[TextDelta]) -> bytes:
         """Returns one event for new text, and a separate event for the end of a choice."""
         events, from_template, in_full = b"", self._templates.encode, self._text
+        if self._include_continuous_usage:
+            return b"".join(map(self._encode_part, parts))
         for part in parts:
             events += from_template(part.index, part.text, in_full) if part.plain else self._encode_part(part)
         return events
@@ -136,10 +147,12 @@ class ChatFormatter:
                     logprobs=None if choice.scores is None else ChatLogprobs.of(choice.scores),
                     finish_reason=self._finish_of(choice.finish),
                     stop_reason=to_stop_reason(choice.finish),
+                    token_ids=UNSET if choice.token_ids is None else choice.token_ids,
                 )
                 for index, choice in enumerate(choices)
             ],
             usage=UsageBody.of(usage),
+            prompt_token_ids=self._prompt_token_ids,
         )
         others = [_without(extra, _MESSAGE_FIELDS) for extra in messages]
         has_more = any(choice.metadata or have_members(choice.scores) for choice in choices)
@@ -172,16 +185,20 @@ class ChatFormatter:
         for choice in self._chunks_of(part):
             # The mark says where an answer goes on, so it is on one event alone.
             events += self._event(choice, part, continued=part.continued and not events)
+            if part.metadata is not None:
+                self._metadata[part.index] = without_tokens(part.metadata)
         return events
 
     def _chunks_of(self, part: TextDelta) -> Iterable[ChatChunkChoice]:
         extra = self._visible_extra(part.extra) if part.extra else {}
-        if part.text or part.scores or extra or (part.metadata is not None and part.finish is None):
+        has_tokens = part.scores or part.token_ids
+        if part.text or has_tokens or extra or (part.metadata is not None and part.finish is None):
             # Missing text differs from an empty text: clients use it to tell tool calls from answers.
             content = part.text if part.text or not (extra or part.metadata) else UNSET
             delta = ChatDelta(content=content, **{name: extra[name] for name in extra if name in _DELTA_FIELDS})
             logprobs = None if part.scores is None else ChatLogprobs.of(part.scores)
-            yield ChatChunkChoice(index=part.index, delta=delta, logprobs=logprobs)
+            token_ids = UNSET if part.token_ids is None else part.token_ids
+            yield ChatChunkChoice(index=part.index, delta=delta, logprobs=logprobs, token_ids=token_ids)
         if part.finish is not None:
             yield ChatChunkChoice(
                 index=part.index,
@@ -215,9 +232,19 @@ class ChatFormatter:
     def _finish_of(self, reason: FinishReason) -> Finish:
         return "function_call" if self._of_functions and reason is FinishReason.TOOL_CALLS else to_finish_reason(reason)
 
-    def _event(self, choice: ChatChunkChoice, part: TextDelta | None = None, *, continued: bool = False) -> bytes:
+    @property
+    def _prompt_token_ids(self) -> list[int] | UnsetType:
+        prompts = self._context.prompt_token_ids
+        return [*prompts[0]] if prompts else UNSET
+
+    def _event(
+        self, choice: ChatChunkChoice, part: TextDelta | None = None, *, opens: bool = False, continued: bool = False
+    ) -> bytes:
         marks = CONTINUED if continued else UNSET
-        chunk = self._chunk([choice], None if self._include_usage else UNSET, marks)
+        usage = usage_so_far(self._context.usage, opens=opens) if self._include_continuous_usage else None
+        chunk = self._chunk([choice], usage if self._include_usage else UNSET, marks)
+        if opens and self._context.prompt_token_ids:
+            chunk = replace(chunk, prompt_token_ids=self._prompt_token_ids)
         metadata = self._metadata.get(choice.index, _NO_METADATA)
         extra = None if part is None or choice.finish_reason is not None else part.extra
         others = (
@@ -333,9 +360,18 @@ class ChatRoutes:
 def to_inference_request(request: ChatRequest) -> InferenceRequest:
     """Converts a chat request into an inference request."""
     sent, unsupported = request.sent, unsupported_by_engine(request)
+    continues = request.continue_final_message is True
     return InferenceRequest(
         model=request.model,
-        prompts=[Conversation(request.conversation(), template_arguments=request.template_arguments())],
+        prompts=[
+            Conversation(
+                request.conversation(),
+                add_generation_prompt=not continues and request.add_generation_prompt is not False,
+                template_arguments=request.template_arguments(),
+                continue_final_message=continues,
+                chat_template=request.chat_template,
+            )
+        ],
         sampling=to_sampling_params(request, max_tokens=0, seed=0),
         unset_fields=unset_fields(request, DEFAULTED),
         max_tokens=request.token_limit,
@@ -343,6 +379,7 @@ def to_inference_request(request: ChatRequest) -> InferenceRequest:
         priority=request.requested_priority,
         stops=request.stops,
         stops_in_reasoning=request.stop_in_reasoning is True,
+        **({} if TOKEN_FIELDS.isdisjoint(sent) else token_fields(request)),
         session=request.prompt_cache_key or None,
         user=request.user or None,
         max_tokens_param=request.token_limit_param,

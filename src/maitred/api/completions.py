@@ -12,7 +12,14 @@ from maitred.api.headers import apply_priority_headers
 from maitred.api.routes import Route
 from maitred.api.streaming import CollectedChoice, send_response
 from maitred.core.context import RequestContext
-from maitred.core.inference import ChunkMetadata, InferenceRequest, TextDelta, TokenLogprob, TokenScore
+from maitred.core.inference import (
+    TOKEN_ID_PREFIX,
+    ChunkMetadata,
+    InferenceRequest,
+    TextDelta,
+    TokenLogprob,
+    TokenScore,
+)
 from maitred.core.request import Usage
 from maitred.core.service import InferenceService
 from maitred.core.tenancy import Scope
@@ -31,8 +38,17 @@ from maitred.wire.openai.responses import (
     score_entries,
     to_finish_reason,
     to_stop_reason,
+    usage_so_far,
+    without_tokens,
 )
-from maitred.wire.openai.sampling import CONSTRAINT_FIELDS, to_constraint, to_sampling_params, unset_fields
+from maitred.wire.openai.sampling import (
+    CONSTRAINT_FIELDS,
+    TOKEN_FIELDS,
+    to_constraint,
+    to_sampling_params,
+    token_fields,
+    unset_fields,
+)
 from maitred.wire.openai.written import merge_deltas, request_fields
 from maitred.wire.sse import EventTemplates, encode_event
 
@@ -100,6 +116,13 @@ class CompletionFormatter:
         self._created = int(time.time())
         self._context = context
         self._include_usage = request.include_usage
+        options = request.stream_options
+        self._include_continuous_usage = (
+            self._include_usage and options is not None and options.continuous_usage_stats is True
+        )
+        self._choices = request.choices
+        self._opened: set[int] = set()
+        """Choices whose first chunk was written."""
         self._templates = EventTemplates()
         self._metadata: dict[int, ChunkMetadata] = {}
         """Members that the server sent around the deltas of each choice."""
@@ -111,6 +134,8 @@ class CompletionFormatter:
     def events(self, parts: Sequence[TextDelta]) -> bytes:
         """Returns one event per delta; the last event of a choice gives the finish reason."""
         event, full = self._templates.encode, self._text
+        if self._include_continuous_usage:
+            return b"".join(map(self._encode_part, parts))
         if len(parts) == 1 and (part := parts[0]).plain:
             return event(part.index, part.text, full)
         return b"".join(
@@ -135,6 +160,8 @@ class CompletionFormatter:
                 logprobs=_logprobs(choice.scores),
                 finish_reason=to_finish_reason(choice.finish),
                 stop_reason=to_stop_reason(choice.finish),
+                token_ids=UNSET if choice.token_ids is None else choice.token_ids,
+                prompt_token_ids=self._prompt_token_ids(index),
             )
             for index, choice in enumerate(choices)
         ]
@@ -158,7 +185,8 @@ class CompletionFormatter:
         if part.metadata is not None:
             self._metadata[part.index] = part.metadata
             self._templates.pop(part.index, None)
-        completion = self._completion([self._chunk(part)], None if self._include_usage else UNSET, part)
+        usage = usage_so_far(self._context.usage) if self._include_continuous_usage else None
+        completion = self._completion([self._chunk(part)], usage if self._include_usage else UNSET, part)
         metadata = self._metadata.get(part.index)
         if metadata is None and not part.extra and not have_members(part.scores):
             return encode_event(encode(completion))
@@ -166,6 +194,8 @@ class CompletionFormatter:
         # A text has no message whose members these could be.
         members = ChunkMetadata(metadata.chunk, {**metadata.choice, **(part.extra or {})})
         _add_entries(members.choice, part.scores)
+        if part.metadata is not None:
+            self._metadata[part.index] = without_tokens(part.metadata)
         return encode_event(encode(add_metadata(to_builtins(completion), [members], None)))
 
     def _chunk(self, part: TextDelta) -> CompletionChoice:
@@ -175,7 +205,20 @@ class CompletionFormatter:
             logprobs=_logprobs(part.scores),
             finish_reason=None if part.finish is None else to_finish_reason(part.finish),
             stop_reason=UNSET if part.finish is None else to_stop_reason(part.finish),
+            token_ids=UNSET if part.token_ids is None else part.token_ids,
+            prompt_token_ids=self._opening_token_ids(part.index),
         )
+
+    def _opening_token_ids(self, index: int) -> list[int] | UnsetType:
+        """Returns the token ids of the prompt for the first chunk of a choice."""
+        if not self._context.prompt_token_ids or index in self._opened:
+            return UNSET
+        self._opened.add(index)
+        return self._prompt_token_ids(index)
+
+    def _prompt_token_ids(self, index: int) -> list[int] | UnsetType:
+        prompts = self._context.prompt_token_ids
+        return [*prompts[index // self._choices]] if prompts else UNSET
 
     def _completion(
         self, choices: list[CompletionChoice], usage: UsageBody | UnsetType | None, part: TextDelta | None = None
@@ -201,6 +244,7 @@ def _to_inference_request(request: CompletionRequest) -> InferenceRequest:
         seed=request.seed,
         priority=request.requested_priority,
         stops=request.stops,
+        **({} if TOKEN_FIELDS.isdisjoint(request.sent) else token_fields(request)),
         echo=request.echo is True,
         user=request.user or None,
         max_tokens_param=request.token_limit_param,
@@ -243,6 +287,8 @@ def _top_logprobs(score: TokenScore) -> dict[str, float] | None:
 
 def _token_key(token: TokenLogprob) -> str:
     r"""Returns the name of a token in an answer: its text, or ``bytes:\xe2`` for a part of a character, as OpenAI's."""
+    if token.text.startswith(TOKEN_ID_PREFIX):
+        return token.text
     try:
         token.raw.decode()
     except UnicodeDecodeError:

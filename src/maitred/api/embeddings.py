@@ -11,7 +11,7 @@ import msgspec
 from maitred.api.exchange import HttpExchange
 from maitred.api.headers import apply_priority_headers
 from maitred.api.routes import Route
-from maitred.core.inference import InferenceRequest
+from maitred.core.inference import Conversation, InferenceRequest, Prompt
 from maitred.core.request import SamplingParams
 from maitred.core.service import EmbeddingService, Vector
 from maitred.core.tenancy import Scope
@@ -77,12 +77,28 @@ async def _entries(vectors: Sequence[Vector], *, as_base64: bool) -> list[Embedd
     return cast("list[EmbeddingEntry]", entries)
 
 
+def _prompts_of(request: EmbeddingRequest) -> Sequence[Prompt]:
+    if request.messages is None:
+        return request.inputs()
+    return [
+        Conversation(
+            request.conversation(),
+            add_generation_prompt=request.add_generation_prompt is True,
+            template_arguments=request.chat_template_kwargs or {},
+            continue_final_message=request.continue_final_message is True,
+        )
+    ]
+
+
 def _ask_of(request: EmbeddingRequest) -> InferenceRequest:
     return InferenceRequest(
         model=request.model,
-        prompts=request.inputs(),
+        prompts=_prompts_of(request),
         sampling=SamplingParams(max_tokens=0, seed=0),
         priority=request.priority,
-        prompt_param="input",
+        prompt_param="input" if request.messages is None else "messages",
+        truncate_prompt_tokens=request.truncate_prompt_tokens,
+        # An encoder keeps the beginning of a text, as in vLLM.
+        truncation_side="left" if request.truncation_side == "left" else "right",
         whole=True,
     )

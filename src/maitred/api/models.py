@@ -105,12 +105,14 @@ class ModelRoutes:
         model = request.model or self._first(exchange)
         prompt: Prompt = request.prompt or ""
         if request.messages is not None:
-            opens_turn = request.add_generation_prompt is not False
+            continues = request.continue_final_message is True
             prompt = Conversation(
                 request.conversation(),
-                add_generation_prompt=opens_turn,
+                add_generation_prompt=not continues and request.add_generation_prompt is not False,
                 tools=declared_tools(request),
                 template_arguments=request.chat_template_kwargs or {},
+                continue_final_message=continues,
+                chat_template=request.chat_template,
             )
         tokens = await self._answering.tokenize(
             exchange.principal, model, prompt, add_special_tokens=request.adds_special_tokens

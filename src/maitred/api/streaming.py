@@ -102,11 +102,12 @@ class CollectedChoice:
     finish: FinishReason = FinishReason.LENGTH
     stop: str | None = None
     metadata: list[ChunkMetadata] = field(default_factory=list)
+    token_ids: list[int] | None = None
 
     @property
     def plain(self) -> bool:
         """Whether the choice consists of text alone."""
-        has_others = self.extras or self.metadata
+        has_others = self.extras or self.metadata or self.token_ids is not None
         return self.scores is None and not has_others and self.finish is not FinishReason.DEADLINE
 
     def whole_metadata(self) -> ChunkMetadata:
@@ -127,6 +128,10 @@ class CollectedChoice:
             self.extras.append(part.extra)
         if part.metadata is not None:
             self.metadata.append(part.metadata)
+        if part.token_ids is not None:
+            if self.token_ids is None:
+                self.token_ids = []
+            self.token_ids += part.token_ids
         if part.finish is not None:
             self.finish, self.stop = part.finish, part.stop
 
@@ -190,7 +195,8 @@ async def send_response(
     unfinished = choices if isinstance(answer, PushStream) else math.inf
     async for parts in answer:
         for part in parts:
-            if part.finish is None and part.scores is None and part.extra is None and part.metadata is None:
+            bare = part.finish is None and part.scores is None and part.extra is None and part.metadata is None
+            if bare and part.token_ids is None:
                 collected[part.index].text.append(part.text)  # most deltas are only text
             else:
                 collected[part.index].add(part)

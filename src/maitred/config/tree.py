@@ -55,6 +55,14 @@ _ControlTokens = Annotated[
         "the chat template writes are tokens in either case, and so are those of a prompt that is no conversation."
     ),
 ]
+_TrustRequestTemplate = Annotated[
+    bool,
+    Meta(
+        description="Whether a request may bring its own `chat_template`. It runs in the gateway, in the sandbox of "
+        "the model's template, which does not bound its time: set it only where you trust all who may use the model. "
+        "For models that our own engines run; a server of others decides for itself."
+    ),
+]
 _GenerationConfig = Annotated[
     Literal["auto", "none"],
     Meta(
@@ -116,6 +124,7 @@ class ServedModelConfig(Struct, frozen=True, kw_only=True):
     tool_parser: _ToolParser = "auto"
     reasoning_parser: _ReasoningParser = "auto"
     control_tokens: _ControlTokens = "text"
+    trust_request_chat_template: _TrustRequestTemplate = False
     generation_config: _GenerationConfig = "auto"
     max_choices: _MaxChoices = 128
     degradation: _Degradation = []
@@ -160,6 +169,7 @@ class TextModelConfig(Struct, frozen=True, kw_only=True):
     tool_parser: _ToolParser = "auto"
     reasoning_parser: _ReasoningParser = "auto"
     control_tokens: _ControlTokens = "text"
+    trust_request_chat_template: _TrustRequestTemplate = False
     generation_config: _GenerationConfig = "auto"
     upstreams: Annotated[list[UpstreamConfig], Meta(description="The servers; each request goes to one of them.")] = []
     context_tokens: Annotated[

@@ -112,6 +112,8 @@ class RequestContext(msgspec.Struct):
     """Degradations because of the load, such as ``max_tokens=64`` or ``model=small``."""
     relaxed: list[str] = []
     """Keywords of JSON schemas that the answer is not held to, with their places."""
+    prompt_token_ids: Sequence[Sequence[int]] = ()
+    """Token ids of each prompt, where the caller asked for them and they are known here."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
@@ -202,6 +204,7 @@ class RequestContext(msgspec.Struct):
         self.predicted_position = self.position = self.dispatched_s = self.clamped_max_tokens = None
         self.estimated, self.degraded, self.refused_by, self.finish_reasons = False, [], "", []
         self.usage_details, self.is_passthrough = None, False
+        self.prompt_token_ids = ()
 
     def close(self, outcome: Outcome, status: int, now_s: float) -> None:
         """Sets the outcome; a second call is a bug."""

@@ -5,7 +5,7 @@ layers in between do not know which API was called.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -25,10 +25,18 @@ class Conversation(msgspec.Struct, frozen=True):
     """Tool declarations for the model, in the format of OpenAI's API."""
     template_arguments: dict[str, Any] = {}
     """Additional arguments of the chat template."""
+    continue_final_message: bool = False
+    """Whether the rendered prompt ends within the last message, which the model continues."""
+    chat_template: str | None = None
+    """Chat template of the request; None: that of the model."""
 
 
 Prompt = str | list[int] | Conversation
 """Prompt as text, as token ids, or as a conversation."""
+TruncationSide = Literal["left", "right"]
+"""Side of a prompt on which tokens are dropped."""
+TOKEN_ID_PREFIX = "token_id:"
+"""Begin of the name of a token that is shown by its id."""
 
 
 class AnswerPrefix(msgspec.Struct, frozen=True):
@@ -72,6 +80,22 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     """Strings that end a choice; they are not part of the answer."""
     stops_in_reasoning: bool = False
     """Whether a stop string within the reasoning of a choice ends it, too."""
+    include_stop_str_in_output: bool = False
+    """Whether the stop string, or the text of the stop token, that ends a choice is part of it."""
+    skip_special_tokens: bool = True
+    """Whether special tokens give no text."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Only token ids that choices can have; empty: all."""
+    bad_words: tuple[str, ...] = ()
+    """Words that no choice can have."""
+    return_token_ids: bool = False
+    """Whether the caller receives the token ids of prompts and choices."""
+    return_tokens_as_token_ids: bool = False
+    """Whether log-probabilities name their tokens by ids."""
+    truncate_prompt_tokens: int | None = None
+    """Most tokens of a prompt, to which a longer one is cut; -1: as many as the window has beside the answer; None:
+    nothing is cut."""
+    truncation_side: TruncationSide = "left"
     echo: bool = False
     """Whether every choice begins with its prompt."""
     priority: int | None = None
@@ -134,6 +158,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     """A token as text with its log-probability."""
 
     text: str
+    """Text of the token, or its id, as ``token_id:17``."""
     raw: bytes
     """Exact bytes of the token, because `text` cannot hold half a character."""
     logprob: float | None
@@ -179,6 +204,8 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     """Whether another server continues the answer here, from its text instead of its tokens."""
     metadata: ChunkMetadata | None = None
     """Metadata of this delta and the later ones of its choice; None: that of the delta before."""
+    token_ids: list[int] | None = None
+    """Token ids since the last delta, if requested. Text can lag behind them."""
     block: dict[str, Any] | None = None
     """Event of the Messages API that says what chat completions have no place for: the start, an addition or the end of
     a content block. Its `index` does not count."""
@@ -187,4 +214,5 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     def plain(self) -> bool:
         """Whether the delta contains only new text, like most deltas."""
         bare = self.finish is None and self.scores is None and self.extra is None and self.metadata is None
-        return bare and self.block is None and not self.continued and bool(self.text)
+        bare = bare and self.block is None and self.token_ids is None
+        return bare and not self.continued and bool(self.text)

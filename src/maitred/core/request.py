@@ -91,6 +91,15 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
     """Number of choices to generate from the prompt."""
     grammar: Grammar | None = None
     """Grammar that every choice must match; None: no grammar."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Only token ids that can be chosen; empty: all."""
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that the output cannot have: the last token of one cannot follow the others."""
+
+    @property
+    def restricts_tokens(self) -> bool:
+        """Whether some tokens can never be chosen, or not behind others."""
+        return bool(self.allowed_token_ids or self.bad_words_token_ids)
 
 
 class PinRequest(msgspec.Struct, frozen=True, array_like=True):

@@ -134,7 +134,11 @@ class Engine:
             raise ValueError("The answers of this engine cannot be held to a grammar.")
         if sampling.n > self._max_choices:
             raise ValueError(f"n must be at most {self._max_choices}.")
-        named = chain(request.prompt, sampling.stop_token_ids, sampling.logit_bias, *(request.resumes or {}).values())
+        named = chain(
+            *(request.prompt, sampling.stop_token_ids, sampling.logit_bias, sampling.allowed_token_ids),
+            *sampling.bad_words_token_ids,
+            *(request.resumes or {}).values(),
+        )
         if not all(0 <= token < self._vocab_size for token in named):
             raise ValueError(f"Token ids must be at least 0 and below the vocabulary's size, {self._vocab_size}.")
         now_s = self._clock.monotonic_s()
@@ -302,7 +306,7 @@ class Engine:
             return  # its request was already rejected in this step
         if ended:
             self._close(owner, sequence)
-        self._reject(owner, sequence.request, f"The answer cannot be held to the grammar any longer: {fault}")
+        self._reject(owner, sequence.request, fault)
 
     def _reject(self, owner: Hashable, request: EngineRequest, reason: str) -> None:
         request_log.log_grammar_failure(request)

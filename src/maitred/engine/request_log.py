@@ -22,8 +22,8 @@ def log_refusal(request: EngineRequest, reason: str) -> None:
 
 
 def log_grammar_failure(request: EngineRequest) -> None:
-    """Logs a request whose answer cannot follow its grammar; the grammar, the client's text, is omitted."""
-    _log(logging.INFO, request, "given up: its answer cannot be held to its grammar")
+    """Logs a request whose answer cannot follow its grammar, or has no token left; the client's text is omitted."""
+    _log(logging.INFO, request, "given up: its answer cannot be held to its grammar, or no token is allowed")
 
 
 def log_end(sequence: Sequence, delta: TokenDelta) -> None:

@@ -18,6 +18,11 @@ from maitred.engine.sampling.sampler import Sampler
 from maitred.engine.scheduler.plan import Chunk, StepPlan
 from maitred.engine.scheduler.sequence import Sequence
 
+_ALL_BANNED = (
+    "No token is left to choose: allowed_token_ids, bad_words, min_tokens and the form of the answer exclude all. "
+    "Allow more tokens, such as the one that ends the answer."
+)
+
 
 class ForwardModel(Protocol):
     """Model that computes a step; see `Decoder`."""
@@ -92,6 +97,7 @@ class ModelRunner:
         if not sampling:
             return [], []
         result = self._sampler.sample(logits, keys, positions, None if masks is None else masks.result(), supposed)
+        banned = {*result.banned}
         tokens: list[list[int]] = []
         logprobs: list[list[TokenLogprobs] | None] = []
         row = 0
@@ -105,6 +111,8 @@ class ModelRunner:
                 else:
                     own, draws = [result.tokens[row], *self._constraints.advance(key, result.tokens[row])], 1
                 scores = [score for score in result.logprobs[row : row + draws] if score is not None]
+                if not banned.isdisjoint(range(row, row + draws)):
+                    self._constraints.fail(key, _ALL_BANNED)
                 row += len(chunk.draws)
             self._sampler.extend(key, own)
             tokens.append(own)

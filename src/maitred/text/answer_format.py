@@ -86,10 +86,18 @@ class AnswerFormat:
         """
         return ReasoningParser(self.marks, inside=inside, begun=begun) if self.reasoning else None
 
-    def opens_thought(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
-        """Returns whether the prompt ends within an open reasoning block."""
+    def opens_thought(self, tokenizer: Tokenizer, prompt: Sequence[int], begun: str = "") -> bool:
+        """Returns whether the prompt ends within an open reasoning block.
+
+        Args:
+            tokenizer: Tokenizer of the model.
+            prompt: The prompt.
+            begun: Text of the answer at the end of the prompt; empty: the prompt ends before the answer.
+        """
         if self.reasoning is None:
             return False
+        if begun.strip():
+            return THOUGHT_BEGINS in begun.rpartition(THOUGHT_ENDS)[2]
         tail = tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False)
         return tail.rstrip().endswith(THOUGHT_BEGINS)
 

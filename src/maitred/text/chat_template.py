@@ -40,6 +40,8 @@ _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _WORD = re.compile(r"\w+")
 _ESCAPED = re.compile(rf"[^\x00-~{OPEN_MARK}{CLOSE_MARK}]")
 """Characters that JSON of ASCII escapes, without the marks of control tokens, which are no part of the text."""
+_END_MARK = "\udff2 "
+"""Mark behind the content of a message that the model continues: half of a surrogate pair, which no request has."""
 _Message = Mapping[str, Any]
 
 
@@ -263,6 +265,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         arguments: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
         mark: Callable[[Any], Any] | None = None,
     ) -> str:
         """Renders a conversation as a prompt that includes special tokens.
@@ -275,6 +278,8 @@ class ChatTemplate:
             add_generation_prompt: Whether the prompt ends where the answer of the model begins.
             tools: Tool definitions, for templates that support tools.
             arguments: Further variables of this template, such as ``enable_thinking`` of the template of Qwen 3.
+            continue_final_message: Whether the prompt ends with the content of the last message, which the model
+                continues.
             mark: Function that marks control tokens in what the caller says; None: there are none to mark.
 
         Raises:
@@ -292,6 +297,8 @@ class ChatTemplate:
         messages = writer.history.shape(messages)
         if mark is not None:
             messages, tools, arguments = mark(messages), mark(tools), mark(arguments)
+        if continue_final_message:
+            messages = [*messages[:-1], _with_end_mark(messages[-1])]
         variables = {
             **self._special_tokens,
             "documents": None,
@@ -301,12 +308,40 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return writer.template.render(variables)
+            prompt = writer.template.render(variables)
         except Exception as error:  # A template is third-party code that can raise any exception.
             reason = str(error).replace(OPEN_MARK, "").replace(CLOSE_MARK, "")
             raise InvalidRequest(
                 f"The model's chat template cannot write these messages: {reason}", param="messages"
             ) from error
+        return _until_end_mark(prompt) if continue_final_message else prompt
+
+
+def _with_end_mark(message: _Message) -> _Message:
+    """Returns a message with a mark behind its content, where the prompt is cut for the model to continue it."""
+    content = message["content"]
+    if isinstance(content, list):
+        *before, last = content
+        return {**message, "content": [*before, {**last, "text": last["text"] + _END_MARK}]}
+    return {**message, "content": content + _END_MARK}
+
+
+def _until_end_mark(prompt: str) -> str:
+    """Returns a prompt up to the end of the content of its last message, as `apply_chat_template` of Transformers.
+
+    A template that strips the content has also stripped the space behind the mark. The space before it goes, too, as
+    it would without the mark.
+    """
+    text, mark, rest = prompt.rpartition(_END_MARK.rstrip())
+    if not mark:
+        raise InvalidRequest(
+            "The model's chat template does not write the end of the last message, so it cannot be continued. Remove "
+            "continue_final_message.",
+            param="continue_final_message",
+        )
+    # Some templates write a content more than once.
+    text = text.replace(_END_MARK, "").replace(_END_MARK.rstrip(), "")
+    return text if rest.startswith(" ") else text.rstrip()
 
 
 class _ConversationWriter:

@@ -20,13 +20,15 @@ class StopWindow:
 
     Args:
         stops: Strings that end the text; each has at least one character. If the sequence is empty, all text passes.
+        includes_stop: Whether the text ends with the stop string; otherwise it ends before it.
 
     Attributes:
         stop: Stop string that ended the text, or None if there was none.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, includes_stop: bool = False) -> None:
         self._stops = tuple(stops)
+        self._includes_stop = includes_stop
         firsts = {re.escape(stop[0]) for stop in self._stops}
         self._first = re.compile(f"[{''.join(sorted(firsts))}]" if firsts else "(?!)")
         self._held = ""
@@ -37,7 +39,7 @@ class StopWindow:
 
         Returns:
             The text that can be sent now, and whether a stop string is complete. If the stop string is complete, the
-            text ends before it, and all later pushes return no text.
+            text ends there, and all later pushes return no text.
         """
         if self.stop is not None:
             return "", True
@@ -47,7 +49,7 @@ class StopWindow:
         if found := [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]:
             end, at = min(found)
             self._held, self.stop = "", text[at:end]
-            return text[:at], True
+            return text[: end if self._includes_stop else at], True
         shown = min(self._begins_at(stop, text) for stop in self._stops)
         self._held = text[shown:]
         return text[:shown], False

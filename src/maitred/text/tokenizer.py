@@ -13,7 +13,7 @@ back at most three bytes.
 import codecs
 from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import tokenizers
@@ -22,7 +22,7 @@ import tokenizers.models
 import tokenizers.normalizers
 import tokenizers.pre_tokenizers
 
-from maitred.core.errors import ConfigInvalid
+from maitred.core.errors import ConfigInvalid, InvalidRequest, Unsupported
 from maitred.text.chat_template import ChatTemplate
 from maitred.text.control_tokens import CLOSE_MARK, OPEN_MARK, ControlTokens
 from maitred.text.text_tokenizer import TextTokenizer
@@ -30,6 +30,12 @@ from maitred.text.tokenizer_config import PrependScheme, TokenizerConfig, Vocabu
 from maitred.text.vocabulary import DecodingRules, read_decoding_rules
 
 _NORMALISED_BYTES = 3
+_MOST_REQUEST_TEMPLATES = 16
+"""Most templates of requests that stay compiled."""
+_NO_REQUEST_TEMPLATE = (
+    "chat_template is not allowed for this model: its operator has not set trust_request_chat_template. Render the "
+    "prompt yourself and send it to /v1/completions. Otherwise remove it."
+)
 NO_MARKS: Mapping[int, bytes] = {}
 
 
@@ -42,6 +48,7 @@ class Tokenizer:
         chat_template: Chat template of the model, or None.
         adds_eos: Whether the files of the model request an end-of-text token after each text (``add_eos_token``).
         allows_control_tokens: Whether a control token that a message spells is read as one; otherwise it is text.
+        trusts_request_templates: Whether a request may bring a chat template of its own.
 
     Attributes:
         vocab_size: One more than the largest token id.
@@ -61,8 +68,12 @@ class Tokenizer:
         adds_eos: bool = False,
         text_prompt: str = "",
         allows_control_tokens: bool = False,
+        trusts_request_templates: bool = False,
     ) -> None:
         self._backend = backend
+        self._special_tokens = special_tokens
+        self._trusts_request_templates = trusts_request_templates
+        self._request_templates: dict[str, ChatTemplate] = {}
         # A file may contain the length limit of the training, which would silently cut texts. Other code checks the
         # context window and raises an error.
         backend.no_truncation()
@@ -94,12 +105,15 @@ class Tokenizer:
         self._closing = backend.token_to_id(self.eos_token) if adds_eos and self.eos_token else None
 
     @classmethod
-    def load(cls, folder: Path, *, allows_control_tokens: bool = False) -> "Tokenizer":
+    def load(
+        cls, folder: Path, *, allows_control_tokens: bool = False, trusts_request_templates: bool = False
+    ) -> "Tokenizer":
         """Reads ``tokenizer.json`` and the settings beside it (`maitred.text.tokenizer_config`).
 
         Args:
             folder: Folder of the model.
             allows_control_tokens: Whether a control token that a message spells is read as one; otherwise it is text.
+            trusts_request_templates: Whether a request may bring a chat template of its own.
 
         Raises:
             ConfigInvalid: A file is missing or cannot be used.
@@ -125,6 +139,7 @@ class Tokenizer:
             adds_eos=config.adds_eos,
             text_prompt=config.text_prompt,
             allows_control_tokens=allows_control_tokens,
+            trusts_request_templates=trusts_request_templates,
         )
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -136,6 +151,44 @@ class Tokenizer:
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
 
+    def encode_truncated(
+        self, text: str, max_tokens: int, side: Literal["left", "right"], *, add_special_tokens: bool
+    ) -> list[int]:
+        """Converts text to at most so many token ids.
+
+        Tokens of the text are dropped on one side. Special tokens that are added around it stay, as with the truncation
+        of Hugging Face's tokenizers.
+        """
+        backend = self._backend
+        (encoding,) = backend.encode_batch_fast([text], add_special_tokens=False)
+        added = backend.num_special_tokens_to_add(False) if add_special_tokens else 0
+        if max_tokens > added:
+            encoding.truncate(max_tokens - added, direction=side)
+        ids = backend.post_process(encoding, add_special_tokens=add_special_tokens).ids
+        return truncate_tokens(ids, max_tokens, side)
+
+    def request_template(self, source: str) -> ChatTemplate:
+        """Compiles the chat template of a request, which runs in the same sandbox as the model's own.
+
+        Raises:
+            Unsupported: The operator does not allow templates of requests.
+            InvalidRequest: The template does not compile.
+        """
+        if not self._trusts_request_templates:
+            raise Unsupported(_NO_REQUEST_TEMPLATE, param="chat_template")
+        template = self._request_templates.get(source)
+        if template is None:
+            try:
+                template = ChatTemplate(source, self._special_tokens)
+            except ConfigInvalid as error:
+                raise InvalidRequest(
+                    f"chat_template does not compile: {error.__cause__}", param="chat_template"
+                ) from None
+            if len(self._request_templates) >= _MOST_REQUEST_TEMPLATES:
+                self._request_templates.clear()
+            self._request_templates[source] = template
+        return template
+
     def encode_conversation(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -143,13 +196,15 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         arguments: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        template: ChatTemplate | None = None,
         add_special_tokens: bool = False,
     ) -> list[int]:
-        """Converts a conversation to token ids by the model's chat template; see `ChatTemplate.render`.
+        """Converts a conversation to token ids by the model's chat template, or another; see `ChatTemplate.render`.
 
         What the messages, the tools and the arguments say is text, also where it spells a control token.
         """
-        template, control, mark = self.chat_template, self._control, None
+        template, control, mark = template or self.chat_template, self._control, None
         assert template is not None
         if control is not None:
             if tools or arguments:
@@ -160,7 +215,12 @@ class Tokenizer:
                     mark = control.mark
                     break
         prompt = template.render(
-            messages, add_generation_prompt=add_generation_prompt, tools=tools, arguments=arguments, mark=mark
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            arguments=arguments,
+            continue_final_message=continue_final_message,
+            mark=mark,
         )
         if control is not None and (
             control.takes_other_spellings or (mark is not None and (OPEN_MARK in prompt or CLOSE_MARK in prompt))
@@ -183,13 +243,22 @@ class Tokenizer:
         """Makes an encoder of text that gives none of these tokens."""
         return TextTokenizer(self._backend, self._bytes, control)
 
-    def append_end(self, ids: list[int]) -> list[int]:
+    def append_end(
+        self, ids: list[int], max_tokens: int | None = None, side: Literal["left", "right"] = "right"
+    ) -> list[int]:
         """Appends the end-of-text token for an embedding model whose files ask for it.
 
         Newer files request this token in ``tokenizer.json``; then `encode` has appended it already. A prompt that the
         model continues never gets this token.
+
+        Args:
+            ids: Token ids of the text.
+            max_tokens: Most tokens; a text that has so many loses one on the given side. None: no limit.
+            side: See `truncate_tokens`.
         """
-        return ids if self._closing is None or ids[-1:] == [self._closing] else [*ids, self._closing]
+        if self._closing is None or ids[-1:] == [self._closing]:
+            return ids
+        return [*(ids if max_tokens is None else truncate_tokens(ids, max_tokens - 1, side)), self._closing]
 
     def added_token(self, text: str) -> int | None:
         """Returns the id of the token that was added to the vocabulary for exactly this text, or None."""
@@ -216,6 +285,10 @@ class Tokenizer:
         if len(ids) == 1:  # most steps have one token
             return table.get(ids[0], b"")
         return b"".join([table.get(token, b"") for token in ids])
+
+    def all_bytes(self, ids: Sequence[int]) -> bytes:
+        """Returns the bytes of these tokens, special ones included."""
+        return b"".join([self._bytes.get(token, b"") for token in ids])
 
     def token_bytes(self, id: int) -> bytes:  # noqa: A002 - the word for it
         """Returns the exact bytes of any token, including special ones; empty for an unknown id."""
@@ -318,6 +391,13 @@ tokens is decoded as a new text, as in training.
 """
 
 
+def truncate_tokens(tokens: list[int], max_tokens: int, side: Literal["left", "right"]) -> list[int]:
+    """Returns at most so many tokens; those on the given side are dropped."""
+    if len(tokens) <= max_tokens:
+        return tokens
+    return tokens[len(tokens) - max_tokens :] if side == "left" else tokens[:max_tokens]
+
+
 class Detokenizer:
     """Incremental detokenizer of one choice.
 
@@ -328,14 +408,20 @@ class Detokenizer:
         prompt_tail: Prompt that the answer continues, or the end of the prompt. Its last few tokens decide whether a
             leading space belongs to the text, and may contain the start of the first character of the answer.
         marks: Maps a token to the code point that replaces it (see `maitred.text.special_tokens`).
+        skip_special_tokens: Whether special tokens give no text.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_tail: Sequence[int] = (), marks: Mapping[int, bytes] = NO_MARKS
+        self,
+        tokenizer: Tokenizer,
+        prompt_tail: Sequence[int] = (),
+        marks: Mapping[int, bytes] = NO_MARKS,
+        *,
+        skip_special_tokens: bool = True,
     ) -> None:
-        self._visible_bytes = tokenizer.visible_bytes
+        self._visible_bytes = tokenizer.visible_bytes if skip_special_tokens else tokenizer.all_bytes
         self._marks = marks
-        tail = self._visible_bytes(prompt_tail[-_TAIL_TOKENS:])
+        tail = tokenizer.visible_bytes(prompt_tail[-_TAIL_TOKENS:])
         self._unfinished = b""
         """Bytes of a character that is incomplete so far."""
         self._strip = False

@@ -70,6 +70,41 @@ def test_streamed_and_whole_answers_are_the_same(client):
     assert [reason for reason in reasons if reason] == [whole.choices[0].finish_reason]
 
 
+def test_tokens_that_a_request_bans_are_never_chosen(client):
+    def tokens(**fields):
+        answer = ask(client, max_tokens=30, temperature=0, extra_body={"return_token_ids": True, **fields})
+        return answer.choices[0].token_ids
+
+    plain = tokens(ignore_eos=True)
+    words = ["the", "rabbit", "of the"]
+    banned = tokens(ignore_eos=True, bad_words=words)
+    assert banned != plain
+    text = "".join(f" {token} " for token in banned)
+    for sequence in (tokenize(client, spelt) for word in words for spelt in (word, f" {word}")):
+        assert "".join(f" {token} " for token in sequence) not in text, sequence
+    two = plain[:2]
+    assert {*tokens(ignore_eos=True, allowed_token_ids=two)} <= {*two}
+
+
+def test_banned_tokens_and_the_form_of_an_answer_hold_together(client):
+    (b,), (end,) = tokenize(client, "b"), tokenize(client, "<|end|>")
+    form = {"structured_outputs": {"regex": "[abc]{4}"}}
+    answer = ask(client, max_tokens=9, extra_body={**form, "allowed_token_ids": [b, end]})
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("bbbb", "stop")
+    forced = {"structured_outputs": {"choice": ["abc"]}}
+    with pytest.raises(openai.BadRequestError, match="No token is left to choose"):
+        ask(client, max_tokens=9, extra_body={**forced, "allowed_token_ids": [b, end]})
+    with pytest.raises(openai.BadRequestError, match="No token is left to choose"):
+        ask(client, max_tokens=9, extra_body={"allowed_token_ids": [end], "min_tokens": 2})
+    one = ask(client, max_tokens=9, extra_body={"allowed_token_ids": [end]})
+    assert (one.choices[0].message.content, one.usage.completion_tokens) == ("", 1)
+
+
+def tokenize(client, text):
+    body = {"prompt": text, "add_special_tokens": False}
+    return httpx.post(f"{str(client.base_url).removesuffix('/v1/')}/tokenize", json=body).json()["tokens"]
+
+
 def test_the_same_seed_gives_the_same_answer_in_company(client):
     options = {"max_tokens": 30, "seed": 42, "temperature": 1.0}
     alone = ask(client, **options).choices[0].message.content

@@ -30,6 +30,7 @@ def folder(tmp_path_factory):
     folder.mkdir()
     save_words(folder)
     make_encoder(folder)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}, {% endfor %}")
     return folder
 
 
@@ -127,7 +128,8 @@ def test_many_texts_come_back_in_their_order_while_others_are_served(client, ser
         ({"input": "a", "model": "maitred-tiny"}, "model", "invalid_value"),
         ({"input": "a", "model": "nobody"}, "model", "model_not_found"),
         ({"input": ""}, "input", "invalid_value"),
-        ({"input": "a", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens", "invalid_value"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
+        ({"input": "a", "truncate": "END"}, "truncate", "invalid_value"),
         ({"input": "a", "input_type": "query"}, "input_type", "invalid_value"),
     ],
 )
@@ -136,6 +138,32 @@ def test_faults_name_their_field(server, fields, param, code):
     assert response.status_code in (400, 404)
     error = response.json()["error"]
     assert (error["param"], error["code"]) == (param, code)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_texts_are_truncated(client, oracle, folder, side):
+    tokens = Tokenizer.load(folder).encode("hello world, abc.", add_special_tokens=True)
+    extra = {"truncate_prompt_tokens": 5, "truncation_side": side}
+    answer = client.embeddings.create(
+        model="tiny-encoder", input="hello world, abc.", extra_body=extra, encoding_format="float"
+    )
+    cut = [tokens[0], *(tokens[-4:-1] if side == "left" else tokens[1:4]), tokens[-1]]
+    assert answer.data[0].embedding == pytest.approx(oracle(cut), abs=1e-4)
+    assert answer.usage.prompt_tokens == 5
+    extra["truncate_prompt_tokens"] = -1
+    long = client.embeddings.create(model="tiny-encoder", input="hello " * 500, extra_body=extra)
+    assert long.usage.prompt_tokens < 500
+
+
+def test_a_conversation_is_embedded_as_its_template_writes_it(server, oracle, folder):
+    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "world"}]
+    tokens = Tokenizer.load(folder).encode("hello, world, ", add_special_tokens=False)
+    answer = embed(server, messages=messages).json()
+    assert answer["data"][0]["embedding"] == pytest.approx(oracle(tokens), abs=1e-4)
+    begun = embed(server, messages=messages, continue_final_message=True).json()
+    assert begun["usage"]["prompt_tokens"] == len(tokens) - 1
+    both = embed(server, messages=messages, input="hello")
+    assert (both.status_code, both.json()["error"]["param"]) == (400, "input")
 
 
 def test_an_encoder_does_not_chat(server):

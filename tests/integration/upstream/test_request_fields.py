@@ -1,5 +1,4 @@
 """What a client says reaches the model that answers, is refused by its name, or is named as ignored."""
-# ruff: noqa: SIM117 - nested contexts say who lives within whom
 
 import json
 from contextlib import asynccontextmanager
@@ -49,6 +48,7 @@ class Server:
 
     def __init__(self):
         self.bodies = []
+        self.events = ANSWER
 
     async def handle(self, request):
         if request.method == "GET":
@@ -56,7 +56,7 @@ class Server:
         self.bodies.append(await request.json())
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
-        for event in ANSWER if request.path.endswith("chat/completions") else TEXT:
+        for event in self.events if request.path.endswith("chat/completions") else TEXT:
             await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
         return response
@@ -86,6 +86,29 @@ async def test_what_the_dialect_has_is_passed_on_as_it_was_written(dialect):
     assert answer.status_code == 200, answer.text
     assert {name: server.bodies[-1].get(name) for name in PASSED[dialect]} == PASSED[dialect]
     assert "x-maitred-ignored" not in answer.headers
+
+
+async def test_token_ids_of_the_server_come_once():
+    usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    async with behind(dialect="vllm") as (server, system):
+        server.events = [
+            {"prompt_token_ids": [1, 2, 3], "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]},
+            {"choices": [{"index": 0, "delta": {"content": "Hi"}, "token_ids": [7]}]},
+            {"choices": [{"index": 0, "delta": {"content": "!"}, "token_ids": [8], "finish_reason": "stop"}]},
+            {"choices": [], "usage": usage},
+        ]
+        whole = (await system.chat(return_token_ids=True)).json()
+        streamed = await system.chat(
+            return_token_ids=True,
+            stream=True,
+            stream_options={"include_usage": True, "continuous_usage_stats": True},
+        )
+    assert (whole["prompt_token_ids"], whole["choices"][0]["token_ids"]) == ([1, 2, 3], [7, 8])
+    chunks = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
+    told = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+    assert [choice["token_ids"] for choice in told if "token_ids" in choice] == [[7], [8]]
+    assert [chunk["prompt_token_ids"] for chunk in chunks if "prompt_token_ids" in chunk] == [[1, 2, 3]]
+    assert all(chunk["usage"]["total_tokens"] for chunk in chunks)
 
 
 @pytest.mark.parametrize("dialect", REFUSED)
@@ -169,6 +192,21 @@ def test_no_operator_lets_clients_pass_by_the_limits():
     ] * 2
 
 
+@pytest.mark.parametrize("dialect", ["vllm", "openai"])
+async def test_an_answer_that_a_client_of_messages_has_begun_is_continued_where_the_server_can(dialect):
+    begun = [USER, {"role": "assistant", "content": "The answer"}]
+    body = {"model": MODEL, "max_tokens": 9, "messages": begun}
+    async with behind(dialect=dialect) as (server, system):
+        answer = await system.client.post("/v1/messages", json=body, headers={"anthropic-version": "2023-06-01"})
+    if dialect == "openai":
+        assert (answer.status_code, server.bodies) == (400, [])
+        assert "End messages with one of the role user." in answer.json()["error"]["message"]
+        return
+    assert answer.status_code == 200, answer.text
+    asked = server.bodies[-1]
+    assert (asked["messages"], asked["continue_final_message"], asked["add_generation_prompt"]) == (begun, True, False)
+
+
 async def test_a_server_that_speaks_anthropic_follows_the_same_lists():
     async with ScriptedAnthropic([Reply(text("Hi"))]) as server:
         async with upstream_gateway(server.url, kind="anthropic") as system:
@@ -179,18 +217,17 @@ async def test_a_server_that_speaks_anthropic_follows_the_same_lists():
                 assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
             answer = await system.chat(messages=[USER, {"role": "assistant", "content": "A", "prefix": True}])
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[1].prefix")
+            begun = [USER, {"role": "assistant", "content": "A"}]
+            answer = await system.chat(messages=begun, continue_final_message=True, add_generation_prompt=False)
+            assert (answer.status_code, answer.headers.get("x-maitred-ignored")) == (200, None), answer.text
+        assert server.asked[-1].body["messages"] == begun
 
 
 UNHEARD = {
-    "continue_final_message": True,
-    "add_generation_prompt": False,
-    "bad_words": ["a"],
-    "allowed_token_ids": [300],
-    "include_stop_str_in_output": True,
-    "skip_special_tokens": False,
-    "truncate_prompt_tokens": 2,
     "prompt_logprobs": 1,
     "chat_template": "x",
+    "logprob_token_ids": [1],
+    "return_prompt_text": True,
     "grammar": 'root ::= "a"',
     "regex": "[0-9]{3}",
     "max_new_tokens": 1,

@@ -36,6 +36,8 @@ sampling = st.builds(
     presence_penalty=st.sampled_from([0.0, 0.0, 0.5]),
     top_logprobs=st.sampled_from([None, 2]),
     min_tokens=st.integers(0, 5),
+    allowed_token_ids=st.sampled_from([(), (), tuple(range(4, VOCABULARY, 3))]),
+    bad_words_token_ids=st.sampled_from([(), (), tuple((5 + i % 50, 4 + i % 120) for i in range(200)), ((7,), (10,))]),
     n=st.sampled_from([1, 1, 1, 3]),
 )
 prompts = st.tuples(st.integers(0, 40), st.lists(st.integers(4, VOCABULARY - 1), min_size=1, max_size=60)).map(

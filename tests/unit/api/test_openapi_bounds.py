@@ -163,7 +163,18 @@ PROBES = [None, True, False, *NUMBERS, *WORDS, *LISTS, *OBJECTS]
 BEYOND_SCHEMAS = {"chat_template_kwargs", "enable_thinking"}
 """Fields with rules that have no keyword, such as which names a variable may have."""
 RULES_OF_TWO_FIELDS: dict[type, dict[str, Callable[[Any], bool]]] = {
-    TokenizeRequest: {"prompt": lambda value: value is None, "messages": lambda value: value is None},
+    ChatRequest: {"continue_final_message": lambda value: value is True},
+    EmbeddingRequest: {
+        "input": lambda value: value is None,
+        "messages": lambda value: value is None,
+        "continue_final_message": lambda value: value is True,
+    },
+    TokenizeRequest: {
+        "prompt": lambda value: value is None,
+        "messages": lambda value: value is None,
+        "continue_final_message": lambda value: value is True,
+        "chat_template": bool,
+    },
     responses.ResponsesRequest: {"input": lambda value: value is None},
     responses.InputTokensRequest: {"input": lambda value: value is None},
     admin.CreateTenant: {"parent": lambda value: value == "acme"},
@@ -180,8 +191,8 @@ def fields_of(kind: type) -> list[str]:
 def bodies_with(kind: type, field: str, value: Any) -> dict[str, Any]:
     companions = COMPANIONS.get(field, lambda _: {})(value) | COMPANIONS_OF.get(kind, lambda _: {})(field)
     body = {**BODIES[kind][0], **companions, field: value}
-    if kind is TokenizeRequest and field == "messages":
-        del body["prompt"]
+    if field == "messages" and kind in (TokenizeRequest, EmbeddingRequest):
+        del body["prompt" if kind is TokenizeRequest else "input"]
     return body
 
 

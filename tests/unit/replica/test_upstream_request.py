@@ -54,6 +54,31 @@ def test_nothing_is_added_but_what_is_ours_to_say():
     }
 
 
+BEGUN = [*MESSAGES, {"role": "assistant", "content": "The answer"}]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "told"),
+    [
+        ("vllm", {"continue_final_message": True, "add_generation_prompt": False}),
+        ("llamacpp", {"continue_final_message": True, "add_generation_prompt": False}),
+        ("sglang", {"continue_final_message": True}),
+    ],
+)
+@pytest.mark.parametrize("asked", [{}, {"add_generation_prompt": False}])
+def test_a_message_is_continued_in_the_words_of_the_server(dialect, told, asked):
+    body = sent(dialect, messages=BEGUN, continue_final_message=True, **asked)
+    assert body["messages"] == BEGUN
+    assert {name: value for name, value in body.items() if name in {*told, "add_generation_prompt"}} == told
+
+
+@pytest.mark.parametrize("dialect", ["generic", "openai", "tgi", "groq"])
+def test_a_server_that_continues_no_message_is_not_asked(dialect):
+    with pytest.raises(Unsupported, match="continue_final_message is not known to the server") as refusal:
+        sent(dialect, messages=BEGUN, continue_final_message=True, add_generation_prompt=False)
+    assert refusal.value.param == "continue_final_message"
+
+
 def test_a_message_comes_as_it_was_written():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     call = {"id": "c", "function": {"name": "f", "arguments": '{ "a" : 1 }'}, "type": "function"}

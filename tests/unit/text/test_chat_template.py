@@ -185,3 +185,34 @@ def test_a_template_says_why_it_refuses():
 def test_a_template_that_does_not_compile_is_the_operators():
     with pytest.raises(ConfigInvalid, match="does not compile"):
         ChatTemplate("{% if %}", {})
+
+
+CHATML = """{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+LLAMA2 = """{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content.strip() + ' [/INST]' }}
+{%- else %}{{ ' ' + m.content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"""
+TRIMMED = """{% for m in messages %}<{{ m.role }}>
+{{ m.content | trim }}</{{ m.role }}>{% endfor %}"""
+TWICE = "{% for m in messages %}{{ m.content }}|{{ m.content }}</s>{% endfor %}"
+PARTS = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}</s>{% endfor %}"
+
+
+@pytest.mark.parametrize("begun", ["b", "The answer is", "b ", " b\n", "b<|im_end|>", ""])
+@pytest.mark.parametrize("source", [CHATML, LLAMA2, TRIMMED, TWICE], ids=["chatml", "llama2", "trimmed", "twice"])
+def test_a_message_is_continued_as_by_the_reference(source, begun):
+    messages = [TURNS[0], {"role": "assistant", "content": begun}]
+    (expected,), _ = chat_template_utils.render_jinja_template(
+        [messages], chat_template=source, continue_final_message=True, eos_token="</s>"
+    )
+    shown = render(source, messages, add_generation_prompt=False, continue_final_message=True)
+    assert shown == expected.replace("CONTINUE_FINAL_MESSAGE_TAG ", "")
+
+
+def test_a_message_in_parts_is_continued():
+    assert render(PARTS, add_generation_prompt=False, continue_final_message=True) == "a</s>b"
+
+
+def test_a_message_that_the_template_leaves_out_is_not_continued():
+    with pytest.raises(InvalidRequest, match="does not write the end of the last message") as refusal:
+        render("{{ messages[0].content }}", add_generation_prompt=False, continue_final_message=True)
+    assert refusal.value.param == "continue_final_message"

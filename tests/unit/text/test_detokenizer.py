@@ -50,6 +50,11 @@ def test_only_the_end_of_a_prompt_counts():
     assert "".join(pushed(tokenizer, fox, tail=[*[2] * 1000, *fox])) == " fox"
 
 
-def test_special_tokens_show_nothing():
-    tokenizer = byte_level()
-    assert pushed(tokenizer, [3, 4]) == ["", "", ""]
+@pytest.mark.parametrize("tokenizer", [byte_level(), sentencepiece(), sentencepiece(metaspace=True)])
+def test_special_tokens_show_nothing_unless_they_are_asked_for(tokenizer):
+    tokens = [1, *tokenizer.encode("the fox", add_special_tokens=False), 2, 1]
+    assert "".join(pushed(tokenizer, tokens)) == "the fox"
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
+    shown = "".join([*(detokenizer.push([token]) for token in tokens), detokenizer.flush()])
+    assert shown == tokenizer.decode(tokens, skip_special_tokens=False)
+    assert shown.endswith(tokenizer.token_text(2) + tokenizer.token_text(1))

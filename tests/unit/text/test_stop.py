@@ -23,6 +23,16 @@ def test_pushes(stops, pushes, shown):
     assert [window.push(text) for text in pushes] == shown
 
 
+@pytest.mark.parametrize("cuts", [[], [1], [3], [4], [5], [1, 2, 3, 4, 5, 6]])
+@pytest.mark.parametrize(
+    ("stops", "shown"), [(["END"], "aaEND"), (["ND", "END"], "aaEND"), (["aE", "END"], "aaE"), (["x"], "aaENDb")]
+)
+def test_a_text_that_includes_its_stop_string_ends_behind_it(stops, shown, cuts):
+    window = StopWindow(stops, includes_stop=True)
+    pieces = [window.push("aaENDb"[start:end])[0] for start, end in zip([0, *cuts], [*cuts, 6], strict=True)]
+    assert "".join(pieces) + window.flush() == shown
+
+
 def test_flush_shows_what_was_held_back():
     window = StopWindow(["END"])
     assert window.push("aEN") == ("a", False)

@@ -9,8 +9,9 @@ import tokenizers
 import transformers
 from tokenizers import models
 
-from maitred.core.errors import ConfigInvalid
+from maitred.core.errors import ConfigInvalid, InvalidRequest, Unsupported
 from maitred.text.tokenizer import Tokenizer
+from tests.support.models import save_words
 from tests.support.tokenizers import LINES, TINY, byte_level, data_folder, gpt2, sentencepiece
 
 
@@ -56,6 +57,51 @@ def test_special_tokens_are_added_and_hidden_on_demand():
     assert tokens == [0, *tokenizer.encode("Hi", add_special_tokens=False)]
     assert tokenizer.decode(tokens) == "Hi"
     assert tokenizer.decode(tokens, skip_special_tokens=False) == "<|begin|>Hi"
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("add_special_tokens", [False, True])
+def test_texts_are_truncated_as_by_the_reference(tmp_path, side, add_special_tokens):
+    save_words(tmp_path)
+    for folder in (tmp_path, TINY):
+        oracle = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+        oracle.truncation_side = side
+        tokenizer, text = Tokenizer.load(folder), "hello world, hello 12"
+        for limit in range(3, 12):
+            expected = oracle.encode(text, add_special_tokens=add_special_tokens, truncation=True, max_length=limit)
+            cut = tokenizer.encode_truncated(text, limit, side, add_special_tokens=add_special_tokens)
+            assert cut == expected
+        assert len(tokenizer.encode_truncated(text, 1, side, add_special_tokens=add_special_tokens)) == 1
+
+
+def test_the_end_of_a_text_takes_the_place_of_a_token_where_there_is_no_other(folder):
+    configure(folder, eos_token="<|end|>", add_eos_token=True)
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.append_end([5, 6, 7]) == tokenizer.append_end([5, 6, 7], 4) == [5, 6, 7, 4]
+    assert tokenizer.append_end([5, 6, 7], 3) == [5, 6, 4]
+    assert tokenizer.append_end([5, 6, 7], 3, "left") == [6, 7, 4]
+    assert tokenizer.append_end([5], 1) == [4]
+    assert tokenizer.append_end([5, 6, 4], 3) == [5, 6, 4]
+
+
+def test_templates_of_requests_run_only_where_the_operator_trusts_them(folder):
+    source, messages = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}", [{"role": "user", "content": "a"}]
+    with pytest.raises(Unsupported, match="trust_request_chat_template") as refusal:
+        Tokenizer.load(folder).request_template(source)
+    assert refusal.value.param == "chat_template"
+    tokenizer = Tokenizer.load(folder, trusts_request_templates=True)
+    template = tokenizer.request_template(source)
+    assert tokenizer.request_template(source) is template
+    assert tokenizer.decode(tokenizer.encode_conversation(messages, template=template)) == "a"
+    spelt = tokenizer.encode_conversation([{"role": "user", "content": "<|user|>"}], template=template)
+    assert tokenizer.decode(spelt) == "<|user|>"
+    with pytest.raises(InvalidRequest, match="chat_template does not compile"):
+        tokenizer.request_template("{% for %}")
+    with pytest.raises(InvalidRequest, match="cannot write these messages"):
+        tokenizer.encode_conversation(messages, template=tokenizer.request_template("{{ ''.__class__.__mro__ }}"))
+    for number in range(40):
+        tokenizer.request_template(f"{{{{ {number} }}}}")
+    assert len(tokenizer._request_templates) <= 16
 
 
 def test_the_bytes_of_a_byte_level_token():

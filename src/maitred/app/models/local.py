@@ -47,7 +47,11 @@ def local_model(config: Config, engines: EngineGroup) -> LocalModel:
         ConfigInvalid: There is no model where the configuration says.
     """
     folder = find_model(config.model.folder)
-    tokenizer = Tokenizer.load(folder, allows_control_tokens=config.model.control_tokens == "allow")
+    tokenizer = Tokenizer.load(
+        folder,
+        allows_control_tokens=config.model.control_tokens == "allow",
+        trusts_request_templates=config.model.trust_request_chat_template,
+    )
     answers = AnswerFormat.of(tokenizer, config.model.tool_parser, config.model.reasoning_parser)
     defaults = GenerationDefaults.of(folder, config.model.generation_config)
     name = config.model.served_name or folder.resolve().name

@@ -158,7 +158,11 @@ def open_local_models(config: Config, clock: Clock) -> OnDemandModelSet:
         replicas[name] = OnDemandReplica(
             name, engine, footprint, ready_in_s=partial(residence.ready_in_s, name), clock=clock
         )
-        tokenizer = Tokenizer.load(folder, allows_control_tokens=model.control_tokens == "allow")
+        tokenizer = Tokenizer.load(
+            folder,
+            allows_control_tokens=model.control_tokens == "allow",
+            trusts_request_templates=model.trust_request_chat_template,
+        )
         answers = AnswerFormat.of(tokenizer, model.tool_parser, model.reasoning_parser)
         defaults = GenerationDefaults.of(folder, model.generation_config)
         models.append(

@@ -19,7 +19,7 @@ from maitred.app.models.router import Router
 from maitred.app.request.output import EmbeddingSpans
 from maitred.app.request.planner import flow_of
 from maitred.app.request.tokenized import tokenize_prompts
-from maitred.app.request.validation import check_embeds, check_input_tokens
+from maitred.app.request.validation import check_embeds, check_input_tokens, prompt_truncation
 from maitred.core.clock import Clock
 from maitred.core.context import Outcome, RequestContext
 from maitred.core.errors import DeadlineExceeded, ReplicaLost
@@ -148,9 +148,10 @@ class Embedder:
             before, inputs = model.tokenizer.text_prompt, request.prompts
             if before:
                 inputs = [before + text if isinstance(text, str) else text for text in inputs]
-            prompts = await tokenize_prompts(model, inputs, principal=principal)
+            truncation = prompt_truncation(card, request)
+            prompts = await tokenize_prompts(model, inputs, truncation=truncation, principal=principal)
             texts = [
-                model.tokenizer.append_end(tokens) if isinstance(prompt, str) else tokens
+                model.tokenizer.append_end(tokens, *(truncation or ())) if isinstance(prompt, str) else tokens
                 for prompt, tokens in zip(request.prompts, prompts, strict=True)
             ]
             for index, text in enumerate(texts):

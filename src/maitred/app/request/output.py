@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from maitred.core.inference import InferenceRequest, TextDelta, TokenLogprob, TokenScore
+from maitred.core.inference import TOKEN_ID_PREFIX, InferenceRequest, TextDelta, TokenLogprob, TokenScore
 from maitred.core.request import FinishReason, SequenceStats, TokenDelta, TokenLogprobs
 from maitred.core.timeline import RequestTimeline, SpanName, TimelineSpan
 from maitred.text.answer_reader import AnswerParser, AnswerSegment
@@ -29,7 +29,7 @@ class OutputProcessor:
     Args:
         tokenizer: Tokenizer of the model.
         prompt: Prompt tokens; they can change how the first output token is decoded.
-        request: For its stop strings, `min_tokens` and `echo`.
+        request: For its stop strings, `min_tokens` and `echo`, and how it wants tokens to be shown.
         eos_token_ids: End-of-sequence tokens; counted, not shown.
         special_token_text: Special token -> its text for the parser.
         parser: Parser of reasoning and tool calls; None: all text is content.
@@ -59,20 +59,28 @@ class OutputProcessor:
         self.finish: FinishReason | None = None
         self.last_token_s: float | None = None
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer, prompt, special_token_text)
+        self._detokenizer = Detokenizer(
+            tokenizer, prompt, special_token_text, skip_special_tokens=request.skip_special_tokens
+        )
         self._parser = parser
         self.plain = not request.stops and request.sampling.top_logprobs is None and parser is None
-        self._stop_checker = StopWindow(request.stops) if request.stops else None
+        self._stop_checker = (
+            StopWindow(request.stops, includes_stop=request.include_stop_str_in_output) if request.stops else None
+        )
         self._passes_thoughts = parser is not None and not (request.stops and request.stops_in_reasoning)
         """Whether stop strings are looked for only behind the reasoning."""
         self._min_tokens = request.sampling.min_tokens
         self._hidden_stop_token_ids = frozenset(
-            (*request.sampling.stop_token_ids, *(() if request.sampling.ignore_eos else eos_token_ids))
+            ()
+            if request.include_stop_str_in_output
+            else (*request.sampling.stop_token_ids, *(() if request.sampling.ignore_eos else eos_token_ids))
         )
         self._pending_text = [tokenizer.decode(prompt)] if request.echo else []
         self._text_length = sum(map(len, self._pending_text))
         """Length of the text so far; the `offset` of log-probabilities."""
         self._pending_logprobs: list[TokenScore] | None = None if request.sampling.top_logprobs is None else []
+        self._pending_token_ids: list[int] | None = [] if request.return_token_ids else None
+        self._names_token_ids = request.return_tokens_as_token_ids
 
     def process(self, delta: TokenDelta) -> None:
         """Processes a delta; sets `finish` at the last delta or at a stop string."""
@@ -80,6 +88,7 @@ class OutputProcessor:
         visible_count = len(tokens)
         if delta.finish is FinishReason.STOP and tokens and tokens[-1] in self._hidden_stop_token_ids:
             visible_count -= 1
+        before = self.tokens
         if self.plain:
             self._pending_text.append(
                 self._detokenizer.push(tokens if visible_count == len(tokens) else tokens[:visible_count])
@@ -101,26 +110,30 @@ class OutputProcessor:
                     break
             else:
                 self.tokens += len(tokens) - visible_count
+        if self._pending_token_ids is not None:
+            self._pending_token_ids += tokens[: self.tokens - before]
         if self.finish is None and delta.finish is not None:
             self._finish(delta.finish)
 
     def deltas(self, index: int) -> list[TextDelta]:
         """Returns new text deltas since the last call; empty if all text is held back."""
-        if self._parser is None and self._pending_logprobs is None:
+        if self._parser is None and self._pending_logprobs is None and self._pending_token_ids is None:
             text = self._pending_text.pop() if len(self._pending_text) == 1 else self._take_text()
             if self.finish is None:
                 return [TextDelta(index, text)] if text else []
             stop = None if self._stop_checker is None else self._stop_checker.stop
             return [TextDelta(index, text, finish=self.finish, stop=stop)]
         segments = self._segments()
-        scores = self._pending_logprobs
-        if not segments and not scores and self.finish is None:
+        scores, token_ids = self._pending_logprobs, self._pending_token_ids
+        if not segments and not scores and not token_ids and self.finish is None:
             return []
         if scores is not None:
             self._pending_logprobs = []
+        if token_ids is not None:
+            self._pending_token_ids = []
         stop = None if self._stop_checker is None else self._stop_checker.stop
         deltas = [_part(index, passage) for passage in segments] or [TextDelta(index, "")]
-        deltas[0] = replace(deltas[0], scores=scores)
+        deltas[0] = replace(deltas[0], scores=scores, token_ids=token_ids)
         deltas[-1] = replace(deltas[-1], finish=self._client_finish_reason, stop=stop)
         return deltas
 
@@ -185,7 +198,8 @@ class OutputProcessor:
         )
 
     def _to_token_logprob(self, token: int, logprob: float) -> TokenLogprob:
-        return TokenLogprob(self._tokenizer.token_text(token), self._tokenizer.token_bytes(token), logprob)
+        name = f"{TOKEN_ID_PREFIX}{token}" if self._names_token_ids else self._tokenizer.token_text(token)
+        return TokenLogprob(name, self._tokenizer.token_bytes(token), logprob)
 
 
 def _part(index: int, passage: AnswerSegment) -> TextDelta:

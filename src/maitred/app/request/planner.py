@@ -23,10 +23,12 @@ from maitred.app.request.validation import (
     check_size,
     check_supported,
     max_output_tokens,
+    prompt_truncation,
     rules_for,
     with_defaults,
     with_grammar,
     with_logprobs,
+    with_token_masks,
     with_tools,
 )
 from maitred.core.context import RequestContext
@@ -149,7 +151,7 @@ class RequestPlanner:
         check_beyond_chat(request)
         context.ignored_fields = request.left_out + request.hints
         for prompt in request.prompts:
-            if isinstance(prompt, Conversation) and prompt.template_arguments:
+            if isinstance(prompt, Conversation) and prompt.template_arguments and prompt.chat_template is None:
                 context.ignored_fields += unread_arguments(model, prompt.template_arguments)
         check_generates(card, model.name)
         if request.scored:
@@ -164,9 +166,15 @@ class RequestPlanner:
             check_supported(request.needs)
         check_sampling(card, request, self._max_choices)
         check_size(card, model.tokenizer, request)
-        prompts = await tokenize_prompts(model, request.prompts, principal=context.principal or ANONYMOUS)
+        if request.allowed_token_ids or request.bad_words:
+            request = with_token_masks(model.tokenizer, request)
+        truncation = None if request.truncate_prompt_tokens is None else prompt_truncation(card, request)
+        prompts = await tokenize_prompts(
+            model, request.prompts, truncation=truncation, principal=context.principal or ANONYMOUS
+        )
         available_tokens = max_output_tokens(card, prompts, request)
         context.prompt_tokens = sum(map(len, prompts))
+        context.prompt_token_ids = prompts if request.return_token_ids else ()
         context.relaxed = []
         if request.constraint is not None or tool_rules is not None:
             principal = context.principal or ANONYMOUS
@@ -192,6 +200,7 @@ class RequestPlanner:
     ) -> UpstreamRequest:
         """Checks the cost of an upstream request; returns the request."""
         context.prompt_tokens = upstream_request.prompt_tokens
+        context.prompt_token_ids = ()
         if upstream_request.request.max_usd is not None:
             self._check_cost(upstream_request, target, upstream_request.request.max_usd)
         return upstream_request

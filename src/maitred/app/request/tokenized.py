@@ -12,14 +12,14 @@ from msgspec.structs import replace
 from maitred.api.fair_thread_pool import FairThreadPool
 from maitred.app.request.output import OutputProcessor
 from maitred.core.errors import InvalidRequest, ReplicaLost, Unsupported
-from maitred.core.inference import AnswerPrefix, Conversation, InferenceRequest, Prompt
+from maitred.core.inference import AnswerPrefix, Conversation, InferenceRequest, Prompt, TruncationSide
 from maitred.core.replica import ModelCard
 from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.core.tools import ToolRules
 from maitred.routing.catalog import ServedModel
 from maitred.text.answer_format import PLAIN_ANSWERS, AnswerFormat
 from maitred.text.answer_reader import AnswerParser
-from maitred.text.tokenizer import NO_MARKS, Tokenizer
+from maitred.text.tokenizer import NO_MARKS, Tokenizer, truncate_tokens
 
 
 class TokenizedRequest(Struct, frozen=True):
@@ -79,7 +79,12 @@ class TokenizedRequest(Struct, frozen=True):
                 parser = None
                 if isinstance(source_prompt, Conversation):
                     parser = make_answer_parser(
-                        model.answer_format, model.tokenizer, prompt, self.rules, request.prefix if given else None
+                        model.answer_format,
+                        model.tokenizer,
+                        prompt,
+                        self.rules,
+                        prefix=request.prefix if given else None,
+                        begun=begun_answer(source_prompt) if source_prompt.continue_final_message else "",
                     )
                 special_token_text = NO_MARKS if parser is None else model.answer_format.marks.bytes_of
                 eos_token_ids = self.card.eos_token_ids
@@ -98,20 +103,38 @@ class TokenizedRequest(Struct, frozen=True):
         return processors
 
 
+def begun_answer(conversation: Conversation) -> str:
+    """Returns the text of the message that the model continues; empty: the model writes a new one."""
+    return conversation.messages[-1]["content"] or "" if conversation.continue_final_message else ""
+
+
 def make_answer_parser(
     answers: AnswerFormat,
     tokenizer: Tokenizer,
     prompt: Sequence[int],
     rules: ToolRules | None,
+    *,
     prefix: AnswerPrefix | None = None,
+    begun: str = "",
 ) -> AnswerParser | None:
-    """Makes the parser of answers to a prompt, or of what follows the prefix; None: the answers are plain text."""
+    """Makes the parser of answers to a prompt, or of what follows the prefix; None: the answers are plain text.
+
+    Args:
+        answers: Format of the answers.
+        tokenizer: Tokenizer of the model.
+        prompt: The prompt.
+        rules: Tools that may be called; None: no tools.
+        prefix: Beginning of the answer by another model; None: there is none.
+        begun: Text of the answer at the end of the prompt.
+    """
     if rules is None and answers.reasoning is None:
         return None
     calls = None if rules is None else answers.call_parser({tool.name for tool in rules.callable})
-    reasoning, opened = None, answers.opens_thought(tokenizer, prompt)
-    if prefix is None or not prefix.text:
-        reasoning = answers.reasoning_parser(inside=opened or prefix is not None, begun=prefix is not None)
+    reasoning, opened = None, answers.opens_thought(tokenizer, prompt, begun)
+    if (prefix is None or not prefix.text) and (opened or not begun.strip()):
+        reasoning = answers.reasoning_parser(
+            inside=opened or prefix is not None, begun=prefix is not None or bool(begun.strip())
+        )
     if calls is None and reasoning is None:
         return None
     return AnswerParser(reasoning, calls, answers.marks, thought=prefix.thought if prefix else "", opened=opened)
@@ -150,6 +173,13 @@ class NamedTokenizer(NamedTuple):
     tokenizer: Tokenizer
 
 
+class PromptTruncation(NamedTuple):
+    """Limit to which longer prompts are cut."""
+
+    max_tokens: int
+    side: TruncationSide
+
+
 def count_characters(prompt: Prompt) -> int:
     """Returns a lower bound of the number of characters of a prompt."""
     if isinstance(prompt, str):
@@ -171,7 +201,7 @@ def _needs_thread(prompts: Sequence[Prompt]) -> bool:
     for prompt in prompts:
         characters += count_characters(prompt)
         if isinstance(prompt, Conversation):
-            if prompt.tools or prompt.template_arguments:
+            if prompt.tools or prompt.template_arguments or prompt.chat_template is not None:
                 return True
             for message in prompt.messages:
                 if message.get("tool_calls"):
@@ -201,6 +231,7 @@ async def tokenize_prompts(
     prompts: Sequence[Prompt],
     *,
     add_special_tokens: bool | None = None,
+    truncation: PromptTruncation | None = None,
     principal: Principal = ANONYMOUS,
 ) -> list[list[int]]:
     """Returns the prompts as token ids; long ones are read in threads, at which callers take turns.
@@ -210,13 +241,14 @@ async def tokenize_prompts(
         prompts: In any of their forms.
         add_special_tokens: Whether the text gets the model's begin-of-text token. By default plain text does; a chat
             template writes its own.
+        truncation: Limit to which longer prompts are cut; None: nothing is cut.
         principal: The caller.
 
     Raises:
         InvalidRequest: The model has no chat template, or it cannot render these messages.
     """
     if not _needs_thread(prompts):
-        return [_encode(model, prompt, add_special_tokens) for prompt in prompts]
+        return [_encode(model, prompt, add_special_tokens, truncation) for prompt in prompts]
     is_awaited = True
     loop = asyncio.get_running_loop()
     if (threads := _thread_pools.get(loop)) is None:
@@ -224,7 +256,7 @@ async def tokenize_prompts(
 
     def encode_all() -> list[list[int]]:
         # A thread cannot be cancelled, so it checks whether the result is still awaited.
-        return [_encode(model, prompt, add_special_tokens) for prompt in prompts if is_awaited]
+        return [_encode(model, prompt, add_special_tokens, truncation) for prompt in prompts if is_awaited]
 
     try:
         return await threads.run(principal, sum(map(count_characters, prompts)), encode_all)
@@ -232,24 +264,36 @@ async def tokenize_prompts(
         is_awaited = False
 
 
-def _encode(model: TokenizerSource, prompt: Prompt, add_special_tokens: bool | None) -> list[int]:
+def _encode(
+    model: TokenizerSource, prompt: Prompt, add_special_tokens: bool | None, truncation: PromptTruncation | None
+) -> list[int]:
     match prompt:
-        case list():
-            return prompt
+        case str() if truncation is not None:
+            return model.tokenizer.encode_truncated(
+                prompt, *truncation, add_special_tokens=add_special_tokens is not False
+            )
+        case str():
+            return model.tokenizer.encode(prompt, add_special_tokens=add_special_tokens is not False)
         case Conversation():
-            template = model.tokenizer.chat_template
+            tokenizer, source = model.tokenizer, prompt.chat_template
+            template = tokenizer.chat_template if source is None else tokenizer.request_template(source)
             if template is None:
                 raise InvalidRequest(
-                    f"The model {model.name!r} has no chat template. Use /v1/completions with a prompt.", param="model"
+                    f"The model {model.name!r} has no chat template. Send a text: as prompt to /v1/completions, or as "
+                    "input to /v1/embeddings.",
+                    param="model",
                 )
             if prompt.tools and not template.knows_tools:
                 raise Unsupported(NO_TOOLS.format(name=model.name), param="tools")
-            return model.tokenizer.encode_conversation(
+            tokens = tokenizer.encode_conversation(
                 prompt.messages,
                 add_generation_prompt=prompt.add_generation_prompt,
                 tools=prompt.tools or None,
                 arguments=prompt.template_arguments,
+                continue_final_message=prompt.continue_final_message,
+                template=template,
                 add_special_tokens=add_special_tokens is True,
             )
-        case str():
-            return model.tokenizer.encode(prompt, add_special_tokens=add_special_tokens is not False)
+        case list():
+            tokens = prompt
+    return tokens if truncation is None else truncate_tokens(tokens, *truncation)

@@ -9,8 +9,8 @@ from typing import Any, overload
 
 from msgspec import Struct
 
-from maitred.app.request.tokenized import NamedTokenizer, tokenize_prompts
-from maitred.app.request.validation import check_sampling, max_output_tokens, with_tools
+from maitred.app.request.tokenized import NamedTokenizer, PromptTruncation, tokenize_prompts
+from maitred.app.request.validation import check_sampling, max_output_tokens, prompt_truncation, with_tools
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest
 from maitred.core.inference import Conversation, InferenceRequest, Prompt
 from maitred.core.replica import ModelCard
@@ -111,7 +111,8 @@ async def prepare_upstream_request(
     """
     if model.tokenizer is not None:
         card, fields = _check(model, request, max_choices)
-        if (tokens := await _tokenize(model, request, principal)) is not None:
+        truncation = prompt_truncation(card, request)
+        if (tokens := await _tokenize(model, request, principal, truncation)) is not None:
             available_tokens = max_output_tokens(card, tokens, request)
             prompt_tokens = sum(map(len, tokens)) + round(estimate_media(fields.get("messages", ())))
             return UpstreamRequest(
@@ -136,8 +137,11 @@ def estimate_upstream_request(model: TextModel, request: InferenceRequest, max_c
     substitute_prompts: list[PseudoTokens] = []
     available_tokens = []
     estimated, prompt_tokens = 0.0, 0
+    truncation = prompt_truncation(card, request)
     for prompt in request.prompts:
         raw_estimate = _estimate_prompt(prompt, tools) + estimate_media(fields.get("messages", ()))
+        if truncation is not None:
+            raw_estimate = min(raw_estimate, truncation.max_tokens / ratio)
         corrected = max(1, round(raw_estimate * ratio))
         substitute_prompts.append(PseudoTokens(prompt, corrected))
         available_tokens.append(_available_tokens(card, corrected, request))
@@ -198,16 +202,22 @@ def _check(model: TextModel, request: InferenceRequest, max_choices: int) -> tup
     return card, request.to_openai()
 
 
-async def _tokenize(model: TextModel, request: InferenceRequest, principal: Principal) -> list[list[int]] | None:
+async def _tokenize(
+    model: TextModel, request: InferenceRequest, principal: Principal, truncation: PromptTruncation | None = None
+) -> list[list[int]] | None:
     """Tokenises the prompts; None: the tokenizer has no chat template, or cannot render the request."""
     tokenizer = model.tokenizer
     assert tokenizer is not None
-    if tokenizer.chat_template is None and any(isinstance(prompt, Conversation) for prompt in request.prompts):
-        return None
+    for prompt in request.prompts:
+        # Only the server runs the template of a request.
+        if isinstance(prompt, Conversation) and (tokenizer.chat_template is None or prompt.chat_template is not None):
+            return None
     try:
         request_with_tools = with_tools(request, None if request.tools is None else request.tools())
         named_tokenizer = NamedTokenizer(model.name, tokenizer)
-        return await tokenize_prompts(named_tokenizer, request_with_tools.prompts, principal=principal)
+        return await tokenize_prompts(
+            named_tokenizer, request_with_tools.prompts, truncation=truncation, principal=principal
+        )
     except InvalidRequest:
         # The upstream server may support other tools or another template, so leave the decision to it.
         if not request.needs:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from msgspec.structs import replace
 
 from maitred.admission.grammars.validator import GrammarValidator
-from maitred.app.request.tokenized import NO_TOOLS, count_characters
+from maitred.app.request.tokenized import NO_TOOLS, PromptTruncation, begun_answer, count_characters
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest, Unsupported
 from maitred.core.grammar import Constraint, Grammar
 from maitred.core.inference import Conversation, InferenceRequest
@@ -28,6 +28,10 @@ from maitred.wire.openai.sampling import TOOL_FIELDS
 _API_DEFAULTS = SamplingParams(max_tokens=0, seed=0)
 _MAX_CHOICES = 2_048
 """Most choices of one request, so that one request cannot fill the engine's queue."""
+_MAX_BAD_WORD_TOKENS = 1_024
+"""Most tokens of all words that a request bans, as in vLLM."""
+_MAX_ALLOWED_TOKENS = 1 << 20
+"""Most allowed tokens of all prompts together, because the engine gets them with each prompt."""
 
 
 def check_beyond_chat(request: InferenceRequest) -> None:
@@ -57,14 +61,17 @@ def check_sampling(card: ModelCard, request: InferenceRequest, max_choices: int)
         )
     _check_tokens(card, sampling.logit_bias, "logit_bias")
     _check_tokens(card, sampling.stop_token_ids, "stop_token_ids")
+    _check_tokens(card, request.allowed_token_ids, "allowed_token_ids")
 
 
 def check_size(card: ModelCard, tokenizer: Tokenizer, request: InferenceRequest) -> None:
-    """Rejects text that cannot fit, before it is tokenised.
+    """Rejects text that cannot fit, before it is tokenised. A prompt that will be cut fits.
 
     Raises:
         ContextLengthExceeded: A prompt cannot fit the model's window.
     """
+    if request.truncate_prompt_tokens is not None:
+        return
     min_prompt_tokens = tokenizer.fewest_tokens(max(map(count_characters, request.prompts)))
     window = _max_sequence_tokens(card)
     if min_prompt_tokens >= window:
@@ -75,6 +82,36 @@ def check_size(card: ModelCard, tokenizer: Tokenizer, request: InferenceRequest)
             window=window,
             prompt_tokens=min_prompt_tokens,
         )
+
+
+def prompt_truncation(card: ModelCard, request: InferenceRequest) -> PromptTruncation | None:
+    """Returns the limit to which longer prompts of a request are cut; None: they are refused.
+
+    Raises:
+        ContextLengthExceeded: The limit and the answer do not fit the model's window.
+        InvalidRequest: Nothing of the prompt would be kept.
+    """
+    limit = request.truncate_prompt_tokens
+    if limit is None:
+        return None
+    if limit == 0:
+        raise InvalidRequest(
+            "truncate_prompt_tokens leaves no tokens of the prompt. Send at least 1, or -1 for as many as fit.",
+            param="truncate_prompt_tokens",
+        )
+    window = _max_sequence_tokens(card)
+    # An answer without a limit has one token at least, and a vector is none.
+    least_answer = 0 if card.embedding_dimensions else 1
+    rest = window - (least_answer if request.max_tokens is None else request.max_tokens)
+    if max(limit, 1) > rest:
+        raise ContextLengthExceeded(
+            f"truncate_prompt_tokens keeps {max(limit, 1):,} tokens of the prompt, but the window of {window:,} has "
+            f"only {max(rest, 0):,} beside the answer. Lower it or {request.max_tokens_param}.",
+            param="truncate_prompt_tokens",
+            window=window,
+            max_tokens=request.max_tokens,
+        )
+    return PromptTruncation(rest if limit == -1 else limit, request.truncation_side)
 
 
 def check_generates(card: ModelCard, name: str) -> None:
@@ -211,7 +248,8 @@ async def with_grammar(
     text_grammar = None if constraint is None else await validator.validate(principal, constraint, relaxed)
     grammar = text_grammar
     if isinstance(request.prompts[0], Conversation):  # a conversation is the only prompt
-        answer_format, inside = model.answer_format, model.answer_format.opens_thought(model.tokenizer, prompts[0])
+        answer_format, begun = model.answer_format, begun_answer(request.prompts[0])
+        inside = answer_format.opens_thought(model.tokenizer, prompts[0], begun)
         arguments = {
             tool.name: await _arguments_grammar(validator, principal, tool, relaxed)
             for tool in _callable_tools(answer_format, rules)
@@ -268,6 +306,40 @@ def with_tools(request: InferenceRequest, rules: ToolRules | None) -> InferenceR
         for prompt in request.prompts
     ]
     return replace(request, prompts=prompts, needs=tuple(need for need in request.needs if need not in TOOL_FIELDS))
+
+
+def with_token_masks(tokenizer: Tokenizer, request: InferenceRequest) -> InferenceRequest:
+    """Returns the request with the tokens that its choices may have, and may not, in its sampling parameters.
+
+    A word is banned as it is written at the beginning of a text, and behind a space if it is then as many other
+    tokens, as in vLLM.
+
+    Raises:
+        InvalidRequest: The words have too many tokens, or too many tokens are allowed for so many prompts.
+    """
+    if len(request.prompts) * len(request.allowed_token_ids) > _MAX_ALLOWED_TOKENS:
+        raise InvalidRequest(
+            f"{len(request.prompts):,} prompts with {len(request.allowed_token_ids):,} allowed_token_ids are more than "
+            f"{_MAX_ALLOWED_TOKENS:,} together. Send them in several requests.",
+            param="allowed_token_ids",
+        )
+    banned: dict[tuple[int, ...], None] = {}
+    for word in request.bad_words:
+        plain, spaced = (
+            tuple(tokenizer.encode(space + word.lstrip(), add_special_tokens=False)) for space in ("", " ")
+        )
+        if not plain:
+            raise InvalidRequest(f"bad_words: {word!r} has no tokens in this model. Remove it.", param="bad_words")
+        banned[plain] = None
+        if spaced and spaced[0] != plain[0] and len(spaced) == len(plain):
+            banned[spaced] = None
+    if (tokens := sum(map(len, banned))) > _MAX_BAD_WORD_TOKENS:
+        raise InvalidRequest(
+            f"bad_words must have at most {_MAX_BAD_WORD_TOKENS:,} tokens; got {tokens:,}. Remove some.",
+            param="bad_words",
+        )
+    sampling = replace(request.sampling, allowed_token_ids=request.allowed_token_ids, bad_words_token_ids=tuple(banned))
+    return replace(request, sampling=sampling)
 
 
 def with_defaults(request: InferenceRequest, defaults: GenerationDefaults) -> InferenceRequest:

@@ -9,7 +9,7 @@ computes the logits.
 Where the grammar allows only one continuation, its tokens are appended without sampling. These are the tokens into
 which the tokenizer splits the forced text, without an end that another token could also begin with (llguidance's
 *fast-forward tokens*). For a request with log-probabilities every token is sampled, because forced tokens have no
-computed log-probability.
+computed log-probability; and for one that bans tokens, because forced tokens may be among them.
 
 The grammar also controls end tokens: the model's end-of-sequence token and the request's stop tokens are allowed where
 the output is complete. Before `min_tokens`, and for the end-of-sequence token under `ignore_eos`, they are allowed only
@@ -146,11 +146,15 @@ class Constraints:
         self._supposed.pop(key, None)
         fault = word.take(token)
         if fault is not None:
-            self._faults[key] = fault
+            self.fail(key, f"The answer cannot be held to the grammar any longer: {fault}")
             return []
         forced = word.forced_tokens()
         self.forced_tokens += len(forced)
         return forced
+
+    def fail(self, key: int, reason: str) -> None:
+        """Records that a sequence cannot continue, because its latest token is invalid."""
+        self._faults[key] = reason
 
     @property
     def faults(self) -> Mapping[int, str]:

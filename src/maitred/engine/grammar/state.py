@@ -33,7 +33,8 @@ class GrammarState:
         self._ends = frozenset((*eos, *self._stops))
         self._min_tokens = sampling.min_tokens
         self._ignores_eos = sampling.ignore_eos
-        self._fast = sampling.top_logprobs is None  # forced tokens have no computed log-probability
+        # Forced tokens have no computed log-probability, and may be banned.
+        self._fast = sampling.top_logprobs is None and not sampling.restricts_tokens
         self._ended = False
         for token in output:
             matcher.consume_token(token)

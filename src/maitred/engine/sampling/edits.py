@@ -1,4 +1,4 @@
-"""Edits of single logits before sampling: penalties, bias, and end tokens before `min_tokens`.
+"""Edits of single logits before sampling: penalties, bias, end tokens before `min_tokens`, and tokens that are banned.
 
 A penalty changes only tokens that the row has seen: hundreds in a vocabulary of 150,000. So each row with edits keeps a
 table of these tokens, with one more entry per new token. An edit changes as many logits as the table has entries. Rows
@@ -10,9 +10,13 @@ For a token with logit x, seen in prompt or output, and c times in the output::
     x ← x - frequency · c - presence · [c > 0]
     x ← x + bias
     x ← -inf                                                if it would end the answer before min_tokens
+    x ← -inf                                                if it is not allowed, or would complete a bad word
+
+A bad word is a sequence of tokens, which the output before it can have begun; its last token is banned then, as in vLLM
+(``vllm/v1/sample/ops/bad_words.py``). Drafts count as output, so an answer with drafts has the tokens of one without.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -37,7 +41,22 @@ class RowEdits:
         vocab_size: Size of the vocabulary; larger token ids have no logit and are ignored.
     """
 
-    __slots__ = ("_bias", "_counts", "_ending", "_in_prompt", "_size", "_slot_of", "_tokens", "_vocab_size", "params")
+    __slots__ = (
+        "_allowed",
+        "_bad_words",
+        "_banned",
+        "_bias",
+        "_counts",
+        "_ending",
+        "_in_prompt",
+        "_longest_begun",
+        "_recent",
+        "_size",
+        "_slot_of",
+        "_tokens",
+        "_vocab_size",
+        "params",
+    )
 
     def __init__(
         self,
@@ -56,6 +75,19 @@ class RowEdits:
         self._counts = np.zeros(64, np.int32)
         self._bias = np.zeros(64, np.float32)
         self._ending = np.array(sorted(t for t in ending if 0 <= t < vocab_size), np.int64)
+        self._allowed = _in_vocabulary(params.allowed_token_ids, vocab_size)
+        """Only tokens that can be chosen; empty: all."""
+        self._banned = _in_vocabulary((word[-1] for word in params.bad_words_token_ids if len(word) == 1), vocab_size)
+        """Bad words of one token."""
+        self._bad_words: dict[int, list[tuple[int, ...]]] = {}
+        """Longer bad words by their last token but one."""
+        for word in params.bad_words_token_ids:
+            if len(word) > 1 and word[-1] < vocab_size:
+                self._bad_words.setdefault(word[-2], []).append(word)
+        self._longest_begun = max(map(len, params.bad_words_token_ids), default=1) - 1
+        """Most output tokens with which a bad word may have begun."""
+        self._recent: list[int] = []
+        """The last so many output tokens."""
         for token, bias in params.logit_bias.items():
             if 0 <= token < vocab_size:
                 slot = self._slot(token)  # called first, because growing replaces the array
@@ -71,19 +103,25 @@ class RowEdits:
     @staticmethod
     def is_needed(params: SamplingParams) -> bool:
         """Returns whether a row with these parameters has any edit."""
-        return bool(params.logit_bias) or params.min_tokens > 0 or _penalises(params)
+        return bool(params.logit_bias) or params.min_tokens > 0 or _penalises(params) or params.restricts_tokens
 
     def record(self, token: int) -> None:
         """Records a token that was chosen."""
         self._count(token, 1)
+        if self._longest_begun:
+            self._recent = [*self._recent, token][-self._longest_begun :]
 
-    def apply(self, row: Tensor, position: int, supposed: Sequence[int] = ()) -> None:
+    def apply(self, row: Tensor, position: int, supposed: Sequence[int] = ()) -> bool:
         """Edits the row's logits in place.
 
         Args:
             row: The logits.
             position: Position in the output.
             supposed: Draft tokens that count as chosen for this row only, and are not recorded.
+
+        Returns:
+            Whether any token can be chosen. The model's logits are finite, so all tokens of a row can be banned only
+            by the request.
         """
         for token in supposed:
             self._count(token, 1)
@@ -93,6 +131,26 @@ class RowEdits:
             self._apply_on_device(row, position)
         for token in supposed:
             self._count(token, -1)
+        if not self.params.restricts_tokens:
+            return True
+        self._restrict(row, supposed)
+        return row.max().item() > -np.inf
+
+    def _restrict(self, row: Tensor, supposed: Sequence[int]) -> None:
+        """Sets the logits of tokens that cannot be chosen to -inf."""
+        if self._allowed.size:
+            allowed = torch.from_numpy(self._allowed).to(row.device)
+            kept = row[allowed]
+            row.fill_(-torch.inf)
+            row[allowed] = kept
+        banned = self._banned
+        if self._bad_words:
+            before = [*self._recent, *supposed][-self._longest_begun :]
+            words = self._bad_words.get(before[-1], ()) if before else ()
+            completed = [word[-1] for word in words if before[1 - len(word) :] == [*word[:-1]]]
+            banned = np.concatenate((banned, np.array(completed, np.int64)))
+        if banned.size:
+            row[torch.from_numpy(banned).to(row.device)] = -torch.inf
 
     def _apply_on_host(self, row: NDArray[np.float32], position: int) -> None:
         p = self.params
@@ -146,6 +204,10 @@ class RowEdits:
             self._slot_of[token] = slot
             self._size += 1
         return slot
+
+
+def _in_vocabulary(tokens: Iterable[int], vocab_size: int) -> NDArray[np.int64]:
+    return np.array(sorted({token for token in tokens if 0 <= token < vocab_size}), np.int64)
 
 
 def _double(array: NDArray[E]) -> NDArray[E]:

@@ -9,7 +9,7 @@ Order of the stages::
     raw logits ─> log-probabilities for the rows that ask
         │
     grammar                          engine.grammar.masks
-    penalties, bias, min_tokens      edits
+    penalties, bias, bans            edits
     temperature                      draw
     top_k, then top_p, then min_p    host_rows on a CPU, device_rows on an accelerator
         │
@@ -53,10 +53,12 @@ class SampleResult:
     Attributes:
         tokens: One per row.
         logprobs: One per row; None for rows that did not ask.
+        banned: Rows whose request bans every token, so that their tokens are invalid.
     """
 
     tokens: list[int]
     logprobs: list[TokenLogprobs | None]
+    banned: Sequence[int] = ()
 
 
 class Sampler:
@@ -162,7 +164,8 @@ class Sampler:
         read = None if layout.logprobs is None or not scored else layout.logprobs.observe(logits)
         if masks is not None:
             masks.apply(logits)
-        tokens = layout.draw(logits, positions, supposed)
+        banned = layout.edit(logits, positions, supposed)
+        tokens = layout.draw(logits, positions)
         if NOT_A_NUMBER in tokens:
             raise Bug(
                 f"The model computed NaN or infinite logits in row {tokens.index(NOT_A_NUMBER)} of {len(tokens)}. "
@@ -173,7 +176,7 @@ class Sampler:
             rows = layout.logprobs.rows
             for row, entry in zip(rows, read([tokens[row] for row in rows]), strict=True):
                 logprobs[row] = entry
-        return SampleResult(tokens, logprobs)
+        return SampleResult(tokens, logprobs, banned)
 
     def _rows_form(self, parameters: DrawParameters) -> HostRows | DeviceRows:
         if self._on_device:
@@ -227,10 +230,12 @@ class _Layout:
         self.greedy = self._unrandom and not self.edits and self.logprobs is None
         self._no_bits = np.zeros(len(rows), np.int64)
 
-    def draw(self, logits: Tensor, positions: Sequence[int], supposed: Mapping[int, Sequence[int]]) -> list[int]:
-        """Edits the logits, then chooses one token per row."""
-        for i, edits in self.edits:
-            edits.apply(logits[i], positions[i], supposed.get(i, ()))
+    def edit(self, logits: Tensor, positions: Sequence[int], supposed: Mapping[int, Sequence[int]]) -> list[int]:
+        """Edits the logits; returns the rows in which every token is banned."""
+        return [i for i, edits in self.edits if not edits.apply(logits[i], positions[i], supposed.get(i, ()))]
+
+    def draw(self, logits: Tensor, positions: Sequence[int]) -> list[int]:
+        """Chooses one token per row."""
         p = self._parameters
         bits = self._no_bits if self._unrandom else random_bits(p.seeds, p.choices, np.asarray(positions, np.int64))
         return self._form.draw(logits, bits)

@@ -10,7 +10,7 @@ from maitred.core.inference import TextDelta
 from maitred.core.text_replica import TextBatch, TextRequest
 from maitred.replica.upstream.dialects import ANTHROPIC_DIALECT
 from maitred.replica.upstream.errors import make_replica_lost, make_stream_error, parse_error, parse_error_in_place
-from maitred.replica.upstream.request_body import split_fields, unread_thought
+from maitred.replica.upstream.request_body import split_fields, unread_thought, without_continuation_fields
 from maitred.replica.upstream.whole_body import WholeBody
 from maitred.wire.answer_event import AnswerBroken, decode_event, replace_surrogates
 from maitred.wire.anthropic.answer import AnswerFailed, MessagesStreamParser
@@ -40,6 +40,9 @@ def encode_messages_body(
         raise InvalidRequest("This model answers conversations only. Use /v1/chat/completions.", param="model")
     if request.given and not continues_answers:
         raise Unsupported("The server that runs this model cannot go on with an answer that another one has begun.")
+    if request.fields.get("continue_final_message"):
+        # A last message of the assistant is continued here in any case.
+        request = without_continuation_fields(request)
     passed, ignored = split_fields(request, ANTHROPIC_DIALECT.allowed_fields, {})
     members = unsupported_members(passed)
     if members.refused:

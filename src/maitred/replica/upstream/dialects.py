@@ -73,6 +73,8 @@ _CONTINUE_LAST_MESSAGE: Mapping[str, object] = {"continue_final_message": True, 
 
 Several servers took the names from `apply_chat_template` in Transformers.
 """
+CONTINUATION_FIELDS = frozenset(_CONTINUE_LAST_MESSAGE)
+"""Fields of a request whose last message is to be continued."""
 
 
 @dataclass(frozen=True, slots=True)

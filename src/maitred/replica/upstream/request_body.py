@@ -5,10 +5,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from maitred.core.errors import Unsupported
 from maitred.core.text_replica import TextRequest
-from maitred.replica.upstream.dialects import GATEWAY_FIELDS, UpstreamDialect
+from maitred.replica.upstream.dialects import CONTINUATION_FIELDS, GATEWAY_FIELDS, UpstreamDialect
 from maitred.wire.openai.fields import (
     LIMIT_FIELDS,
     MESSAGES_THINKING,
@@ -85,6 +86,9 @@ def encode_body(
         Unsupported: The request has a field that the server does not support; see `split_fields`.
     """
     allowed = dialect.allowed_fields.union(further_fields) if further_fields else dialect.allowed_fields
+    continues = dialect.continuation_fields is not None and bool(request.fields.get("continue_final_message"))
+    if continues:
+        request = without_continuation_fields(request)
     passed, ignored = split_fields(request, allowed, parameters)
     body: dict[str, Any] = {**parameters, **passed}
     if request.chat:
@@ -93,6 +97,8 @@ def encode_body(
             body["thinking"] = request.fields[MESSAGES_THINKING]
     if request.given:
         body |= _continuation_fields(request.given, body, dialect, chat=request.chat)
+    elif continues:
+        body |= dialect.continuation_fields or {}
     if request.scored and "logprobs" in dialect.allowed_fields and not body.get("logprobs"):
         # In /v1/completions, `logprobs` is the number of top tokens at each position. Some servers reject 0.
         body["logprobs"] = True if request.chat else 1
@@ -100,6 +106,15 @@ def encode_body(
         body[dialect.max_tokens_field if request.chat else "max_tokens"] = request.max_tokens
     body |= {"model": model, "stream": True, "stream_options": dialect.stream_options}
     return msgspec.json.encode(body), ignored
+
+
+def without_continuation_fields(request: TextRequest) -> TextRequest:
+    """Returns the request without the fields that ask for a continuation of its last message.
+
+    Servers have other fields for it, or none, because they always do it.
+    """
+    fields = {name: value for name, value in request.fields.items() if name not in CONTINUATION_FIELDS}
+    return replace(request, fields=fields)
 
 
 def unread_thought(messages: Sequence[Mapping[str, Any]], read: Collection[str]) -> str | None:

@@ -19,8 +19,10 @@ from maitred.wire.anthropic.requests import (
     InputMessage,
     MessagesRequest,
     ServerBlock,
+    TextBlock,
     ToolChoice,
     ToolResultBlock,
+    ToolUseBlock,
     is_document,
     wrap_server_blocks,
 )
@@ -145,13 +147,22 @@ def _find_beyond_chat(request: CountTokensRequest) -> Unsupported | None:
         edits_of(request.context_management)
     except Unsupported as error:
         return error
-    last = request.messages[-1]
-    # An answer that ended with pause_turn is sent back as it is, and its server goes on with it.
-    if last.role == "assistant" and not isinstance(last.blocks()[-1], ServerBlock):
+    return _find_fault_of_begun_answer(request) if request.continues_answer else None
+
+
+def _find_fault_of_begun_answer(request: CountTokensRequest) -> Unsupported | None:
+    """Returns the error for a last message that no model continues, by Anthropic's rules; None: it is continued."""
+    path, blocks = f"messages[{len(request.messages) - 1}]", request.messages[-1].blocks()
+    last = blocks[-1]
+    if not isinstance(last, TextBlock) or any(isinstance(block, ToolUseBlock) for block in blocks):
         return Unsupported(
-            "messages must end with a message of the role user: the model that is asked does not continue an answer "
-            "that was begun for it.",
-            param="messages",
+            f"{path} is the last one and of the role assistant: the model continues its text. End it with a block of "
+            "the type text and without calls, or add a message of the role user.",
+            param=path,
+        )
+    if last.text != last.text.rstrip():
+        return Unsupported(
+            f"{path} must not end with white space, because the model continues it. Remove the white space.", param=path
         )
     return None
 

@@ -13,6 +13,7 @@ neighbours of a role   one message, as Anthropic reads them
                        ``thinking_blocks``
 ``tool_choice: any``   ``required``; ``tool`` names the function
 other blocks           ``content_blocks`` of the assistant's message, with all blocks of the turn; so are citations
+last turn             of the assistant: the beginning of the answer, with ``continue_final_message``
 ``metadata.user_id``   ``user``
 ``output_config``      its ``format``: ``response_format``, strict
 =====================  ==============================================================================
@@ -72,6 +73,7 @@ def to_chat(request: CountTokensRequest) -> ChatRequest:
         tools=tools or None,
         tool_choice=None if request.tools and not tools else _tool_choice(request.tool_choice),
         parallel_tool_calls=False if parallel else None,
+        continue_final_message=True if request.continues_answer and request.beyond_chat is None else None,
     )
     if isinstance(request, MessagesRequest):
         chat = msgspec.structs.replace(

@@ -228,6 +228,15 @@ class CountTokensRequest(RequestBody, frozen=True, kw_only=True, omit_defaults=T
         """Requested form of the answer, or None if there is none."""
         return self.output_config.get("format") if isinstance(self.output_config, dict) else None
 
+    @property
+    def continues_answer(self) -> bool:
+        """Whether the last message is the beginning of the answer.
+
+        An answer that ended with pause_turn is sent back as it is, and its server goes on with it.
+        """
+        last = self.messages[-1]
+        return last.role == "assistant" and not isinstance(last.blocks()[-1], ServerBlock)
+
 
 class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True, omit_defaults=True):
     """Body of `POST /v1/messages`."""

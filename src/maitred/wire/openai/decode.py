@@ -57,11 +57,17 @@ MAX_STOP_CHARACTERS = 1024
 """Largest length of a stop string; each text is compared with it, so its length costs time."""
 MAX_BIASED_TOKENS = 1024
 MAX_STOP_TOKENS = 128
+MAX_ALLOWED_TOKENS = 65_536
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARACTERS = 256
+MAX_TEMPLATE_BYTES = 64 * 1024
+"""Largest size of a chat template in a request."""
 MAX_ANSWERS = 2048
 """Largest number of choices for all prompts of one completion request together."""
 MAX_INPUTS = 2048
 """Largest number of inputs of one embeddings request, as in OpenAI's API."""
 ENCODING_FORMATS = ("float", "base64")
+TRUNCATION_SIDES = ("left", "right")
 
 FieldSchema = dict[str, Any]
 """Keywords of JSON Schema that say which values a field may have."""
@@ -108,6 +114,7 @@ _RANGES: Mapping[str, NumberRange] = {
     "n": NumberRange(1, MAX_CHOICES),
     "priority": NumberRange(LOWEST_PRIORITY, HIGHEST_PRIORITY),
     "top_logprobs": NumberRange(0, 20),
+    "truncate_prompt_tokens": NumberRange(-1, MAX_TOKEN_ID),
 }
 _COMPLETION_LOGPROBS = NumberRange(0, 5)
 _DIMENSIONS = NumberRange(1, MAX_TOKEN_ID)
@@ -119,10 +126,14 @@ _PLAIN_FIELDS = frozenset(
         *("model", "max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
         *("frequency_penalty", "logit_bias", "seed", "n", "stop", "stop_token_ids", "min_tokens", "ignore_eos"),
         *("stream", "stream_options", "priority", "service_tier", "user", "logprobs", "top_logprobs", "best_of"),
+        *("allowed_token_ids", "bad_words", "include_stop_str_in_output", "skip_special_tokens"),
+        *("spaces_between_special_tokens", "return_token_ids", "return_tokens_as_token_ids"),
+        *("truncate_prompt_tokens", "truncation_side"),
     }
 )
 _PLAIN_CHAT_FIELDS = (_PLAIN_FIELDS - {"best_of"}) | {
     *("messages", "max_completion_tokens", "chat_template_kwargs", "enable_thinking", "reasoning_effort"),
+    *("add_generation_prompt", "continue_final_message", "chat_template"),
     *("include_reasoning", "parallel_tool_calls", "prompt_cache_key", "stop_in_reasoning"),
 }
 """Fields that every model of our own honours in a chat completion..."""
@@ -143,6 +154,10 @@ def check_chat(request: ChatRequest) -> None:
         enable_thinking=request.enable_thinking,
         reasoning_effort=request.reasoning_effort,
     )
+    if request.continue_final_message:
+        _check_continuation(request)
+    if request.chat_template is not None:
+        _check_template(request.chat_template)
     both_limits = request.max_tokens is not None and request.max_completion_tokens is not None
     if both_limits and request.max_tokens != request.max_completion_tokens:
         raise InvalidRequest("max_tokens and max_completion_tokens differ. Send only one.", param="max_tokens")
@@ -176,13 +191,21 @@ def check_embedding(request: EmbeddingRequest) -> None:
     """Raises InvalidRequest for the first rule that a request for embeddings breaks."""
     if not request.model:
         raise InvalidRequest("model must name a model; got an empty string.", param="model")
-    check_prompt(request.input, "input")
+    if request.input is not None:
+        check_prompt(request.input, "input")
     inputs = request.inputs()
     if len(inputs) > MAX_INPUTS:
         raise InvalidRequest(
             f"input must hold at most {MAX_INPUTS:,} entries; got {len(inputs):,}. Send several requests.",
             param="input",
         )
+    if (request.input is None) == (request.messages is None):
+        raise InvalidRequest("Send either input or messages.", param="input")
+    if request.messages is not None:
+        check_messages(request.messages)
+        check_template_arguments(request.chat_template_kwargs)
+    _check_conversation_fields(request)
+    _check_truncation(request)
     if "" in inputs:
         path = "input" if isinstance(request.input, str) else f"input[{inputs.index('')}]"
         raise InvalidRequest(f"{path} must not be an empty string. Remove it.", param=path)
@@ -220,11 +243,9 @@ def check_tokenize(request: TokenizeRequest) -> None:
         if media := media_parts(msgspec.to_builtins(request.messages)):
             raise refuse(media[0], "has no tokens of text")
     check_template_arguments(request.chat_template_kwargs)
-    if request.add_generation_prompt is False:
-        raise InvalidRequest(
-            "A conversation is tokenised as for an answer. Remove add_generation_prompt, or set it to true.",
-            param="add_generation_prompt",
-        )
+    if request.chat_template is not None:
+        _check_template(request.chat_template)
+    _check_conversation_fields(request)
 
 
 def check_detokenize(request: DetokenizeRequest) -> None:
@@ -262,6 +283,10 @@ def _check_generation(request: ChatRequest | CompletionRequest) -> None:
     if request.stop_token_ids is not None:
         _check_count("stop_token_ids", request.stop_token_ids, MAX_STOP_TOKENS)
         check_token_ids("stop_token_ids", request.stop_token_ids)
+    if request.allowed_token_ids is not None or request.bad_words:
+        _check_token_masks(request)
+    if request.truncate_prompt_tokens is not None or request.truncation_side is not None:
+        _check_truncation(request)
     if request.logit_bias is not None:
         _check_count("logit_bias", request.logit_bias, MAX_BIASED_TOKENS)
         for key, bias in request.logit_bias.items():
@@ -293,6 +318,67 @@ def _check_stops(stop: str | Sequence[str]) -> None:
         raise InvalidRequest(
             f"A stop string must have at most {MAX_STOP_CHARACTERS} characters; got {longest}.", param="stop"
         )
+
+
+def _check_token_masks(request: ChatRequest | CompletionRequest) -> None:
+    allowed, bad_words = request.allowed_token_ids, request.bad_words
+    if allowed is not None:
+        if not allowed:
+            raise InvalidRequest(
+                "allowed_token_ids must hold at least one token id. Remove it to allow all.", param="allowed_token_ids"
+            )
+        _check_count("allowed_token_ids", allowed, MAX_ALLOWED_TOKENS)
+        check_token_ids("allowed_token_ids", allowed)
+    if bad_words:
+        _check_count("bad_words", bad_words, MAX_BAD_WORDS)
+        if not all(map(str.strip, bad_words)):
+            raise InvalidRequest("bad_words must not hold an empty string. Remove it.", param="bad_words")
+        if (longest := max(map(len, bad_words))) > MAX_BAD_WORD_CHARACTERS:
+            raise InvalidRequest(
+                f"A word of bad_words must have at most {MAX_BAD_WORD_CHARACTERS} characters; got {longest}.",
+                param="bad_words",
+            )
+
+
+def _check_truncation(request: ChatRequest | CompletionRequest | EmbeddingRequest) -> None:
+    limit, side = request.truncate_prompt_tokens, request.truncation_side
+    if limit is not None:
+        _RANGES["truncate_prompt_tokens"].check("truncate_prompt_tokens", limit)
+    if side is not None and side not in TRUNCATION_SIDES:
+        raise InvalidRequest(
+            f"truncation_side must be one of {', '.join(TRUNCATION_SIDES)}; got {format_value(side)}.",
+            param="truncation_side",
+        )
+
+
+def _check_continuation(request: ChatRequest | EmbeddingRequest | TokenizeRequest) -> None:
+    """Raises InvalidRequest unless the last message can be continued."""
+    if request.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt exclude each other. Set add_generation_prompt to false.",
+            param="continue_final_message",
+        )
+    last = request.messages[-1] if request.messages else None
+    if last is None or last.role != "assistant" or last.content is None or last.tool_calls or last.function_call:
+        raise InvalidRequest(
+            "continue_final_message needs a last message of the role assistant, with a content and without calls.",
+            param="continue_final_message",
+        )
+
+
+def _check_conversation_fields(request: EmbeddingRequest | TokenizeRequest) -> None:
+    """Raises InvalidRequest for fields that say how messages are written, where there are none."""
+    if request.continue_final_message:
+        _check_continuation(request)
+    if request.messages is None:
+        for name in _CONVERSATION_FIELDS:
+            if getattr(request, name, None):
+                raise InvalidRequest(f"{name} is for messages. Remove it, or send messages.", param=name)
+
+
+def _check_template(template: str) -> None:
+    if len(template.encode()) > MAX_TEMPLATE_BYTES:
+        raise InvalidRequest(f"chat_template must have at most {MAX_TEMPLATE_BYTES:,} bytes.", param="chat_template")
 
 
 def _check_bias(key: str, bias: float) -> None:
@@ -480,6 +566,8 @@ def _check_part(path: str, part: ContentPart) -> None:
         raise InvalidRequest(f"{path}.{part.type} is required.", param=f"{path}.{part.type}")
 
 
+_CONVERSATION_FIELDS = ("chat_template", "chat_template_kwargs")
+"""Fields that say how messages are written."""
 MAX_ARGUMENTS = 32
 MAX_NAME_CHARACTERS = 64
 MAX_BYTES = 16 * 1024
@@ -487,7 +575,7 @@ MAX_BYTES = 16 * 1024
 
 A template may write the arguments into the prompt, and it runs before the prompt tokens are counted.
 """
-_RESERVED_NAMES = frozenset({"messages", "tools", "add_generation_prompt"})
+_RESERVED_NAMES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 _FIELD = "chat_template_kwargs"
 
 
@@ -525,14 +613,22 @@ def body_schemas() -> dict[type, dict[str, FieldSchema]]:
     """Returns the rules of single fields, for the description of the API: struct -> field -> JSON Schema."""
     text, token_ids = {"minLength": 1}, _TOKEN_ID.schema()
     stop = {**text, "maxLength": MAX_STOP_CHARACTERS}
+    word = {"pattern": r"\S", "maxLength": MAX_BAD_WORD_CHARACTERS}
     tokens = {"minItems": 1, "maxItems": MAX_TOKENS, "items": token_ids}
     prompt = {**tokens, "items": {**tokens, **token_ids}}
     arguments = {"maxProperties": MAX_ARGUMENTS, "propertyNames": {"maxLength": MAX_NAME_CHARACTERS}}
+    truncation: dict[str, FieldSchema] = {
+        "truncate_prompt_tokens": _RANGES["truncate_prompt_tokens"].schema(),
+        "truncation_side": {"enum": [*TRUNCATION_SIDES]},
+    }
     common: dict[str, FieldSchema] = {
         **{field: numbers.schema() for field, numbers in _RANGES.items()},
         "model": text,
         "stop": {**stop, "maxItems": MAX_STOPS, "items": stop},
         "stop_token_ids": {"maxItems": MAX_STOP_TOKENS, "items": token_ids},
+        "allowed_token_ids": {"minItems": 1, "maxItems": MAX_ALLOWED_TOKENS, "items": token_ids},
+        "bad_words": {"maxItems": MAX_BAD_WORDS, "items": word},
+        **truncation,
         "logit_bias": {
             "maxProperties": MAX_BIASED_TOKENS,
             "propertyNames": {"pattern": "^[0-9]{1,10}$"},
@@ -551,6 +647,9 @@ def body_schemas() -> dict[type, dict[str, FieldSchema]]:
         EmbeddingRequest: {
             "model": text,
             "input": {**text, **prompt, "items": {**text, **tokens, **token_ids}},
+            "messages": {"minItems": 1},
+            "chat_template_kwargs": arguments,
+            **truncation,
             "encoding_format": {"enum": [*ENCODING_FORMATS]},
             "dimensions": _DIMENSIONS.schema(),
             "priority": _RANGES["priority"].schema(),
@@ -558,7 +657,6 @@ def body_schemas() -> dict[type, dict[str, FieldSchema]]:
         TokenizeRequest: {
             "messages": {"minItems": 1},
             "chat_template_kwargs": arguments,
-            "add_generation_prompt": {"enum": [True]},
         },
         DetokenizeRequest: {"tokens": {"maxItems": MAX_TOKENS, "items": token_ids}},
         Message: {"role": {"enum": [*ROLES]}, "content": {"minItems": 1}},

@@ -182,13 +182,13 @@ FIELDS: Mapping[str, RequestField] = {
     "chat_template_kwargs": _OBJECT,
     "enable_thinking": _instead(_TEMPLATE),
     "add_generation_prompt": _instead(_CONTINUE, True),
-    "continue_final_message": _CONTINUING,
+    "continue_final_message": _instead(f"End messages with one of the role user. {_CONTINUE}", False),
     "thinking_forced_open": _CONTINUING,
     "add_special_tokens": _instead("Send the prompt as token ids.", False),
     "documents": _instead("Write the documents into the messages.", []),
     "truncate_prompt_tokens": _instead("Shorten the prompt."),
     "truncation_side": HINT,
-    "truncate": _instead("Shorten the prompt."),
+    "truncate": _instead("Send truncate_prompt_tokens."),
     "context_length_exceeded_behavior": _instead("Shorten the prompt.", "error"),
     "transforms": _instead("Shorten the prompt.", []),
     "prompt_embeds": _instead("Send prompt."),
@@ -313,6 +313,8 @@ MEDIA_PARTS = frozenset({"image_url", "video_url", "input_audio", "audio_url", "
 _TOOL_MEMBERS = frozenset({"type", "function"})
 _STREAM_OPTIONS = frozenset({"include_usage"})
 _POSITION = re.compile(r"\[\d+\]")
+_USAGE_OPTIONS = _STREAM_OPTIONS | {"continuous_usage_stats"}
+"""Stream options that are read if the usage is included."""
 
 
 class UnsupportedFields(NamedTuple):
@@ -389,7 +391,9 @@ def without_positions(path: str) -> str:
 
 def unsupported_stream_options(fields: Mapping[str, Any]) -> Iterable[str]:
     """Returns the stream options that the gateway leaves out, as paths; it writes the streams of all models."""
-    return members_beyond("stream_options", fields.get("stream_options"), _STREAM_OPTIONS)
+    options = fields.get("stream_options")
+    includes_usage = isinstance(options, dict) and options.get("include_usage") is True
+    return members_beyond("stream_options", options, _USAGE_OPTIONS if includes_usage else _STREAM_OPTIONS)
 
 
 def members_beyond(path: str, members: object, read: Set[str]) -> dict[str, None]:
@@ -425,8 +429,7 @@ def refuse(field: str, problem: str, table: Mapping[str, RequestField] = FIELDS)
 
 EMBEDDING_FIELDS: Mapping[str, RequestField] = {
     **dict.fromkeys(("input_type", "task", "task_type", "prompt_name", "instruction"), _instead(_INSTRUCT)),
-    **dict.fromkeys(("truncate_prompt_tokens", "truncate", "truncation"), _instead("Shorten input.", False, "NONE")),
-    "truncation_side": HINT,
+    **dict.fromkeys(("truncate", "truncation"), _instead("Send truncate_prompt_tokens.", False, "NONE")),
     "normalize": _instead("Divide the vectors by their lengths yourself."),
     "use_activation": _REFUSED,
     "embed_dtype": _instead("Send encoding_format.", "float32"),
@@ -436,11 +439,7 @@ EMBEDDING_FIELDS: Mapping[str, RequestField] = {
     "output_dimension": _instead("Send dimensions."),
     "late_chunking": _FALSE,
     "add_special_tokens": _instead("Send the input as token ids.", True),
-    "messages": _instead("Send input."),
     "chat_template": _instead("Send input."),
-    "chat_template_kwargs": _OBJECT,
-    "add_generation_prompt": _FALSE,
-    "continue_final_message": _FALSE,
     "mm_processor_kwargs": _OBJECT,
     "media_io_kwargs": _OBJECT,
     "cache_salt": _instead(_SALT),
@@ -448,8 +447,6 @@ EMBEDDING_FIELDS: Mapping[str, RequestField] = {
 }
 """Request fields of embeddings that this server does not honour."""
 TOKENIZE_FIELDS: Mapping[str, RequestField] = {
-    "continue_final_message": _FALSE,
-    "chat_template": _instead("Render the prompt yourself and send it as prompt."),
     "return_token_strs": _instead("Send the tokens to /detokenize.", False),
     "mm_processor_kwargs": _OBJECT,
     "media_io_kwargs": _OBJECT,

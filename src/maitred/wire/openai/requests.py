@@ -182,6 +182,8 @@ class StreamOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """Options for the stream of an answer."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """Whether every chunk, and not only the last, has the usage so far; needs `include_usage`."""
     include_obfuscation: bool | None = None
 
 
@@ -204,6 +206,16 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     stop_token_ids: list[int] | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    """No effect here: no text between two tokens is added or left out."""
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = None
@@ -266,6 +278,10 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    """Whether the model continues the last message, instead of answering it."""
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
     reasoning_effort: str | None = None
@@ -352,8 +368,15 @@ class EmbeddingRequest(RequestBody, frozen=True, kw_only=True):
     """Body of `POST /v1/embeddings`."""
 
     model: str
-    input: str | list[str | int | list[int]]
+    input: str | list[str | int | list[int]] | None = None
     """One text, several texts, one list of token ids, or several lists of token ids."""
+    messages: list[Message] | None = None
+    """Conversation that the model's chat template writes as the only input, in place of `input`."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
     encoding_format: str | None = None
     dimensions: int | None = None
     user: str | None = None
@@ -361,7 +384,11 @@ class EmbeddingRequest(RequestBody, frozen=True, kw_only=True):
 
     def inputs(self) -> list[str | list[int]]:
         """Returns the inputs as a list, for every form in the request."""
-        return split_prompts(self.input)
+        return [] if self.input is None else split_prompts(self.input)
+
+    def conversation(self) -> list[dict[str, Any]]:
+        """Returns the messages in the form of chat templates."""
+        return list(map(Message.for_template, self.messages or ()))
 
     @property
     def as_base64(self) -> bool:
@@ -378,6 +405,8 @@ class TokenizeRequest(RequestBody, frozen=True, kw_only=True):
     tools: Any = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from maitred.core.inference import ChunkMetadata, TokenScore
 from maitred.core.request import FinishReason, Usage
@@ -84,6 +85,11 @@ class UsageBody(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             completion_tokens_details=details,
             estimated=usage.estimated or UNSET,
         )
+
+
+def usage_so_far(usage: Usage, *, opens: bool = False) -> UsageBody:
+    """Builds the usage in a chunk before the end; the chunk that opens a choice has no output yet."""
+    return UsageBody.of(replace(usage, completion_tokens=0, reasoning_tokens=0) if opens else usage)
 
 
 class TopLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -160,6 +166,8 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     logprobs: ChatLogprobs | None = None
     finish_reason: Finish
     stop_reason: StopReason | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    """Token ids of the choice, if requested; vLLM's field, as are those of the prompt."""
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -173,6 +181,8 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     choices: list[ChatChoice]
     usage: UsageBody
     system_fingerprint: str | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    """Token ids of the prompt, if requested."""
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -196,6 +206,8 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     logprobs: ChatLogprobs | None = None
     finish_reason: Finish | None = None
     stop_reason: StopReason | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    """Token ids since the last chunk of the choice, if requested."""
 
 
 class Marks(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -219,9 +231,12 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     usage: UsageBody | UnsetType | None = UNSET
     """Usage of the request, omitted unless the client asked for it.
 
-    If the client asked, it is null in every chunk except the last, which has no choices.
+    If the client asked, it is null in every chunk except the last, which has no choices. With
+    `continuous_usage_stats` every chunk has the usage so far, of all choices together.
     """
     system_fingerprint: str | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    """Token ids of the prompt, if requested; in the first chunk of each choice."""
     maitred: Marks | UnsetType = UNSET
     """Additional fields of this gateway, omitted if there are none."""
 
@@ -244,6 +259,10 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     logprobs: CompletionLogprobs | None = None
     finish_reason: Finish | None = None
     stop_reason: StopReason | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    """Token ids of the choice, or of the chunk, if requested."""
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    """Token ids of the choice's prompt, if requested; in the first chunk of each choice."""
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -396,6 +415,19 @@ def score_entries(scores: Sequence[TokenScore]) -> list[dict[str, Any]]:
         tops = [{**(other.members or {}), **top} for top, other in zip(entry["top_logprobs"], score.top, strict=True)]
         entry |= {**(score.chosen.members or {}), **entry, "top_logprobs": tops}
     return entries
+
+
+def without_tokens(metadata: ChunkMetadata) -> ChunkMetadata:
+    """Returns the members around a delta that also hold for the next one: not those about single tokens, as ids."""
+    chunk, choice = (
+        {
+            name: value
+            for name, value in members.items()
+            if name != "logprobs" and not (isinstance(value, list) and value and isinstance(value[0], int))
+        }
+        for members in (metadata.chunk, metadata.choice)
+    )
+    return ChunkMetadata(chunk, choice)
 
 
 _BILLED_DETAILS = ("cached_tokens", "reasoning_tokens")

@@ -67,6 +67,24 @@ def to_sampling_params(request: ChatRequest | CompletionRequest, *, max_tokens: 
     )
 
 
+TOKEN_FIELDS = frozenset(
+    {
+        *("allowed_token_ids", "bad_words", "include_stop_str_in_output", "skip_special_tokens", "return_token_ids"),
+        *("return_tokens_as_token_ids", "truncate_prompt_tokens", "truncation_side"),
+    }
+)
+"""Fields about the tokens of prompt and output, by the same names in the request and in `InferenceRequest`."""
+
+
+def token_fields(request: ChatRequest | CompletionRequest) -> dict[str, Any]:
+    """Returns the fields of `InferenceRequest` about the tokens of prompt and output that the request sets."""
+    fields: dict[str, Any] = {field: getattr(request, field) for field in TOKEN_FIELDS.intersection(request.sent)}
+    for name in ("allowed_token_ids", "bad_words"):
+        if name in fields:
+            fields[name] = tuple(dict.fromkeys(fields[name]))
+    return fields
+
+
 def unset_fields(request: ChatRequest | CompletionRequest, fields: frozenset[str]) -> frozenset[str]:
     """Returns the given fields that the request does not set."""
     return fields if fields.isdisjoint(request.sent) else fields.difference(request.sent)

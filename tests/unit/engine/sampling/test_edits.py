@@ -3,6 +3,8 @@ import random
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from maitred.core.request import SamplingParams
 from maitred.engine.sampling.edits import RowEdits
@@ -21,6 +23,10 @@ EDITS = [
     {"min_tokens": 4},
     {"min_tokens": 4, "ignore_eos": True, "stop_token_ids": (17,)},
     {"min_tokens": 4, "stop_token_ids": (17,), "logit_bias": {17: 100.0}, "repetition_penalty": 1.2},
+    {"allowed_token_ids": (0, 9, 7, 42, 299, 10**6), "min_tokens": 4},
+    {"bad_words_token_ids": ((5,), (42,), (10**6,), (8, 10**6))},
+    {"bad_words_token_ids": ((42, 7), (42, 8, 9), (8, 42, 6), (3,)), "presence_penalty": 0.5},
+    {"allowed_token_ids": tuple(range(50)), "bad_words_token_ids": ((42, 5), (42,)), "logit_bias": {5: 100.0}},
 ]
 
 
@@ -39,6 +45,7 @@ def on_host(edits, row, position):
 def on_device(edits, row, position):
     row = torch.from_numpy(row.copy())
     edits._apply_on_device(row, position)
+    edits._restrict(row, ())
     return row.numpy()
 
 
@@ -69,6 +76,36 @@ def test_recomputed_after_a_preemption_is_the_same_as_kept(fields):
     _, recomputed = make(fields, prompt, output)
     row = np.random.default_rng(3).standard_normal(VOCABULARY).astype(np.float32)
     np.testing.assert_array_equal(on_host(kept, row, 100), on_host(recomputed, row, 100))
+
+
+TINY = 6
+tokens = st.integers(0, TINY - 1)
+
+
+@given(
+    allowed=st.lists(tokens, max_size=4),
+    bad_words=st.lists(st.lists(tokens, min_size=1, max_size=4), max_size=8),
+    output=st.lists(tokens, max_size=8),
+    drafts=st.lists(tokens, max_size=5),
+    recorded=st.integers(0, 8),
+)
+def test_a_token_is_banned_exactly_if_it_is_not_allowed_or_completes_a_bad_word(
+    allowed, bad_words, output, drafts, recorded
+):
+    words = tuple(map(tuple, bad_words))
+    params = SamplingParams(99, 0, allowed_token_ids=tuple(allowed), bad_words_token_ids=words)
+    edits = RowEdits(params, [], output[:recorded], frozenset(), TINY)
+    for token in output[recorded:]:
+        edits.record(token)
+    text = [*output, *drafts]
+    for apply in (edits.apply, lambda row, *rest: (edits._restrict(row, rest[1]), bool(row.max() > -np.inf))[1]):
+        row = torch.zeros(TINY)
+        left = apply(row, len(text), drafts)
+        for token in range(TINY):
+            banned = bool(allowed) and token not in allowed
+            banned = banned or any([*text, token][-len(word) :] == word for word in bad_words)
+            assert (row[token].item() == -np.inf) is banned, token
+        assert left is bool((row == 0).any())
 
 
 def test_bias_of_a_hundred_decides():

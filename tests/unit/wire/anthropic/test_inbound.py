@@ -34,6 +34,36 @@ def messages_in(request):
     ]
 
 
+BEGUN = {"role": "assistant", "content": [{"type": "text", "text": "The answer"}]}
+USED = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+
+
+def test_a_last_turn_of_the_assistant_is_continued():
+    request = chat([USER, BEGUN])
+    assert messages_in(request)[-1] == {"role": "assistant", "content": "The answer"}
+    assert request.continue_final_message
+    body = json.dumps({"model": "m", "messages": [USER, BEGUN]}).encode()
+    assert to_chat(decode_count_tokens(body, strict=True)).continue_final_message
+    assert chat([USER, BEGUN, USER]).continue_final_message is None
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("The answer ", "must not end with white space"),
+        ([{"type": "text", "text": "The answer:\n"}], "must not end with white space"),
+        ([{"type": "text", "text": "Let me see."}, USED], "End it with a block of the type text"),
+        ([USED, {"type": "text", "text": "Done."}], "without calls"),
+        ([{"type": "thinking", "thinking": "Hm.", "signature": "s"}], "End it with a block of the type text"),
+    ],
+)
+def test_a_last_turn_that_only_its_own_server_may_continue(content, words):
+    request = decoded([USER, {"role": "assistant", "content": content}])
+    assert words in str(request.beyond_chat)
+    assert request.beyond_chat.param == "messages[1]"
+    assert to_chat(request).continue_final_message is None
+
+
 def test_a_conversation_with_tools():
     request = chat(
         [
@@ -198,7 +228,7 @@ def test_what_breaks_a_rule_is_named(fields, param):
         ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"container": "c"}, "container"),
         ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management.edits[0]"),
-        ({"messages": [USER, {"role": "assistant", "content": "Once"}]}, "messages"),
+        ({"messages": [USER, {"role": "assistant", "content": "Once "}]}, "messages[1]"),
     ],
 )
 def test_what_only_servers_of_messages_read_is_named_for_others_and_stays_as_it_was_sent(fields, param):

@@ -284,8 +284,8 @@ def test_tokenize_takes_a_text_or_a_conversation():
     for fields in ({}, {"prompt": "a", "messages": [USER]}):
         with pytest.raises(InvalidRequest, match="either prompt or messages"):
             decode_tokenize(body(**fields), strict=True)
-    with pytest.raises(InvalidRequest, match="add_generation_prompt"):
-        decode_tokenize(body(messages=[USER], add_generation_prompt=False), strict=True)
+    with pytest.raises(InvalidRequest, match="chat_template is for messages"):
+        decode_tokenize(body(prompt="a", chat_template="{{ messages }}"), strict=True)
 
 
 def test_detokenize_takes_token_ids():
@@ -337,3 +337,49 @@ def test_upstreams_get_template_arguments_under_the_names_that_they_know():
     request = chat(enable_thinking=False, chat_template_kwargs={"style": "short"})
     assert request_fields(request)["chat_template_kwargs"] == {"enable_thinking": False, "style": "short"}
     assert "enable_thinking" not in request_fields(request)
+
+
+@pytest.mark.parametrize("decoded", [chat, completion])
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"allowed_token_ids": []}, "allowed_token_ids", "at least one token id"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids", "must hold token ids; got -1"),
+        ({"allowed_token_ids": [1] * 65_537}, "allowed_token_ids", "at most 65536 entries; got 65537"),
+        ({"bad_words": ["a", " "]}, "bad_words", "must not hold an empty string"),
+        ({"bad_words": ["a"] * 129}, "bad_words", "at most 128 entries; got 129"),
+        ({"bad_words": ["a" * 257]}, "bad_words", "at most 256 characters; got 257"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "at least -1; got -2"),
+        ({"truncation_side": "middle"}, "truncation_side", "one of left, right; got 'middle'"),
+    ],
+)
+def test_fields_about_tokens_have_bounds(decoded, fields, param, words):
+    with pytest.raises(InvalidRequest, match=words) as refusal:
+        decoded(**fields)
+    assert refusal.value.param == param
+
+
+ASSISTANT = {"role": "assistant", "content": "The answer"}
+CALLING = {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": ""}}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"messages": [USER, ASSISTANT], "add_generation_prompt": True}, "exclude each other"),
+        ({"messages": [USER]}, "needs a last message of the role assistant"),
+        ({"messages": [USER, CALLING]}, "needs a last message of the role assistant"),
+        ({"messages": [USER, {"role": "assistant", "refusal": "No."}]}, "needs a last message of the role assistant"),
+    ],
+)
+def test_a_message_that_cannot_be_continued(fields, words):
+    with pytest.raises(InvalidRequest, match=words) as refusal:
+        decode_chat(body(model="m", continue_final_message=True, **fields), strict=True)
+    assert refusal.value.param == "continue_final_message"
+
+
+def test_usage_is_continuous_only_where_it_is_included():
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    assert unsupported_by_engine(chat(stream=True, stream_options=options)).ignored == ()
+    request = chat(stream=True, stream_options={**options, "include_usage": False})
+    assert unsupported_by_engine(request).ignored == ("stream_options.continuous_usage_stats",)
