@@ -39,6 +39,7 @@ from maitred.wire.openai.responses import (
     add_metadata,
     encode,
     have_members,
+    prompt_logprobs,
     score_entries,
     to_finish_reason,
     to_stop_reason,
@@ -140,6 +141,7 @@ class ChatFormatter:
                 for index, choice in enumerate(choices)
             ],
             usage=UsageBody.of(usage),
+            prompt_logprobs=prompt_logprobs(choices[0].prompt_scores),
         )
         others = [_without(extra, _MESSAGE_FIELDS) for extra in messages]
         has_more = any(choice.metadata or have_members(choice.scores) for choice in choices)

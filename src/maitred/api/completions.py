@@ -12,7 +12,7 @@ from maitred.api.headers import apply_priority_headers
 from maitred.api.routes import Route
 from maitred.api.streaming import CollectedChoice, send_response
 from maitred.core.context import RequestContext
-from maitred.core.inference import ChunkMetadata, InferenceRequest, TextDelta, TokenLogprob, TokenScore
+from maitred.core.inference import ChunkMetadata, InferenceRequest, PromptScores, TextDelta, TokenLogprob, TokenScore
 from maitred.core.request import Usage
 from maitred.core.service import InferenceService
 from maitred.core.tenancy import Scope
@@ -28,6 +28,7 @@ from maitred.wire.openai.responses import (
     add_metadata,
     encode,
     have_members,
+    prompt_logprobs,
     score_entries,
     to_finish_reason,
     to_stop_reason,
@@ -132,9 +133,10 @@ class CompletionFormatter:
             CompletionChoice(
                 index=index,
                 text="".join(choice.text),
-                logprobs=_logprobs(choice.scores),
+                logprobs=_logprobs(choice.scores, choice.prompt_scores),
                 finish_reason=to_finish_reason(choice.finish),
                 stop_reason=to_stop_reason(choice.finish),
+                prompt_logprobs=prompt_logprobs(choice.prompt_scores),
             )
             for index, choice in enumerate(choices)
         ]
@@ -172,7 +174,7 @@ class CompletionFormatter:
         return CompletionChoice(
             index=part.index,
             text=part.text,
-            logprobs=_logprobs(part.scores),
+            logprobs=_logprobs(part.scores, part.prompt_scores),
             finish_reason=None if part.finish is None else to_finish_reason(part.finish),
             stop_reason=UNSET if part.finish is None else to_stop_reason(part.finish),
         )
@@ -212,7 +214,9 @@ def _to_inference_request(request: CompletionRequest) -> InferenceRequest:
     )
 
 
-def _logprobs(scores: list[TokenScore] | None) -> CompletionLogprobs | None:
+def _logprobs(scores: list[TokenScore] | None, prompt: PromptScores | None) -> CompletionLogprobs | None:
+    if prompt is not None and prompt.echoed is not None:
+        scores = [*prompt.echoed, *(scores or ())]
     if scores is None:
         return None
     return CompletionLogprobs(
