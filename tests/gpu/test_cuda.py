@@ -1,5 +1,6 @@
 """On a GPU the same engine gives the same answers. Run with: pytest -m gpu"""
 
+import random
 from importlib.util import find_spec
 
 import pytest
@@ -13,6 +14,7 @@ from maitred.engine.kernels.reference import ReferenceAttention
 from maitred.engine.models.token_major import TokenMajorCache
 from tests.support.models import FAMILIES, make_model
 from tests.unit.engine.kernels.test_attention import NUM_BLOCKS, config_of, step_of
+from tests.unit.engine.test_prompt_logprobs import answered, requests_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -77,6 +79,16 @@ def test_a_gpu_answers_as_a_cpu_does(tmp_path, family, kernels):
     assert_alike(answers(ours), answers(engine_of(tmp_path, "cpu")))
     if kernels != "torch":
         assert ours._runner._model[0].replayed > 0
+
+
+def test_a_gpu_scores_prompts_as_a_cpu_does(tmp_path):
+    make_model(tmp_path, "qwen2")
+    requests = requests_of(random.Random(5), 16)
+    ours, expected = (answered(engine_of(tmp_path, device), requests)[0] for device in ("cuda", "cpu"))
+    assert ours.keys() == expected.keys()
+    for request, entries in ours.items():
+        logprobs = [[entry[1] for entry in own] for own in (entries, expected[request])]
+        assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-4)
 
 
 def test_replayed_steps_are_the_computed_ones(tmp_path):

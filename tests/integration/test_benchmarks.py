@@ -87,6 +87,7 @@ SMALLEST = {
     "kernels": SmallestForm({"SHAPES": ("bundled",), "QUICK_BUDGET_S": 0.01}),
     "parity": SmallestForm({"FAMILIES": ("llama",), "PRECISIONS": ("fp32",), "REQUESTS": 2, "OUTPUT_TOKENS": 4}),
     "prefix": SmallestForm({"REQUESTS": 2}),
+    "prompt_logprobs": SmallestForm({"SHAPES": ("a third",), "PROMPT_TOKENS": 64, "QUICK_ROUNDS": 1}),
     "quantisation": SmallestForm(
         {"WINDOW": 32, "QUICK_WINDOWS": 1, "ANSWERS": 2, "ANSWER_TOKENS": 2, "PROMPT_TOKENS": 8}
         | {"CONTEXT": 32, "QUICK_SECONDS": 0.1, "SHAPE": "bundled", "KV_TYPES": ("fp32", "int8")}

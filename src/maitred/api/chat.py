@@ -40,6 +40,7 @@ from maitred.wire.openai.responses import (
     add_metadata,
     encode,
     have_members,
+    prompt_logprobs,
     score_entries,
     to_finish_reason,
     to_stop_reason,
@@ -153,6 +154,7 @@ class ChatFormatter:
             ],
             usage=UsageBody.of(usage),
             prompt_token_ids=self._prompt_token_ids,
+            prompt_logprobs=prompt_logprobs(choices[0].prompt_scores),
         )
         others = [_without(extra, _MESSAGE_FIELDS) for extra in messages]
         has_more = any(choice.metadata or have_members(choice.scores) for choice in choices)

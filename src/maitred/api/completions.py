@@ -16,6 +16,7 @@ from maitred.core.inference import (
     TOKEN_ID_PREFIX,
     ChunkMetadata,
     InferenceRequest,
+    PromptScores,
     TextDelta,
     TokenLogprob,
     TokenScore,
@@ -35,6 +36,7 @@ from maitred.wire.openai.responses import (
     add_metadata,
     encode,
     have_members,
+    prompt_logprobs,
     score_entries,
     to_finish_reason,
     to_stop_reason,
@@ -157,11 +159,12 @@ class CompletionFormatter:
             CompletionChoice(
                 index=index,
                 text="".join(choice.text),
-                logprobs=_logprobs(choice.scores),
+                logprobs=_logprobs(choice.scores, choice.prompt_scores),
                 finish_reason=to_finish_reason(choice.finish),
                 stop_reason=to_stop_reason(choice.finish),
                 token_ids=UNSET if choice.token_ids is None else choice.token_ids,
                 prompt_token_ids=self._prompt_token_ids(index),
+                prompt_logprobs=prompt_logprobs(choice.prompt_scores),
             )
             for index, choice in enumerate(choices)
         ]
@@ -202,7 +205,7 @@ class CompletionFormatter:
         return CompletionChoice(
             index=part.index,
             text=part.text,
-            logprobs=_logprobs(part.scores),
+            logprobs=_logprobs(part.scores, part.prompt_scores),
             finish_reason=None if part.finish is None else to_finish_reason(part.finish),
             stop_reason=UNSET if part.finish is None else to_stop_reason(part.finish),
             token_ids=UNSET if part.token_ids is None else part.token_ids,
@@ -256,7 +259,9 @@ def _to_inference_request(request: CompletionRequest) -> InferenceRequest:
     )
 
 
-def _logprobs(scores: list[TokenScore] | None) -> CompletionLogprobs | None:
+def _logprobs(scores: list[TokenScore] | None, prompt: PromptScores | None) -> CompletionLogprobs | None:
+    if prompt is not None and prompt.echoed is not None:
+        scores = [*prompt.echoed, *(scores or ())]
     if scores is None:
         return None
     return CompletionLogprobs(

@@ -25,7 +25,7 @@ from maitred.api.exchange import HttpExchange
 from maitred.core.cohort import COHORT, CohortStage
 from maitred.core.context import RequestContext
 from maitred.core.flow import QueuePosition
-from maitred.core.inference import ChunkMetadata, TextDelta, TokenScore
+from maitred.core.inference import ChunkMetadata, PromptScores, TextDelta, TokenScore
 from maitred.core.request import FinishReason, Usage
 from maitred.core.service import PushStream, ResponseStream
 from maitred.wire.openai.written import merge_metadata
@@ -103,11 +103,12 @@ class CollectedChoice:
     stop: str | None = None
     metadata: list[ChunkMetadata] = field(default_factory=list)
     token_ids: list[int] | None = None
+    prompt_scores: PromptScores | None = None
 
     @property
     def plain(self) -> bool:
         """Whether the choice consists of text alone."""
-        has_others = self.extras or self.metadata or self.token_ids is not None
+        has_others = self.extras or self.metadata or self.token_ids is not None or self.prompt_scores is not None
         return self.scores is None and not has_others and self.finish is not FinishReason.DEADLINE
 
     def whole_metadata(self) -> ChunkMetadata:
@@ -132,6 +133,8 @@ class CollectedChoice:
             if self.token_ids is None:
                 self.token_ids = []
             self.token_ids += part.token_ids
+        if part.prompt_scores is not None:
+            self.prompt_scores = part.prompt_scores
         if part.finish is not None:
             self.finish, self.stop = part.finish, part.stop
 
@@ -196,7 +199,7 @@ async def send_response(
     async for parts in answer:
         for part in parts:
             bare = part.finish is None and part.scores is None and part.extra is None and part.metadata is None
-            if bare and part.token_ids is None:
+            if bare and part.token_ids is None and part.prompt_scores is None:
                 collected[part.index].text.append(part.text)  # most deltas are only text
             else:
                 collected[part.index].add(part)

@@ -71,6 +71,17 @@ _GenerationConfig = Annotated[
         "models that our own engines run."
     ),
 ]
+_MaxPromptLogprobs = Annotated[
+    int,
+    Meta(
+        ge=0,
+        le=1 << 26,
+        description="Log-probabilities of prompt tokens in one answer: of each token its own, and those of as many "
+        "others as were asked for, of all prompts and choices together. A request for more is refused with 400. Each "
+        "takes up to 70 bytes of the answer, and 200 of memory until it is sent.",
+        extra={"unit": "log-probabilities"},
+    ),
+]
 _Degradation = Annotated[
     list[DegradationStep],
     Meta(
@@ -127,6 +138,7 @@ class ServedModelConfig(Struct, frozen=True, kw_only=True):
     trust_request_chat_template: _TrustRequestTemplate = False
     generation_config: _GenerationConfig = "auto"
     max_choices: _MaxChoices = 128
+    max_prompt_logprobs: _MaxPromptLogprobs = 1 << 18
     degradation: _Degradation = []
 
     @property

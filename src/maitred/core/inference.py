@@ -154,7 +154,7 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     rules to the request. The call raises `InvalidRequest` if the constraint is malformed."""
 
 
-class TokenLogprob(msgspec.Struct, frozen=True):
+class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
     """A token as text with its log-probability."""
 
     text: str
@@ -167,13 +167,39 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     """Other members that an external server has for the token."""
 
 
-class TokenScore(msgspec.Struct, frozen=True):
+class TokenScore(msgspec.Struct, frozen=True, gc=False):
     """The chosen token at one position, and the most probable ones there, best first."""
 
     chosen: TokenLogprob
     top: list[TokenLogprob]
     offset: int
     """Number of characters of the choice's text before this token."""
+
+
+class PromptLogprob(msgspec.Struct, frozen=True, gc=False):
+    """Log-probability of one token at a position of the prompt, as vLLM's API has it."""
+
+    logprob: float
+    rank: int
+    """1 for the most probable token at the position."""
+    decoded_token: str
+    """Text of the token."""
+
+
+PromptEntries = list[dict[int, PromptLogprob] | None]
+"""At each position of a prompt, its own token and the most probable ones, by their ids; None at the first position."""
+
+
+class PromptScores(msgspec.Struct):
+    """Log-probabilities of the tokens of a prompt, which all its choices share.
+
+    The first token has none, because nothing stands before it.
+    """
+
+    echoed: list[TokenScore] | None = None
+    """Scores of the prompt's tokens as those of the beginning of the answer, if the answer begins with the prompt."""
+    logprobs: PromptEntries | None = None
+    """Log-probabilities as vLLM's API has them, if they were requested."""
 
 
 class ChunkMetadata(msgspec.Struct, frozen=True):
@@ -209,10 +235,12 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     block: dict[str, Any] | None = None
     """Event of the Messages API that says what chat completions have no place for: the start, an addition or the end of
     a content block. Its `index` does not count."""
+    prompt_scores: PromptScores | None = None
+    """Log-probabilities of the prompt, on the first delta of a choice, if requested."""
 
     @property
     def plain(self) -> bool:
         """Whether the delta contains only new text, like most deltas."""
         bare = self.finish is None and self.scores is None and self.extra is None and self.metadata is None
-        bare = bare and self.block is None and self.token_ids is None
+        bare = bare and self.block is None and self.token_ids is None and self.prompt_scores is None
         return bare and not self.continued and bool(self.text)

@@ -106,9 +106,10 @@ class StepTimes(msgspec.Struct, frozen=True, array_like=True):
     """Measured step times of an engine as a linear model, accurate enough for predictions.
 
     A step has `t` tokens: `d` of them are decodes of sequences with `c` context tokens in total, and the others belong
-    to `n` prefill chunks with `p` attention pairs (each token attends to itself and to every token before it). The step
-    takes ``fixed_s + token_s * t + context_token_s * c + decode_s * d + chunk_s * n + pair_s * p``. All values are 0
-    before the first measurement.
+    to `n` prefill chunks with `p` attention pairs (each token attends to itself and to every token before it). Of the
+    prefill's tokens, `l` have log-probabilities computed behind them. The step takes ``fixed_s + token_s * t +
+    context_token_s * c + decode_s * d + chunk_s * n + pair_s * p + scored_s * l``. All values are 0 before the first
+    measurement.
     """
 
     fixed_s: float = 0.0
@@ -119,8 +120,19 @@ class StepTimes(msgspec.Struct, frozen=True, array_like=True):
     few other tokens, and it is sampled."""
     chunk_s: float = 0.0
     pair_s: float = 0.0
+    scored_s: float = 0.0
+    """Extra seconds of a prefill token behind which log-probabilities are computed: a row of the whole vocabulary."""
 
-    def of(self, tokens: int, context_tokens: int, *, decodes: int = 0, chunks: int = 0, pairs: int = 0) -> float:
+    def of(
+        self,
+        tokens: int,
+        context_tokens: int,
+        *,
+        decodes: int = 0,
+        chunks: int = 0,
+        pairs: int = 0,
+        scored: int = 0,
+    ) -> float:
         """Returns the predicted seconds of a step."""
         return (
             self.fixed_s
@@ -129,6 +141,7 @@ class StepTimes(msgspec.Struct, frozen=True, array_like=True):
             + self.decode_s * decodes
             + self.chunk_s * chunks
             + self.pair_s * pairs
+            + self.scored_s * scored
         )
 
     def decoding(self, sequences: int, context_tokens: int) -> float:
@@ -139,13 +152,22 @@ class StepTimes(msgspec.Struct, frozen=True, array_like=True):
         """Returns the seconds that a prefill chunk of `length` tokens after `start` tokens adds."""
         return self.token_s * length + self.chunk_s + self.pair_s * pairs_of(start, length)
 
-    def longest_chunk(self, seconds: float, start: int, at_most: int) -> int:
-        """Returns the largest chunk in tokens, up to `at_most`, that fits into `seconds`."""
+    def longest_chunk(self, seconds: float, start: int, at_most: int, *, scored: bool = False) -> int:
+        """Returns the largest chunk in tokens, up to `at_most`, that fits into `seconds`.
+
+        Args:
+            seconds: Seconds of the chunk.
+            start: Tokens before it.
+            at_most: Largest result.
+            scored: Whether log-probabilities are computed behind each of its tokens.
+        """
         left_s = seconds - self.chunk_s
         if left_s < 0:
             return 0
         # pair_s / 2 * n^2 + linear * n <= left_s, solved in the form that does not divide by a pair_s of 0.
         linear = self.token_s + self.pair_s * (start + 0.5)
+        if scored:
+            linear += self.scored_s
         root = linear + math.sqrt(linear * linear + 2 * self.pair_s * left_s)
         return at_most if 2 * left_s >= at_most * root else int(2 * left_s / root)
 

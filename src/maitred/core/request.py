@@ -59,7 +59,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
     """
 
     max_tokens: int
-    """Maximum number of output tokens per choice (at least 1)."""
+    """Maximum number of output tokens per choice; 0: the prompt is only computed, for its log-probabilities."""
     seed: int
     """Seed of 64 bits; the gateway draws it if the caller gives none."""
     temperature: float = 1.0
@@ -95,6 +95,9 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, omit_defaults
     """Only token ids that can be chosen; empty: all."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     """Token sequences that the output cannot have: the last token of one cannot follow the others."""
+    prompt_logprobs: int | None = None
+    """Number of top log-probabilities of each prompt token; None: no log-probabilities of the prompt. They are computed
+    once for all choices, and sent with the first one that runs."""
 
     @property
     def restricts_tokens(self) -> bool:
@@ -158,6 +161,32 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """The most probable (token id, log-probability) pairs, best first."""
 
 
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Log-probabilities of consecutive prompt tokens, as arrays of little-endian numbers of four bytes.
+
+    A step has hundreds of prompt tokens, each with up to `top` others, so they are not sent as single numbers. The
+    first token of a prompt has no log-probability, because nothing stands before it.
+    """
+
+    start: int
+    """Position in the prompt of the first of these tokens, at least 1."""
+    top: int
+    """Number of the most probable tokens at each position."""
+    logprobs: bytes
+    """fp32 ``[positions]``: log-probability of the prompt's token in the model's distribution."""
+    ranks: bytes
+    """int32 ``[positions]``: 1 for the most probable token."""
+    top_tokens: bytes
+    """int32 ``[positions, top]``: ids of the most probable tokens, best first."""
+    top_logprobs: bytes
+    """fp32 ``[positions, top]``"""
+
+    @property
+    def count(self) -> int:
+        """The number of positions."""
+        return len(self.logprobs) // 4
+
+
 class SequenceStats(msgspec.Struct, frozen=True, array_like=True):
     """Statistics of one choice in its engine; times are seconds of the engine's clock."""
 
@@ -206,6 +235,8 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     """Embedding from an encoder instead of tokens: concatenated little-endian fp32 numbers."""
     stats: SequenceStats | None = None
     """Statistics of the choice: up to the first token on its first delta, complete on its last delta."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """Log-probabilities of the next prompt tokens, if requested, in deltas of their own before the first token."""
 
 
 MOST_TOKENS = 1 << 31

@@ -40,8 +40,9 @@ class PlanRunner(Protocol):
         """Computes one step plan.
 
         Returns:
-            For each chunk that samples, in order: the tokens that follow it (at least one), and their log-probabilities
-            if they were requested. They may include tokens that the grammar forced, which were not sampled.
+            For each chunk that samples, in order: the tokens that follow it (at least one, unless its request wants
+            none), and their log-probabilities if they were requested. They may include tokens that the grammar forced,
+            which were not sampled. Log-probabilities of prompt tokens are noted in the chunks.
         """
         ...
 
@@ -228,7 +229,12 @@ class Engine:
         with request_log.log_failed_step(chunk.sequence.request for chunk in plan.chunks):
             tokens, logprobs = self._runner.execute(plan)
         computed_s = self._clock.monotonic_s()
+        work = StepWork.of(plan)
         advances = self._scheduler.commit(plan, tokens)
+        for chunk in plan.prefills:
+            if chunk.prompt_logprobs is not None:
+                sequence = chunk.sequence
+                self._emit(outputs, sequence, TokenDelta(sequence.index, [], prompt_logprobs=chunk.prompt_logprobs))
         # Prefill chunks are last in the plan, and their tokens are emitted first. So a first token does not wait until
         # all other tokens are emitted.
         for advance, scores in reversed(list(zip(advances, logprobs, strict=True))):
@@ -244,7 +250,6 @@ class Engine:
         end_s = self._clock.monotonic_s()
         self._steps += 1
         self._step_s += end_s - start_s
-        work = StepWork.of(plan)
         self._batched += work.decodes + work.chunks
         self._prefill_tokens += work.prefill_tokens
         self._decode_tokens += work.decodes + work.drafts

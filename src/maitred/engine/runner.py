@@ -14,6 +14,7 @@ from maitred.engine.models import batch
 from maitred.engine.models.batch import ForwardBatch
 from maitred.engine.models.host_blocks import HostBlocks
 from maitred.engine.models.kv_cache import KVCache
+from maitred.engine.sampling.prompt_logprobs import PromptScorer
 from maitred.engine.sampling.sampler import Sampler
 from maitred.engine.scheduler.plan import Chunk, StepPlan
 from maitred.engine.scheduler.sequence import Sequence
@@ -72,10 +73,12 @@ class ModelRunner:
             if chunk.sequence not in self._rows:
                 self._begin(chunk.sequence)
         sampling = plan.sampling
-        # If the grammar forces the first tokens of an answer, its prompt is computed but nothing is sampled.
+        # If the grammar forces the first tokens of an answer, its prompt is computed but nothing is sampled. Nor is
+        # anything sampled if the request wants no output.
         forced: dict[int, list[int]] = {}
         if self._constraints.active:
             forced = {key: must for chunk in sampling if (must := self._constraints.opening(key := chunk.sequence.key))}
+        forced |= {chunk.sequence.key: [] for chunk in sampling if not chunk.sequence.max_tokens}
         drawn = [chunk for chunk in sampling if chunk.sequence.key not in forced] if forced else sampling
         keys: list[int] = []
         positions: list[int] = []
@@ -93,7 +96,13 @@ class ModelRunner:
         if self._host_blocks is not None:
             self._host_blocks.move(cache, plan.moves)
         greedy = masks is None and bool(keys) and self._sampler.greedy(keys)
-        logits = decoder.forward(self._batch(plan, drawn, greedy=greedy), cache)
+        step = self._batch(plan, drawn, greedy=greedy)
+        scoring = [chunk for chunk in plan.prefills if chunk.scored_rows]
+        prompt_scores = self._score_prompts(plan, step) if scoring else None
+        logits = decoder.forward(step, cache)
+        if prompt_scores is not None:
+            for chunk, prompt_logprobs in zip(scoring, prompt_scores.take(map(_scored_part, scoring)), strict=True):
+                chunk.prompt_logprobs = prompt_logprobs
         if not sampling:
             return [], []
         result = self._sampler.sample(logits, keys, positions, None if masks is None else masks.result(), supposed)
@@ -208,5 +217,24 @@ class ModelRunner:
             greedy=greedy,
         )
 
+    def _score_prompts(self, plan: StepPlan, step: ForwardBatch) -> PromptScorer:
+        """Adds the rows to a batch behind which log-probabilities of prompt tokens are wanted; returns their reader."""
+        rows: list[int] = []
+        targets: list[int] = []
+        for chunk, placed in zip(plan.prefills, step.chunks[-len(plan.prefills) :], strict=True):
+            own = chunk.scored_rows
+            rows += range(placed.start_row + own.start, placed.start_row + own.stop)
+            targets += chunk.sequence.tokens[chunk.start + own.start + 1 : chunk.start + own.stop + 1]
+        top = max(chunk.sequence.sampling.prompt_logprobs or 0 for chunk in plan.prefills)
+        scores = self._sampler.prompt_scores(targets, top)
+        step.scored = batch.ScoredRows(torch.from_numpy(np.array(rows, np.int64)), scores.read)
+        return scores
+
     def _slots(self, blocks: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
         return blocks * self._block_tokens + positions % self._block_tokens
+
+
+def _scored_part(chunk: Chunk) -> tuple[int, int, int]:
+    """Returns what `PromptScorer.take` needs to know of a chunk."""
+    rows = chunk.scored_rows
+    return len(rows), chunk.start + rows.start + 1, chunk.sequence.sampling.prompt_logprobs or 0

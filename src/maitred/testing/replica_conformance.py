@@ -94,6 +94,22 @@ async def answers_every_choice(subject: ReplicaUnderTest) -> None:
         _assert_complete(await _read(stream), choices=choices)
 
 
+async def scores_a_prompt(subject: ReplicaUnderTest) -> None:
+    """Checks that each token of a prompt but the first has a log-probability, before an answer and without one."""
+    for tokens in (_SHORT_TOKENS, 0):
+        request = _request(tokens)
+        sampling = msgspec.structs.replace(request.sampling, prompt_logprobs=2)
+        async with subject.replica.generate(msgspec.structs.replace(request, sampling=sampling)) as stream:
+            deltas = await _read(stream)
+        _assert_complete(deltas, choices=1, tokens=tokens)
+        parts = [delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None]
+        assert [part.start for part in parts[:1]] == [1], "the first token has none"
+        assert sum(part.count for part in parts) == len(PROMPT) - 1, "all others have one"
+        for part in parts:
+            sizes = len(part.ranks), len(part.top_tokens), len(part.top_logprobs)
+            assert sizes == (4 * part.count, 8 * part.count, 8 * part.count), "two others stand beside each"
+
+
 async def answers_many_at_once(subject: ReplicaUnderTest) -> None:
     """Checks that concurrent requests stay separate, even with equal ids, as clients may choose ids."""
 
@@ -197,6 +213,7 @@ CHECKS: tuple[Check, ...] = (
     describes_itself,
     answers_completely,
     answers_every_choice,
+    scores_a_prompt,
     answers_many_at_once,
     cancels_one_choice,
     pauses_and_goes_on,

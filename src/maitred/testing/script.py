@@ -1,11 +1,12 @@
 """Script of an engine: plain data, in the same form in Python and in a JSON file."""
 
+import struct
 from enum import StrEnum
 
 import msgspec
 
 from maitred.core.replica import ModelCard
-from maitred.core.request import EngineRequest, FinishReason, TokenDelta, TokenLogprobs
+from maitred.core.request import EngineRequest, FinishReason, PromptLogprobs, TokenDelta, TokenLogprobs
 
 
 class AnswerFault(StrEnum):
@@ -87,6 +88,8 @@ class ChoiceRun:
         self.index = index
         self.answer = answer
         self._sent = len(request.previous_outputs[index])
+        self._scored = index != min(request.previous_outputs)
+        """Whether nothing is to be said of the prompt, which the first choice scores."""
         self._waited = 0
 
     @property
@@ -117,9 +120,29 @@ class ChoiceRun:
         logprobs = None
         if sampling.top_logprobs is not None:
             logprobs = [_logprobs(token, sampling.top_logprobs) for token in tokens]
-        return TokenDelta(self.index, tokens, finish, logprobs, cached_tokens=cached_tokens)
+        prompt_logprobs = None
+        if sampling.prompt_logprobs is not None and not self._scored and len(prompt) > 1:
+            prompt_logprobs = _prompt_logprobs(prompt, sampling.prompt_logprobs)
+        self._scored = True
+        return TokenDelta(
+            self.index, tokens, finish, logprobs, cached_tokens=cached_tokens, prompt_logprobs=prompt_logprobs
+        )
 
 
 def _logprobs(token: int, top: int) -> TokenLogprobs:
     """Makes log probabilities: -0.5 for the chosen token first, and less for each neighbour."""
     return TokenLogprobs(-0.5, [(token + rank, -0.5 - rank) for rank in range(top)])
+
+
+def _prompt_logprobs(prompt: list[int], top: int) -> PromptLogprobs:
+    """Makes log-probabilities of a prompt: like those of an answer, with each token the most probable one."""
+    scores = [_logprobs(token, top) for token in prompt[1:]]
+    others = [pair for score in scores for pair in score.top]
+    return PromptLogprobs(
+        start=1,
+        top=top,
+        logprobs=struct.pack(f"<{len(scores)}f", *(score.logprob for score in scores)),
+        ranks=struct.pack(f"<{len(scores)}i", *(1 for _ in scores)),
+        top_tokens=struct.pack(f"<{len(others)}i", *(token for token, _ in others)),
+        top_logprobs=struct.pack(f"<{len(others)}f", *(logprob for _, logprob in others)),
+    )

@@ -28,7 +28,7 @@ from maitred.core.prefix import BlockUpdate
 from maitred.core.replica import LoadReport, ModelCard
 from maitred.core.request import EngineRequest, TokenDelta
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
 

@@ -13,7 +13,10 @@ import httpx
 import openai
 import psutil
 import pytest
+import torch
+import transformers
 
+from maitred.config.tree import BUNDLED_MODEL
 from maitred.testing.server_process import ServerProcess, serving
 
 MODEL = "maitred-tiny"
@@ -138,6 +141,67 @@ def test_a_repeated_prompt_is_found_in_the_cache(client):
     assert first.usage.prompt_tokens_details.cached_tokens == 0
     expected = (second.usage.prompt_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
     assert second.usage.prompt_tokens_details.cached_tokens == expected > 0
+
+
+SCORED_PROMPT = "The fox looked at the grapes. They were high, and the fox was small. " * 8
+
+
+def test_log_probabilities_of_a_prompt_are_those_of_transformers(client, server):
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
+    first = client.completions.create(model=MODEL, prompt=SCORED_PROMPT, max_tokens=1)  # now it is cached
+    answer = client.completions.create(
+        model=MODEL, prompt=SCORED_PROMPT, max_tokens=0, echo=True, logprobs=3, n=2, extra_body={"prompt_logprobs": 2}
+    )
+    assert answer.usage.prompt_tokens == first.usage.prompt_tokens
+    assert (answer.usage.completion_tokens, answer.usage.prompt_tokens_details.cached_tokens) == (0, 0)
+    tokens = httpx.post(f"{server.url}/tokenize", json={"model": MODEL, "prompt": SCORED_PROMPT}).json()["tokens"]
+    with torch.no_grad():
+        expected = torch.log_softmax(oracle(torch.tensor([tokens])).logits[0], -1)[:-1]
+    chosen = [row[token].item() for row, token in zip(expected, tokens[1:], strict=True)]
+    for choice in answer.choices:
+        assert (choice.text, choice.finish_reason) == (SCORED_PROMPT, "length")
+        told = choice.logprobs
+        assert told.token_logprobs[0] is told.top_logprobs[0] is None
+        assert told.token_logprobs[1:] == pytest.approx(chosen, abs=1e-3)
+        places = zip(told.tokens[1:], told.text_offset[1:], strict=True)
+        assert all(SCORED_PROMPT[offset:].startswith(token) for token, offset in places)
+        for top, row in zip(told.top_logprobs[1:], expected, strict=True):
+            assert sorted(top.values(), reverse=True)[:3] == pytest.approx(row.topk(3).values.tolist(), abs=1e-3)
+        entries = choice.model_extra["prompt_logprobs"]
+        assert entries[0] is None
+        for token, entry, logprob, row in zip(tokens[1:], entries[1:], chosen, expected, strict=True):
+            assert entry[str(token)]["logprob"] == pytest.approx(logprob, abs=1e-3)
+            best = [value["logprob"] for value in entry.values() if value["rank"] <= 2]
+            assert sorted(best, reverse=True) == pytest.approx(row.topk(2).values.tolist(), abs=1e-3)
+    settled(server)
+
+
+def test_a_stream_begins_with_the_echoed_prompt_and_says_what_a_whole_answer_says(client):
+    options = {"model": MODEL, "prompt": ["The fox", "Once upon a time"], "n": 2, "max_tokens": 6, "seed": 3}
+    options |= {"echo": True, "logprobs": 2}
+    whole = client.completions.create(**options)
+    streamed = [[] for _ in whole.choices]
+    for chunk in client.completions.create(**options, stream=True):
+        streamed[chunk.choices[0].index].append(chunk.choices[0])
+    for choice, parts in zip(whole.choices, streamed, strict=True):
+        assert parts[0].text.startswith(options["prompt"][choice.index // 2])
+        assert "".join(part.text for part in parts) == choice.text
+        for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            said = [entry for part in parts if part.logprobs for entry in getattr(part.logprobs, field)]
+            assert said == getattr(choice.logprobs, field)
+
+
+def test_a_conversation_has_log_probabilities_of_its_prompt_and_too_many_are_refused(client):
+    answer = ask(client, max_tokens=2, n=2, extra_body={"prompt_logprobs": 1})
+    entries = answer.model_extra["prompt_logprobs"]
+    assert len(entries) == answer.usage.prompt_tokens
+    assert all(entry.keys() and 1 in {value["rank"] for value in entry.values()} for entry in entries[1:])
+    with pytest.raises(openai.BadRequestError, match="262,144 are allowed"):
+        client.completions.create(
+            model=MODEL, prompt=[[5] * 1000] * 64, max_tokens=1, extra_body={"prompt_logprobs": 20}
+        )
+    with pytest.raises(openai.BadRequestError, match="asks for all 4,096 tokens"):
+        ask(client, max_tokens=2, logprobs=True, top_logprobs=-1)
 
 
 def test_a_stop_string_cuts_the_answer_before_it(client):

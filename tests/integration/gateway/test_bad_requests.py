@@ -68,7 +68,7 @@ BAD = [
     (text(prompt=["x"] * 2049), 400, "prompt", "invalid_value"),
     (text(suffix="x"), 400, "suffix", "invalid_value"),
     (text(best_of=3), 400, "best_of", "invalid_value"),
-    (text(logprobs=6), 400, "logprobs", "invalid_value"),
+    (text(logprobs=21), 400, "logprobs", "invalid_value"),
     (("/tokenize", {}), 400, "prompt", "invalid_value"),
     (("/tokenize", {"prompt": "x", "model": "y"}), 404, "model", "model_not_found"),
     (("/detokenize", {"tokens": [CARD.vocab_size]}), 400, "tokens", "invalid_value"),

@@ -24,6 +24,28 @@ TEXT = [
     {"id": "c", "choices": [{"index": 0, "text": "Hi", "finish_reason": "stop"}]},
     {"id": "c", "choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}},
 ]
+SCORED = [None, {"5": {"logprob": -1.5, "rank": 2, "decoded_token": "Hi"}, "7": {"logprob": -0.5, "rank": 1}}]
+ECHOED = {"tokens": ["Oh", "Hi"], "token_logprobs": [None, -1.5], "top_logprobs": [None, {"Hi": -1.5}]}
+"""What vLLM says of a prompt of two tokens: in a chat beside the choices, in a text completion within the choice."""
+WHOLE = {
+    "chat/completions": {
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3},
+        "prompt_logprobs": SCORED,
+    },
+    "completions": {
+        "choices": [
+            {
+                "index": 0,
+                "text": "OhHi",
+                "logprobs": {**ECHOED, "text_offset": [0, 2]},
+                "finish_reason": "length",
+                "prompt_logprobs": SCORED,
+            }
+        ],
+        "usage": {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3},
+    },
+}
 PASSED = {
     "vllm": {"cache_salt": "s", "allowed_token_ids": [1], "bad_words": ["x"], "return_token_ids": True, "top_k": 3},
     "sglang": {"regex": "[0-9]+", "separate_reasoning": False},
@@ -54,6 +76,8 @@ class Server:
         if request.method == "GET":
             return web.json_response({"data": []})
         self.bodies.append(await request.json())
+        if not self.bodies[-1].get("stream"):
+            return web.json_response({"id": "c", "created": 0, **WHOLE[request.path.removeprefix("/v1/")]})
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         for event in self.events if request.path.endswith("chat/completions") else TEXT:
@@ -109,6 +133,28 @@ async def test_token_ids_of_the_server_come_once():
     assert [choice["token_ids"] for choice in told if "token_ids" in choice] == [[7], [8]]
     assert [chunk["prompt_token_ids"] for chunk in chunks if "prompt_token_ids" in chunk] == [[1, 2, 3]]
     assert all(chunk["usage"]["total_tokens"] for chunk in chunks)
+
+
+async def test_log_probabilities_of_a_prompt_are_asked_of_vllm_which_has_no_stream_for_them():
+    async with behind(dialect="vllm") as (server, system):
+        answer = await system.chat(prompt_logprobs=1)
+        assert (answer.status_code, answer.json().get("prompt_logprobs")) == (200, SCORED), answer.text
+        assert server.bodies[-1]["prompt_logprobs"] == 1
+        assert server.bodies[-1].keys() & {"stream", "stream_options"} == set()
+        fields = {"prompt": "OhHi", "echo": True, "logprobs": 1, "prompt_logprobs": -1, "max_tokens": 0}
+        answer = await system.client.post("/v1/completions", json={"model": MODEL, **fields})
+        assert answer.status_code == 200, answer.text
+        (choice,) = answer.json()["choices"]
+        assert (choice["text"], choice["prompt_logprobs"]) == ("OhHi", SCORED)
+        assert choice["logprobs"] == {**ECHOED, "text_offset": [0, 2]}
+        assert {name: server.bodies[-1][name] for name in fields} == fields
+        usage = answer.json()["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"], usage.get("estimated")) == (2, 0, None)
+        streamed = await system.chat(prompt_logprobs=0, stream=True)
+        assert (streamed.status_code, streamed.json()["error"]["param"]) == (400, "prompt_logprobs")
+    async with behind(dialect="openai") as (server, system):
+        answer = await system.chat(prompt_logprobs=1)
+        assert (answer.status_code, answer.json()["error"]["param"], server.bodies) == (400, "prompt_logprobs", [])
 
 
 @pytest.mark.parametrize("dialect", REFUSED)
@@ -224,7 +270,6 @@ async def test_a_server_that_speaks_anthropic_follows_the_same_lists():
 
 
 UNHEARD = {
-    "prompt_logprobs": 1,
     "chat_template": "x",
     "logprob_token_ids": [1],
     "return_prompt_text": True,

@@ -2,9 +2,9 @@
 
 Every request of a random batch is answered twice: alone, by an engine that computes whole prompts and remembers
 nothing; and together with all others, by an engine whose KV cache is too small for them (so it preempts), whose steps
-are short (so it chunks) and which shares prefixes. Tokens and their log-probabilities must be the same, to the last
-bit. Nor does an answer depend on where it is computed: one that is taken over in the middle by another engine goes on
-as it would have; nor on guesses at what it will be, right or wrong.
+are short (so it chunks) and which shares prefixes. Tokens and their log-probabilities, and those of the prompts, must
+be the same, to the last bit. Nor does an answer depend on where it is computed: one that is taken over in the middle by
+another engine goes on as it would have; nor on guesses at what it will be, right or wrong.
 """
 
 import msgspec
@@ -26,7 +26,7 @@ SHARED_PREFIX = [5 + position % 97 for position in range(40)]
 
 sampling = st.builds(
     SamplingParams,
-    max_tokens=st.integers(1, 40),
+    max_tokens=st.integers(0, 40),
     seed=st.integers(0, 2**63),
     temperature=st.sampled_from([0.0, 0.0, 0.7, 1.0, 1.5]),
     top_p=st.sampled_from([1.0, 1.0, 0.9]),
@@ -35,6 +35,7 @@ sampling = st.builds(
     repetition_penalty=st.sampled_from([1.0, 1.0, 1.2]),
     presence_penalty=st.sampled_from([0.0, 0.0, 0.5]),
     top_logprobs=st.sampled_from([None, 2]),
+    prompt_logprobs=st.sampled_from([None, None, 0, 3]),
     min_tokens=st.integers(0, 5),
     allowed_token_ids=st.sampled_from([(), (), tuple(range(4, VOCABULARY, 3))]),
     bad_words_token_ids=st.sampled_from([(), (), tuple((5 + i % 50, 4 + i % 120) for i in range(200)), ((7,), (10,))]),
@@ -61,9 +62,12 @@ class Engines:
                 speculation=SpeculationConfig(method="none"),
             ),
         )
-        batched_config = EngineConfig(**common, kv_memory_bytes=1 << 20, step_tokens=70, max_sequences=64)
-        self.batched, _ = build(folder, batched_config)
-        self.drafting, _ = build(folder, batched_config)
+        # What a step computes is not to depend on how long others took: whether it preempts would, too.
+        batched_config = EngineConfig(
+            **common, kv_memory_bytes=1 << 20, step_tokens=70, max_sequences=64, bake_off="off"
+        )
+        self.batched, _ = build(folder, batched_config, clock=FakeClock())
+        self.drafting, _ = build(folder, batched_config, clock=FakeClock())
         self.drafter = Rumour(VOCABULARY)
         self.drafting._speculator = Speculator(self.drafter, 6, FakeClock(), worth=Always())
 
@@ -73,6 +77,15 @@ def engines(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     make_model(folder, "llama3")
     return Engines(folder)
+
+
+def prompt_entries(part):
+    """What is said of each position, so that the chunks of a prompt make no difference."""
+    sizes = {"logprobs": 4, "ranks": 4, "top_tokens": 4 * part.top, "top_logprobs": 4 * part.top}
+    return [
+        (part.start + i, *(getattr(part, field)[i * size : (i + 1) * size] for field, size in sizes.items()))
+        for i in range(part.count)
+    ]
 
 
 def run(engine, requests, between=lambda engine, step: None):
@@ -92,6 +105,9 @@ def run(engine, requests, between=lambda engine, step: None):
         step += 1
         for output in engine.step().get("owner", []):
             tokens, logprobs, finishes = answers.setdefault((output.request_id, output.delta.index), ([], [], []))
+            if output.delta.prompt_logprobs is not None:
+                assert not tokens, "the log-probabilities of a prompt come before the answer"
+                logprobs += prompt_entries(output.delta.prompt_logprobs)
             tokens += output.delta.tokens
             logprobs += [entry.logprob for entry in output.delta.logprobs or []]
             finishes += [output.delta.finish] if output.delta.finish else []
@@ -132,6 +148,7 @@ def test_answers_alone_equal_answers_in_a_random_batch(engines, asked):
 def test_alone_or_taken_over_in_the_middle(engines, asked):
     whole, left = {}, []
     for number, (prompt, params, cuts) in enumerate(asked):
+        params = msgspec.structs.replace(params, prompt_logprobs=None)  # they are complete before there is an output
         request = EngineRequest(id=str(number), prompt=prompt, sampling=params)
         answers = run(engines.calm, [request])
         resumes = {

@@ -104,6 +104,7 @@ COMPANIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
 """Fields that a field needs beside it."""
 COMPANIONS_OF: dict[type, Callable[[str], dict[str, Any]]] = {
     ChatRequest: lambda field: {"logprobs": True} if field == "top_logprobs" else {},
+    CompletionRequest: lambda field: {"echo": True} if field == "max_tokens" else {},
 }
 """The same for the bodies of one API."""
 

@@ -100,6 +100,7 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
         draft.ladders,
         clock,
         max_choices=config.model.max_choices,
+        max_prompt_logprobs=config.model.max_prompt_logprobs,
         min_itl_s=config.dispatch.least_itl_s,
         retry_policy=RetryPolicy(config.dispatch.retries, parts.retry_budget, clock),
         schemas=resources.schemas,

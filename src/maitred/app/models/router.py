@@ -139,7 +139,10 @@ class Router:
         Returns None if the request has requirements, if the table has automatic models or rollouts, or if the name
         leads nowhere for this caller.
         """
-        if request.needs or request.local_only or principal.tags or request.sampling.top_logprobs is not None:
+        sampling = request.sampling
+        if sampling.top_logprobs is not None or sampling.prompt_logprobs is not None:
+            return None
+        if request.needs or request.local_only or principal.tags:
             return None
         if request.regions is not None or principal.regions is not None:
             return None
@@ -231,7 +234,7 @@ def _capabilities_of(request: InferenceRequest, known: Mapping[str, str]) -> fro
     needed = {known[field] for field in request.needs if field in known}
     if any(field.endswith(_IMAGE_PARTS) for field in request.needs):
         needed.add("vision")
-    if request.sampling.top_logprobs is not None:
+    if request.sampling.top_logprobs is not None or request.sampling.prompt_logprobs is not None:
         needed.add("logprobs")
     return frozenset(needed)
 

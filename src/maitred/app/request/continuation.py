@@ -194,11 +194,15 @@ class TokenContinuation:
             if choices:
                 request = self._requests[prompt]
                 deadline_in_s = request.deadline_in_s
+                resumes, sampling = None, request.sampling
+                if self._has_output(prompt):
+                    resumes = {index: [*output] for index, output in choices.items()}
+                    if sampling.prompt_logprobs is not None:  # they came before the output
+                        sampling = replace(sampling, prompt_logprobs=None)
                 remaining[prompt] = replace(
                     request,
-                    resumes={index: [*output] for index, output in choices.items()}
-                    if self._has_output(prompt)
-                    else None,
+                    sampling=sampling,
+                    resumes=resumes,
                     deadline_in_s=None if deadline_in_s is None else deadline_in_s - (now_s - self._created_s),
                 )
         return remaining

@@ -115,6 +115,8 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
         self._choices_per_prompt = len(outputs) // len(requests)
         self._continuation = TokenContinuation(requests, context.started_s)
         self._has_begun = False
+        self._held: dict[int, list[TokenDelta]] = {}
+        """Prompt whose log-probabilities are not complete -> deltas of its choices that have come."""
         self._charged_unread = 0
         """Tokens that were charged before they are read."""
         self._next_is_continuation = bool(given)
@@ -126,7 +128,9 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
     async def __anext__(self) -> list[TextDelta]:
         if not self._unfinished:
             raise StopAsyncIteration
-        parts = self._to_deltas(*await self._next_tokens())
+        prompt, deltas = await self._next_tokens()
+        while not (parts := self._to_deltas(prompt, deltas)) and prompt in self._held:
+            prompt, deltas = await self._next_tokens()
         if not self._unfinished:
             # Settle before the last delta is sent, so that no complete answer is missing in the ledger.
             await self._grant.settle(self._context.usage, Outcome.FINISHED)
@@ -151,6 +155,8 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
     def _to_deltas(self, prompt: int, deltas: Sequence[TokenDelta]) -> list[TextDelta]:
         """Turns token deltas into text deltas."""
         now_s = self._clock.monotonic_s()
+        if self._outputs[prompt * self._choices_per_prompt].prompt_scores is not None:
+            deltas = self._behind_prompt(prompt, deltas)
         changed: dict[int, OutputProcessor] = {}
         for delta in deltas:
             index = prompt * self._choices_per_prompt + delta.index
@@ -159,7 +165,7 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
                 self._process_delta(prompt, choice, delta, now_s)
         parts: list[TextDelta] = []
         for index, choice in changed.items():
-            if choice.tokens and not self._has_begun:
+            if (choice.tokens or choice.finish is FinishReason.LENGTH) and not self._has_begun:
                 self._has_begun = True
                 if self._context.first_token_s is None:
                     self._context.first_token_s = now_s
@@ -172,6 +178,27 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
             self._next_is_continuation = False
             parts[0] = replace(parts[0], continued=True)
         return parts
+
+    def _behind_prompt(self, prompt: int, deltas: Sequence[TokenDelta]) -> Sequence[TokenDelta]:
+        """Reads the log-probabilities of a prompt in these deltas; returns the deltas that may be shown.
+
+        Other choices can begin to answer before the first choice, which computes these log-probabilities. Their deltas
+        wait, because an answer begins with its prompt.
+        """
+        reader = self._outputs[prompt * self._choices_per_prompt].prompt_scores
+        assert reader is not None
+        shown = self._held.pop(prompt, [])
+        for delta in deltas:
+            if delta.prompt_logprobs is not None:
+                reader.add(delta.prompt_logprobs)
+            if delta.tokens or delta.finish is not None:
+                shown.append(delta)
+            if delta.finish is FinishReason.DEADLINE:
+                reader.give_up()
+        if reader.complete:
+            return shown
+        self._held[prompt] = shown
+        return ()
 
     async def _next_tokens(self) -> tuple[int, list[TokenDelta]]:
         """Returns the next tokens; retries at another replica while retries are left.
@@ -231,6 +258,7 @@ class EngineResponse(ReplicaResponse[EngineAttempt]):
             ReplicaUnavailable: No retries are left, and nothing has been sent.
         """
         await self._close_attempt(failure)
+        self._held.clear()
         if not self._entry.requeue(
             prompts=self._continuation.unfinished_prompts, answer_by_s=self._continuation.answer_by_s
         ):

@@ -377,7 +377,7 @@ class EscalatingStream:
                 break
             context.rejected_answers[-1] = replace(failed, replaced=True)
             route_plan = larger
-        yield parts if self._wants_logprobs else [replace(part, scores=None) for part in parts]
+        yield parts if self._wants_logprobs else [*map(_without_scores, parts)]
 
     async def _collect_answer(self, route_plan: RoutePlan) -> list[TextDelta]:
         """Returns all deltas of the first model of the route plan that answers."""
@@ -403,6 +403,14 @@ class EscalatingStream:
     @property
     def _wants_logprobs(self) -> bool:
         return self._request.sampling.top_logprobs is not None
+
+
+def _without_scores(part: TextDelta) -> TextDelta:
+    """Returns a delta without the log-probabilities that only the check of the answer needed."""
+    prompt_scores = part.prompt_scores
+    if prompt_scores is not None:
+        prompt_scores = replace(prompt_scores, echoed=None)
+    return replace(part, scores=None, prompt_scores=prompt_scores)
 
 
 def _requested_schema(request: InferenceRequest) -> Any:  # noqa: ANN401 - whatever the caller sent

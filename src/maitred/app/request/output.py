@@ -14,7 +14,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from maitred.core.inference import TOKEN_ID_PREFIX, InferenceRequest, TextDelta, TokenLogprob, TokenScore
+from maitred.app.request.prompt_scores import PromptScoreReader
+from maitred.core.inference import (
+    TOKEN_ID_PREFIX,
+    InferenceRequest,
+    PromptScores,
+    TextDelta,
+    TokenLogprob,
+    TokenScore,
+)
 from maitred.core.request import FinishReason, SequenceStats, TokenDelta, TokenLogprobs
 from maitred.core.timeline import RequestTimeline, SpanName, TimelineSpan
 from maitred.text.answer_reader import AnswerParser, AnswerSegment
@@ -33,8 +41,10 @@ class OutputProcessor:
         eos_token_ids: End-of-sequence tokens; counted, not shown.
         special_token_text: Special token -> its text for the parser.
         parser: Parser of reasoning and tool calls; None: all text is content.
+        prompt_scores: Reader of the log-probabilities of the prompt, whose choices share it; None: there are none.
 
     Attributes:
+        prompt_scores: The same reader.
         prompt_tokens: Tokens of the prompt.
         tokens: Output tokens so far.
         reasoning_tokens: Output tokens of the reasoning.
@@ -52,7 +62,10 @@ class OutputProcessor:
         eos_token_ids: Sequence[int],
         special_token_text: Mapping[int, bytes] = NO_MARKS,
         parser: AnswerParser | None = None,
+        prompt_scores: PromptScoreReader | None = None,
     ) -> None:
+        self.prompt_scores = prompt_scores
+        self._unsent_prompt = None if prompt_scores is None else prompt_scores.result
         self.prompt_tokens = len(prompt)
         self.tokens = 0
         self.reasoning_tokens = 0
@@ -117,6 +130,8 @@ class OutputProcessor:
 
     def deltas(self, index: int) -> list[TextDelta]:
         """Returns new text deltas since the last call; empty if all text is held back."""
+        if self._unsent_prompt is not None:
+            return self._first_deltas(index, self._unsent_prompt)
         if self._parser is None and self._pending_logprobs is None and self._pending_token_ids is None:
             text = self._pending_text.pop() if len(self._pending_text) == 1 else self._take_text()
             if self.finish is None:
@@ -135,6 +150,16 @@ class OutputProcessor:
         deltas = [_part(index, passage) for passage in segments] or [TextDelta(index, "")]
         deltas[0] = replace(deltas[0], scores=scores, token_ids=token_ids)
         deltas[-1] = replace(deltas[-1], finish=self._client_finish_reason, stop=stop)
+        return deltas
+
+    def _first_deltas(self, index: int, prompt: PromptScores) -> list[TextDelta]:
+        """Returns new deltas, the first with the log-probabilities of the prompt."""
+        self._unsent_prompt = None
+        deltas = self.deltas(index)
+        if deltas:
+            deltas[0] = replace(deltas[0], prompt_scores=prompt)
+        else:
+            self._unsent_prompt = prompt
         return deltas
 
     @property

@@ -26,6 +26,7 @@ from maitred.app.request.engine_response import EngineResponse
 from maitred.app.request.fallback import AnswerChecker, EscalatingStream, FallbackStream, OverflowStream, may_escalate
 from maitred.app.request.flow_control import DispatchHandle, FlowController, GrantHandle
 from maitred.app.request.planner import PreparedRequest, RequestPlan, RequestPlanner
+from maitred.app.request.prompt_scores import prompt_top
 from maitred.app.request.retry_policy import RetryPolicy
 from maitred.app.request.rollout_observer import RolloutObserver
 from maitred.app.request.tokenized import NamedTokenizer, TokenizedRequest, tokenize_prompts
@@ -72,6 +73,7 @@ class Pipeline:
         clock: Clock for the times in the context.
         draw_seed: Makes a seed where the caller names none.
         max_choices: Largest `n`, also for a replica that allows more.
+        max_prompt_logprobs: Most log-probabilities of prompt tokens in one answer.
         min_itl_s: Shortest time between two tokens that a request can ask for.
         retry_policy: Retry policy for upstream servers; None: no retries.
         schemas: JSON schema checker for escalation; None: no schema checks.
@@ -88,6 +90,7 @@ class Pipeline:
         *,
         draw_seed: Callable[[], int] = _draw_seed,
         max_choices: int = 128,
+        max_prompt_logprobs: int = 1 << 18,
         min_itl_s: float = 0.0,
         retry_policy: RetryPolicy | None = None,
         schemas: SchemaChecker | None = None,
@@ -101,6 +104,7 @@ class Pipeline:
             flow_controller,
             ladders=ladders or {},
             max_choices=max_choices,
+            max_prompt_logprobs=max_prompt_logprobs,
             grammars=grammars or GrammarValidator(),
         )
         self._clock = clock or SystemClock()
@@ -236,7 +240,7 @@ class Pipeline:
             return self._upstream_response(plan.tokenized, plan.target, principal, context, grant, entry, stack)
         prefix = plan.tokenized.request.prefix
         given, thought_tokens = ((), 0) if prefix is None else plan.tokenized.prefix_tokens(prefix)
-        if len(given) >= grant.max_tokens:
+        if prefix is not None and len(given) >= grant.max_tokens:
             raise ReplicaLost
         if prefix is not None:
             context.reasoning_tokens = thought_tokens
@@ -324,12 +328,14 @@ class Pipeline:
     ) -> list[EngineRequest]:
         """Makes the engine requests, one for each prompt, whose ids start with the lease."""
         request = tokenized.request
+        scores_prompt = request.echo or request.sampling.prompt_logprobs is not None
         engine_requests = []
         for index, prompt in enumerate(tokenized.prompts):
             sampling = replace(
                 request.sampling,
                 max_tokens=min(tokenized.available_tokens[index], grant.max_tokens),
                 seed=self._draw_seed() if request.seed is None else request.seed,
+                prompt_logprobs=prompt_top(request) if scores_prompt else None,
             )
             engine_request = EngineRequest(
                 id=f"{grant.lease}-{index}",  # a client may repeat its request id; at the replica it must be unique

@@ -19,11 +19,13 @@ from maitred.app.request.upstream_request import UpstreamRequest, estimate_upstr
 from maitred.app.request.validation import (
     check_beyond_chat,
     check_generates,
+    check_prompt_logprobs,
     check_sampling,
     check_size,
     check_supported,
     max_output_tokens,
     prompt_truncation,
+    refuse_whole_vocabulary,
     rules_for,
     with_defaults,
     with_grammar,
@@ -41,6 +43,7 @@ from maitred.dispatch.request import DispatchRequest
 from maitred.routing.catalog import TextModel
 from maitred.routing.pools.route_table import RouteTarget
 from maitred.text.generation_defaults import GenerationDefaults
+from maitred.wire.openai.sampling import WHOLE_VOCABULARY
 
 PreparedRequest = TokenizedRequest | UpstreamRequest
 """A request for an engine (tokens), or for an upstream server (text)."""
@@ -69,6 +72,7 @@ class RequestPlanner:
         flow_controller: Predicts queue positions; has prices and default lengths.
         ladders: Model -> what is tried before a request is refused for the load; nothing where none is given.
         max_choices: Largest `n`, also for a replica that allows more.
+        max_prompt_logprobs: Most log-probabilities of prompt tokens in one answer.
         grammars: Validates grammars.
     """
 
@@ -78,6 +82,7 @@ class RequestPlanner:
         flow_controller: FlowController,
         ladders: Mapping[str, DegradationLadder],
         max_choices: int,
+        max_prompt_logprobs: int,
         grammars: GrammarValidator,
     ) -> None:
         self._router = router
@@ -87,6 +92,7 @@ class RequestPlanner:
         self._overflows = {pool: model for pool, model in _overflow_models.items() if model is not None}
         """Pool -> overflow model for waiting requests."""
         self._max_choices = max_choices
+        self._max_prompt_logprobs = max_prompt_logprobs
         self._grammars = grammars
 
     async def plan(
@@ -165,6 +171,8 @@ class RequestPlanner:
         if request.needs:
             check_supported(request.needs)
         check_sampling(card, request, self._max_choices)
+        if WHOLE_VOCABULARY in (request.sampling.top_logprobs, request.sampling.prompt_logprobs):
+            raise refuse_whole_vocabulary(card, request.sampling)
         check_size(card, model.tokenizer, request)
         if request.allowed_token_ids or request.bad_words:
             request = with_token_masks(model.tokenizer, request)
@@ -173,6 +181,8 @@ class RequestPlanner:
             model, request.prompts, truncation=truncation, principal=context.principal or ANONYMOUS
         )
         available_tokens = max_output_tokens(card, prompts, request)
+        if request.echo or request.sampling.prompt_logprobs is not None:
+            check_prompt_logprobs(request, prompts, self._max_prompt_logprobs)
         context.prompt_tokens = sum(map(len, prompts))
         context.prompt_token_ids = prompts if request.return_token_ids else ()
         context.relaxed = []

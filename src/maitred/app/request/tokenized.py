@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from maitred.api.fair_thread_pool import FairThreadPool
 from maitred.app.request.output import OutputProcessor
+from maitred.app.request.prompt_scores import PromptScoreReader, prompt_top
 from maitred.core.errors import InvalidRequest, ReplicaLost, Unsupported
 from maitred.core.inference import AnswerPrefix, Conversation, InferenceRequest, Prompt, TruncationSide
 from maitred.core.replica import ModelCard
@@ -74,7 +75,10 @@ class TokenizedRequest(Struct, frozen=True):
         if given:
             min_tokens = max(0, request.sampling.min_tokens - len(given))
             request = replace(request, sampling=replace(request.sampling, min_tokens=min_tokens))
+        scored = request.echo or request.sampling.prompt_logprobs is not None
+        scored = scored and prompt_top(request) is not None
         for source_prompt, prompt in zip(request.prompts, self.prompts, strict=True):
+            prompt_scores = PromptScoreReader(model.tokenizer, prompt, request) if scored else None
             for _ in range(request.sampling.n):
                 parser = None
                 if isinstance(source_prompt, Conversation):
@@ -96,6 +100,7 @@ class TokenizedRequest(Struct, frozen=True):
                         eos_token_ids=eos_token_ids,
                         special_token_text=special_token_text,
                         parser=parser,
+                        prompt_scores=prompt_scores,
                     )
                 )
         if given:

@@ -23,6 +23,7 @@ from maitred.core.text_replica import TextBatch
 from maitred.routing.catalog import TextModel
 from maitred.text.estimate import estimate, estimate_members
 from maitred.text.tokenizer import Tokenizer
+from maitred.wire.openai.requests import split_prompts
 from maitred.wire.openai.responses import TEXT_FIELDS
 
 _ADDED_PROMPT_TOKENS = 16_384
@@ -136,6 +137,9 @@ class UpstreamUsageCounter:
         self._calls: set[tuple[int, object]] = set()
         """Tool calls so far: choice and number of each."""
         self.choices_over_grant: dict[int, float] = {}
+        self._echoes = fields.get("echo") is True and "prompt" in fields
+        self._echoed_left: dict[int, int] = {}
+        """Characters of the prompt that each choice has still to repeat."""
         self._last_parts: dict[int, TextDelta | None] = {}
         """Delta with which each choice was over its grant; None: it was cut. A choice that ended otherwise has none."""
 
@@ -146,7 +150,8 @@ class UpstreamUsageCounter:
         for part in batch.parts:
             if over and part.index in over:
                 continue
-            tokens = estimate(part.text) if part.text else 0.0
+            answer = self._without_prompt(part) if self._echoes else part
+            tokens = estimate(answer.text) if answer.text else 0.0
             if part.block is not None:
                 self._has_server_tools = True
                 self._entries += part.block.get("type") == "content_block_start"
@@ -164,11 +169,10 @@ class UpstreamUsageCounter:
                 choice_tokens = self._choice_tokens[part.index] = self._choice_tokens.get(part.index, 0.0) + tokens
             # A text certainly has no more tokens than are estimated, so below the grant only a tokenizer says more.
             if choice_tokens > self._grant.choice_tokens or self._tokenizer is not None:
-                self._check_grant(part, choice_tokens, tokens)
+                self._check_grant(part, answer, choice_tokens, tokens)
         # A chunk certainly has one token at most, so fewer chunks than granted tokens say nothing.
-        has_surplus = (
-            self._chunks > self._granted_tokens and self._certain_by_chunks > self._granted_tokens + _ODD_TOKENS
-        )
+        most_chunks = self._granted_tokens + (self._grant.choices if self._echoes else 0)
+        has_surplus = self._chunks > most_chunks and self._certain_by_chunks > most_chunks + _ODD_TOKENS
         if has_surplus or len(self._calls) > _MAX_CALLS or self._entries > _MAX_ENTRIES:
             self._end_all_choices()
         if batch.usage is not None:
@@ -176,7 +180,7 @@ class UpstreamUsageCounter:
             self._apply(batch.usage)
             # What the server counted beside that is about its own part of the answer.
             context.usage_details = None if self._previous_output_tokens else batch.usage.details
-            if batch.parts and not batch.whole and batch.usage.completion_tokens > self._remaining_tokens:
+            if batch.parts and not batch.whole and batch.usage.completion_tokens > self._most_counted_tokens:
                 self._end_all_choices()
         elif batch.parts and self._reported_usage is None:
             context.completion_tokens = self._previous_output_tokens + self._estimate_output()
@@ -265,17 +269,31 @@ class UpstreamUsageCounter:
                 self._model.least_per_chunk.learn(self._chunks, usage.completion_tokens)
         return ""
 
-    def _check_grant(self, part: TextDelta, choice_tokens: float, tokens: float) -> None:
+    def _without_prompt(self, part: TextDelta) -> TextDelta:
+        """Returns a delta without the prompt that its choice begins with, which is no output.
+
+        How long the text of a prompt of token ids is, is not known. Servers send it in the first delta.
+        """
+        left = self._echoed_left.get(part.index)
+        if left is None:
+            prompts = split_prompts(self._fields["prompt"])
+            prompt = prompts[part.index // max(1, self._grant.choices // len(prompts))]
+            left = len(prompt) if isinstance(prompt, str) else len(part.text)
+        self._echoed_left[part.index] = max(0, left - len(part.text))
+        return replace(part, text=part.text[left:])
+
+    def _check_grant(self, part: TextDelta, answer: TextDelta, choice_tokens: float, tokens: float) -> None:
         """Ends a choice that certainly has more tokens than were granted.
 
         Args:
             part: Its last delta.
+            answer: The same without an echoed prompt.
             choice_tokens: Estimated tokens of the choice.
             tokens: Estimated tokens of the delta.
         """
         ratio = self._certain_ratio
         if self._tokenizer is not None:
-            ratio = max(ratio, self._tokenize(self._tokenizer, part, choice_tokens))
+            ratio = max(ratio, self._tokenize(self._tokenizer, answer, choice_tokens))
         self._certain_tokens = max(self._certain_tokens, choice_tokens * ratio)
         if (excess := choice_tokens * ratio - self._grant.choice_tokens - _ODD_TOKENS) > 0:
             self.choices_over_grant[part.index] = max(0.0, 1.0 - excess / (tokens * ratio))
@@ -319,6 +337,14 @@ class UpstreamUsageCounter:
         """Output tokens that are granted to the current server."""
         return self._granted_tokens - self._previous_output_tokens
 
+    @property
+    def _most_counted_tokens(self) -> int:
+        """Most output tokens that the current server can have counted.
+
+        vLLM counts a token of each choice that it has computed and not shown if no output was asked for.
+        """
+        return self._remaining_tokens if self._granted_tokens else self._grant.choices
+
     def _apply(self, usage: Usage) -> None:
         """Writes the credible counts of a report into the context, and estimates in place of the others."""
         context = self._context
@@ -339,6 +365,8 @@ class UpstreamUsageCounter:
             context.cache_write_tokens = context.cache_write_1h_tokens = 0
         is_credible = self._is_credible_output(usage.completion_tokens)
         tokens = usage.completion_tokens if is_credible else self._estimate_output()
+        if not self._granted_tokens:
+            tokens = 0
         context.completion_tokens = self._previous_output_tokens + tokens
         context.reasoning_tokens = min(usage.reasoning_tokens, tokens) if is_credible else 0
 
@@ -388,12 +416,14 @@ class UpstreamUsageCounter:
         )
 
     def _is_credible_output(self, counted: int) -> bool:
-        return _MIN_COUNTED_SHARE * self._estimated_output_tokens <= counted <= self._remaining_tokens and (
+        return _MIN_COUNTED_SHARE * self._estimated_output_tokens <= counted <= self._most_counted_tokens and (
             counted > 0 or not self._estimated_output_tokens
         )
 
     def _estimate_output(self) -> int:
         """Returns the estimated output tokens of the current server, at most as many as were granted."""
+        if not self._granted_tokens:
+            return 0
         tokens = max(1, round(self._estimated_output_tokens * self._model.output_ratio.value))
         return min(tokens, max(1, self._remaining_tokens))
 
@@ -410,3 +440,4 @@ class UpstreamUsageCounter:
         self._calls.clear()
         self.choices_over_grant.clear()
         self._last_parts.clear()
+        self._echoed_left.clear()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from msgspec.structs import replace
 
 from maitred.admission.grammars.validator import GrammarValidator
+from maitred.app.request.prompt_scores import count_prompt_logprobs
 from maitred.app.request.tokenized import NO_TOOLS, PromptTruncation, begun_answer, count_characters
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest, Unsupported
 from maitred.core.grammar import Constraint, Grammar
@@ -23,7 +24,7 @@ from maitred.text.generation_defaults import GenerationDefaults
 from maitred.text.tokenizer import Tokenizer
 from maitred.wire.openai.fields import refuse
 from maitred.wire.openai.sampling import CONSTRAINT_FIELDS as STRUCTURED_FIELDS
-from maitred.wire.openai.sampling import TOOL_FIELDS
+from maitred.wire.openai.sampling import MAX_TOP_LOGPROBS, TOOL_FIELDS, WHOLE_VOCABULARY
 
 _API_DEFAULTS = SamplingParams(max_tokens=0, seed=0)
 _MAX_CHOICES = 2_048
@@ -64,6 +65,27 @@ def check_sampling(card: ModelCard, request: InferenceRequest, max_choices: int)
     _check_tokens(card, request.allowed_token_ids, "allowed_token_ids")
 
 
+def refuse_whole_vocabulary(card: ModelCard, sampling: SamplingParams) -> InvalidRequest:
+    """Makes the error for a request that asks an engine for the log-probabilities of the whole vocabulary."""
+    field = "top_logprobs" if sampling.top_logprobs == WHOLE_VOCABULARY else "prompt_logprobs"
+    return InvalidRequest(
+        f"{field} is -1, which asks for all {card.vocab_size:,} tokens of the vocabulary. Send at most "
+        f"{MAX_TOP_LOGPROBS}.",
+        param=field,
+    )
+
+
+def check_prompt_logprobs(request: InferenceRequest, prompts: Sequence[list[int]], most: int) -> None:
+    """Raises InvalidRequest for more log-probabilities of prompt tokens than an answer may have."""
+    if (count := count_prompt_logprobs(request, prompts)) > most:
+        field = "logprobs" if request.sampling.prompt_logprobs is None else "prompt_logprobs"
+        raise InvalidRequest(
+            f"The answer would have {count:,} log-probabilities of prompt tokens, and {most:,} are allowed. Send the "
+            f"prompts in several requests, or lower {field} or n.",
+            param=field,
+        )
+
+
 def check_size(card: ModelCard, tokenizer: Tokenizer, request: InferenceRequest) -> None:
     """Rejects text that cannot fit, before it is tokenised. A prompt that will be cut fits.
 
@@ -74,10 +96,10 @@ def check_size(card: ModelCard, tokenizer: Tokenizer, request: InferenceRequest)
         return
     min_prompt_tokens = tokenizer.fewest_tokens(max(map(count_characters, request.prompts)))
     window = _max_sequence_tokens(card)
-    if min_prompt_tokens >= window:
+    if min_prompt_tokens + _least_output(request) > window:
         raise ContextLengthExceeded(
             f"The prompt has at least {min_prompt_tokens:,} tokens, but prompt and answer together may have "
-            f"{window:,}. Shorten the prompt to at most {window - 1:,} tokens.",
+            f"{window:,}. Shorten the prompt to at most {window - _least_output(request):,} tokens.",
             param=request.prompt_param,
             window=window,
             prompt_tokens=min_prompt_tokens,
@@ -173,10 +195,10 @@ def max_output_tokens(card: ModelCard, prompts: Sequence[list[int]], request: In
             raise InvalidRequest("The prompt has no tokens. Give the model at least one.", param=request.prompt_param)
         _check_tokens(card, prompt, request.prompt_param)
         available = window - len(prompt)
-        if available < 1:
+        if available < _least_output(request):
             raise ContextLengthExceeded(
                 f"The prompt has {len(prompt):,} tokens, but prompt and answer together may have {window:,}. "
-                f"Shorten the prompt to at most {window - 1:,} tokens.",
+                f"Shorten the prompt to at most {window - _least_output(request):,} tokens.",
                 param=request.prompt_param,
                 window=window,
                 prompt_tokens=len(prompt),
@@ -200,6 +222,11 @@ def max_output_tokens(card: ModelCard, prompts: Sequence[list[int]], request: In
             )
         longest_outputs.append(max_tokens)
     return longest_outputs
+
+
+def _least_output(request: InferenceRequest) -> int:
+    """Returns the fewest output tokens for which there must be room: none for a prompt that is only scored."""
+    return 0 if request.max_tokens == 0 else 1
 
 
 def _max_sequence_tokens(card: ModelCard) -> int:

@@ -379,6 +379,7 @@ async def _open_pipeline(
         flow_controller,
         clock=clock,
         max_choices=config.model.max_choices,
+        max_prompt_logprobs=config.model.max_prompt_logprobs,
         min_itl_s=config.dispatch.least_itl_s,
         retry_policy=RetryPolicy(config.dispatch.retries, budget, clock),
         grammars=grammars,

@@ -46,17 +46,24 @@ class BlockTable:
         reference_count = self._pool.reference_count
         return bisect_left(self.blocks, True, key=lambda block: reference_count(block) == 1)
 
-    def cached_tokens(self, tokens: Sequence[int]) -> int:
+    def cached_tokens(self, tokens: Sequence[int], reusable: int | None = None) -> int:
         """Returns how many leading tokens `open` would find in the prefix cache now."""
-        return len(self._cached_prefix(tokens)) * self.block_tokens
+        return len(self._cached_prefix(tokens, reusable)) * self.block_tokens
 
-    def open(self, tokens: Sequence[int], *, capacity_tokens: int = 0, reserved: int = 0) -> int | None:
+    def open(
+        self,
+        tokens: Sequence[int],
+        reusable: int | None = None,
+        *,
+        capacity_tokens: int = 0,
+        reserved: int = 0,
+    ) -> int | None:
         """Takes blocks for all of `tokens`, reusing the longest cached prefix.
-
-        At least one token remains to be computed, because its logits are needed.
 
         Args:
             tokens: All known tokens of the sequence.
+            reusable: Leading tokens that may be found in the cache (`Sequence.reusable_tokens`); None: all but the
+                last one.
             capacity_tokens: Tokens to take blocks for, if this is more than `tokens`.
             reserved: Blocks that must stay idle for others.
 
@@ -64,15 +71,15 @@ class BlockTable:
             Number of leading tokens with cached KV; None, without any blocks held, if the pool has too few blocks.
         """
         assert not self.blocks
-        found = self._cached_prefix(tokens)
-        reusable = [block for block in found if block is not None]
-        self._pool.share(reusable)
-        missing = self.blocks_for(max(len(tokens), capacity_tokens)) - len(reusable)
+        found = self._cached_prefix(tokens, reusable)
+        present = [block for block in found if block is not None]
+        self._pool.share(present)
+        missing = self.blocks_for(max(len(tokens), capacity_tokens)) - len(present)
         fresh = self._pool.allocate(missing) if missing + reserved <= self._pool.idle else None
         if fresh is None:
-            self._pool.free(reusable)
+            self._pool.free(present)
             return None
-        self.blocks = reusable + fresh if len(reusable) == len(found) else self._restore(found, fresh)
+        self.blocks = present + fresh if len(present) == len(found) else self._restore(found, fresh)
         self.capacity_tokens = len(self.blocks) * self.block_tokens
         self._published = len(found)
         return len(found) * self.block_tokens
@@ -158,9 +165,9 @@ class BlockTable:
             blocks.append(block)
         return [*blocks, *left]
 
-    def _cached_prefix(self, tokens: Sequence[int]) -> list[int | None]:
+    def _cached_prefix(self, tokens: Sequence[int], reusable: int | None) -> list[int | None]:
         """Returns the blocks of the longest cached prefix, with None for blocks in the swap space."""
-        count = (len(tokens) - 1) // self.block_tokens
+        count = (len(tokens) - 1 if reusable is None else reusable) // self.block_tokens
         self._extend_keys(tokens, count)
         found: list[int | None] = []
         swap = self._pool.swap

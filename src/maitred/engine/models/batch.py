@@ -9,6 +9,7 @@ The KV of every row is written, layer by layer, before any row of that layer att
 another chunk of the same step fills. In this way requests that arrive together share a prefix.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -37,6 +38,27 @@ class BatchChunk:
         return self.context_before + self.length
 
 
+_PIECE_BYTES, _DEVICE_PIECE_BYTES = 32 << 20, 128 << 20
+"""Memory of the logits that are computed together for `ScoredRows`, on a CPU and on an accelerator: enough rows for a
+fast product, which on an accelerator are more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRows:
+    """Rows whose logits are read a piece at a time, because those of a whole prompt would fill the memory."""
+
+    rows: Tensor
+    """int64 ``[S]``"""
+    read: Callable[[Tensor], None]
+    """Gets the logits, fp32 ``[piece, vocab_size]``, in the order of the rows; the next piece reuses the memory."""
+
+    def pieces(self, vocab_size: int) -> Iterator[slice]:
+        """Returns the pieces of the rows, so that the logits of each take little memory."""
+        piece_bytes = _PIECE_BYTES if self.rows.device.type == "cpu" else _DEVICE_PIECE_BYTES
+        step = max(1, piece_bytes // (4 * vocab_size))
+        return (slice(start, start + step) for start in range(0, len(self.rows), step))
+
+
 @dataclass(slots=True)
 class ForwardBatch:
     """Batch of one step with ``T`` tokens: ``D`` decodes and any number of chunks."""
@@ -57,6 +79,8 @@ class ForwardBatch:
     chunks: list[BatchChunk] = field(default_factory=list)
     greedy: bool = False
     """Whether only the largest logit of each row is needed; then others may be minus infinity."""
+    scored: ScoredRows | None = None
+    """Further rows whose logits are read while the step is computed."""
 
     def to(self, device: torch.device) -> "ForwardBatch":
         """Returns the batch with its tensors on a device; the lists of its chunks stay on the host."""
@@ -70,6 +94,7 @@ class ForwardBatch:
             logit_rows=self.logit_rows.to(device),
             decode_tables=self.decode_tables.to(device),
             decode_lengths=self.decode_lengths.to(device),
+            scored=None if self.scored is None else replace(self.scored, rows=self.scored.rows.to(device)),
         )
 
     def without_chunks(self) -> "ForwardBatch":

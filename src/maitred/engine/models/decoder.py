@@ -88,7 +88,13 @@ class Decoder:
             attended = layer.attention_output(self._attention.attend(index, qkv, cache, plan))
             normed = self._add_norm(stream, attended, layer.mlp_norm, epsilon)
             addend = layer.down(self._gate(layer.gate_up(normed)))
-        rows = batch.logit_rows
+        if batch.scored is not None:
+            for piece in batch.scored.pieces(self.config.vocab_size):
+                batch.scored.read(self._logits(stream, addend, batch.scored.rows[piece]))
+        return self._logits(stream, addend, batch.logit_rows)
+
+    def _logits(self, stream: Tensor, addend: Tensor, rows: Tensor) -> Tensor:
+        weights, epsilon = self._weights, self.config.norm_epsilon
         return weights.head(self._add_norm(stream[rows], addend[rows], weights.final_norm, epsilon)).float()
 
     def warm_up(self, cache: KVCache) -> None:

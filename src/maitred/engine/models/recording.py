@@ -1,13 +1,14 @@
 """Forward pass on a CPU in fp32, recorded on a tape: the same operations as the decoder's, in the same order.
 
-After the last layer's attention, only rows that need logits are computed: of a prompt, the last one.
+After the last layer's attention, only rows that need logits are computed: of a prompt, the last one, unless the
+log-probabilities of its tokens are wanted.
 
 All results of a step are written to buffers that are kept from step to step. They are as large as was reserved, or as
 the largest step so far. For a larger step, or for another cache, the buffers and the tape are made again.
 """
 
 import ctypes
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -53,42 +54,69 @@ class StepRecorder:
 
     def reserve(self, rows: int, picked: int, cache: KVCache) -> None:
         """Allocates and touches the buffers of steps of up to `rows` rows, `logit_rows` of them with logits."""
-        self._make_buffers(rows, picked, cache).touch()
+        self._make_buffers(_BufferSizes(rows, picked, picked), cache).touch()
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
         """Computes one step; as `maitred.engine.models.decoder.Decoder.forward`."""
-        rows, picked = len(batch.token_ids), len(batch.logit_rows)
+        scored, wanted = batch.scored, len(batch.logit_rows)
+        needed = _BufferSizes(len(batch.token_ids), wanted + (0 if scored is None else len(scored.rows)), wanted)
         buffers = self._buffers
-        if buffers is None or buffers.cache is not cache or rows > buffers.most_rows or picked > buffers.most_picked:
-            most_picked = max(picked, 0 if buffers is None else buffers.most_picked)
-            most_rows = max(rows, most_picked, 0 if buffers is None else buffers.most_rows)
-            buffers = self._make_buffers(_rounded_up(most_rows), _rounded_up(most_picked), cache)
+        if buffers is None or buffers.cache is not cache or not buffers.sizes.cover(needed):
+            buffers = self._make_buffers(needed.rounded_up(_NO_BUFFERS if buffers is None else buffers.sizes), cache)
         plan = self._attention.plan(batch, cache)
-        searches = batch.greedy and self._search is not None and self._search.begins(picked)
+        searches = batch.greedy and self._search is not None and self._search.begins(wanted)
         buffers.begin(batch, searches=searches)
         buffers.tape.play()
         del plan  # its memory had to live until the tape was played
         if searches and self._search is not None:
-            self._search.record(buffers.found[:picked])
-        return buffers.logits[:picked]
+            self._search.record(buffers.found[:wanted])
+        if scored is not None:
+            final = buffers.normed[wanted : needed.picked]
+            for piece in scored.pieces(self._config.vocab_size):
+                scored.read(self._weights.head(final[piece]))
+        return buffers.logits[:wanted]
 
-    def _make_buffers(self, rows: int, picked: int, cache: KVCache) -> "_StepBuffers":
+    def _make_buffers(self, sizes: "_BufferSizes", cache: KVCache) -> "_StepBuffers":
         self._buffers = None  # frees the old memory before the new is allocated
-        buffers = _StepBuffers(self._config, self._weights, rows, picked, cache=cache)
+        buffers = _StepBuffers(self._config, self._weights, sizes, cache)
         buffers.record(self._attention)
         self._buffers = buffers
         return buffers
 
 
+class _BufferSizes(NamedTuple):
+    """Largest step that buffers can hold, in rows."""
+
+    rows: int
+    picked: int
+    """Rows that are computed after the last layer's attention."""
+    wanted: int
+    """Of these, rows whose logits are kept: the first ones."""
+
+    def cover(self, needed: "_BufferSizes") -> bool:
+        """Returns whether a step of this size can be computed."""
+        return all(size >= need for size, need in zip(self, needed, strict=True))
+
+    def rounded_up(self, present: "_BufferSizes") -> "_BufferSizes":
+        """Returns sizes that are enough for this step and for those before; they have few different values."""
+        rows, picked, wanted = map(max, self, present)
+        return _BufferSizes(_rounded_up(max(rows, picked)), _rounded_up(picked), _rounded_up(wanted))
+
+
+_NO_BUFFERS = _BufferSizes(0, 0, 0)
+
+
 class _StepBuffers:
     """Buffers of a step of limited size, and the tape that computes in them."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, most_rows: int, most_picked: int, cache: KVCache) -> None:
-        self.most_rows, self.most_picked, self.cache = most_rows, most_picked, cache
+    def __init__(self, config: ModelConfig, weights: Weights, sizes: _BufferSizes, cache: KVCache) -> None:
+        self.sizes, self.cache = sizes, cache
+        most_rows, most_picked, most_wanted = sizes
         self._config, self._weights = config, weights
         width, inner = config.hidden_size, config.intermediate_size
         self._stream = torch.empty(most_rows, width)
-        self._normed = torch.empty(most_rows, width)
+        self.normed = torch.empty(most_rows, width)
+        """After the tape was played: of the picked rows, what the head reads."""
         self._addend = torch.empty(most_rows, width)
         self._qkv = torch.empty(most_rows, config.qkv_features)
         self._attended = torch.empty(most_rows, config.heads * config.head_dim)
@@ -97,25 +125,28 @@ class _StepBuffers:
         scratch_bytes = max(cast(TapedLinear, product).scratch_bytes(most_rows) for product in weights.products)
         self._reserve = torch.empty(scratch_bytes, dtype=torch.uint8)
         self._picks = torch.empty(most_picked, dtype=torch.int64)
-        self._picked, self._scored, self._searched = ctypes.c_int64(0), ctypes.c_int64(0), ctypes.c_int64(0)
+        self._picked, self._wanted, self._searched = ctypes.c_int64(0), ctypes.c_int64(0), ctypes.c_int64(0)
         self._picked_stream = torch.empty(most_picked, width)
         self._picked_attended = torch.empty(most_picked, self._attended.shape[1])
-        self.logits = torch.empty(most_picked, config.vocab_size)
-        self.found = torch.zeros(most_picked, dtype=torch.int64)
+        self.logits = torch.empty(most_wanted, config.vocab_size)
+        self.found = torch.zeros(most_wanted, dtype=torch.int64)
 
     def touch(self) -> None:
         """Writes zeros to all buffers but the logits', so that the system allocates their memory."""
-        by_rows = (self._stream, self._normed, self._addend, self._qkv, self._attended, self._gate_up, self._gated)
+        by_rows = (self._stream, self.normed, self._addend, self._qkv, self._attended, self._gate_up, self._gated)
         for buffer in (*by_rows, self._reserve):
             buffer.zero_()
 
     def begin(self, batch: ForwardBatch, *, searches: bool) -> None:
         """Copies a step's inputs into the buffers, and sets whether the step searches logits or computes them all."""
-        picked = len(batch.logit_rows)
+        wanted = picked = len(batch.logit_rows)
         self._stream[: len(batch.token_ids)] = self._weights.embedding[batch.token_ids]
-        self._picks[:picked] = batch.logit_rows
+        self._picks[:wanted] = batch.logit_rows
+        if batch.scored is not None:
+            picked += len(batch.scored.rows)
+            self._picks[wanted:picked] = batch.scored.rows
         self._picked.value = picked
-        self._scored.value, self._searched.value = (0, picked) if searches else (picked, 0)
+        self._wanted.value, self._searched.value = (0, wanted) if searches else (wanted, 0)
 
     def record(self, attention: CPUAttention) -> None:
         """Records all layers and the head on a new tape."""
@@ -126,7 +157,7 @@ class _StepBuffers:
         addend = 0  # the first layer's input is the embedding alone
         for index, layer in enumerate(weights.layers):
             self._norm(stream, addend, layer.attention_norm, epsilon)
-            self._product(layer.qkv, self._normed, self._qkv)
+            self._product(layer.qkv, self.normed, self._qkv)
             self._norm_heads(layer, epsilon)
             attention.record(self.tape, index, self._qkv.data_ptr(), self._attended.data_ptr(), self.cache)
             if layer is weights.layers[-1]:
@@ -136,20 +167,20 @@ class _StepBuffers:
             addend = self._addend.data_ptr()
             self._product(layer.attention_output, attended, self._addend)
             self._norm(stream, addend, layer.mlp_norm, epsilon)
-            self._product(layer.gate_up, self._normed, self._gate_up)
+            self._product(layer.gate_up, self.normed, self._gate_up)
             gate = [self._gate_up.data_ptr(), self._gated.data_ptr(), self._gated.shape[1]]
             self.tape.add(gate_rows(), gate, self._rows, _worth(self._gate_up))
             self._product(layer.down, self._gated, self._addend)
         self._norm(stream, addend, weights.final_norm, epsilon)
         if isinstance(weights.head, ScreenedLinear):
-            places = (self._normed.data_ptr(), self.logits.data_ptr(), ctypes.addressof(self._searched))
-            scratch = (self._reserve.data_ptr(), self.most_picked, self.found)
+            places = (self.normed.data_ptr(), self.logits.data_ptr(), ctypes.addressof(self._searched))
+            scratch = (self._reserve.data_ptr(), self.sizes.wanted, self.found)
             weights.head.record_search(self.tape, *places, *scratch)
-            self._rows = ctypes.addressof(self._scored)
-        self._product(weights.head, self._normed, self.logits)
+        self._rows = ctypes.addressof(self._wanted)
+        self._product(weights.head, self.normed, self.logits)
 
     def _norm(self, stream: Tensor, addend: int, gain: Tensor, epsilon: float) -> None:
-        rows = (stream.data_ptr(), addend, gain.data_ptr(), self._normed.data_ptr())
+        rows = (stream.data_ptr(), addend, gain.data_ptr(), self.normed.data_ptr())
         self.tape.add(norm_rows(), norm_fields(*rows, stream.shape[1], epsilon), self._rows, _worth(stream))
 
     def _pick(self, rows: Tensor, picked: Tensor) -> Tensor:

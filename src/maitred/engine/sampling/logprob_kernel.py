@@ -57,3 +57,39 @@ def observe_row(row: NDArray[np.float32], tokens: NDArray[np.int64], values: NDA
     if top == -np.inf:
         return 0.0
     return float(top + np.log(weigh_blocks(row, tops, top, _SCALE, np.empty(blocks, np.int64)) / ONE))
+
+
+@compiled
+def score_rows(
+    logits: NDArray[np.float32],
+    targets: NDArray[np.int64],
+    logprobs: NDArray[np.float32],
+    ranks: NDArray[np.int32],
+    top_tokens: NDArray[np.int32],
+    top_logprobs: NDArray[np.float32],
+) -> None:
+    """Computes the log-probability and the rank of one token of each row, and the most probable tokens.
+
+    Args:
+        logits: ``[rows, vocabulary]``
+        targets: One token per row.
+        logprobs: Receives their log-probabilities; NaN for a row that contains a NaN or +inf.
+        ranks: Receives one more than the number of tokens with a larger logit.
+        top_tokens: ``[rows, top]``; receives the most probable tokens, best first.
+        top_logprobs: ``[rows, top]``; receives their log-probabilities.
+    """
+    top = top_tokens.shape[1]
+    tokens = np.empty(top, np.int64)
+    values = np.empty(top, np.float64)
+    for index in range(targets.size):
+        row = logits[index]
+        normaliser = observe_row(row, tokens, values)
+        own = row[targets[index]]
+        above = 0
+        for i in range(row.size):  # an iterator over the row would not be compiled to vector instructions
+            above += row[i] > own
+        logprobs[index] = own - normaliser
+        ranks[index] = above + 1
+        for place in range(top):
+            top_tokens[index, place] = tokens[place]
+            top_logprobs[index, place] = values[place] - normaliser

@@ -41,6 +41,7 @@ from maitred.engine.sampling.fixed_point import INDEX_BITS
 from maitred.engine.sampling.host_rows import HostRows
 from maitred.engine.sampling.logprobs import LogprobRows
 from maitred.engine.sampling.philox import random_bits
+from maitred.engine.sampling.prompt_logprobs import PromptScorer
 from maitred.engine.sampling.row_kernels import NOT_A_NUMBER
 
 _NOTHING: Mapping[int, Sequence[int]] = {}
@@ -178,6 +179,11 @@ class Sampler:
                 logprobs[row] = entry
         return SampleResult(tokens, logprobs, banned)
 
+    def prompt_scores(self, targets: Sequence[int], top: int) -> PromptScorer:
+        """Makes the reader of the logits behind which these prompt tokens stand; see `PromptScorer`."""
+        pool = None if self._on_device else self._pool
+        return PromptScorer(targets, min(top, self._vocab_size), pool, self._helpers)
+
     def _rows_form(self, parameters: DrawParameters) -> HostRows | DeviceRows:
         if self._on_device:
             return DeviceRows(parameters, self._device)
@@ -189,6 +195,7 @@ class Sampler:
         self.add(0, params, 0, prompt=[0])
         self.sample(torch.zeros((1, self._vocab_size), device=self._device), [0], [0])
         self.remove(0)
+        self.prompt_scores([0], 1).read(torch.zeros((1, self._vocab_size), device=self._device))
 
     def _layout_of(self, keys: list[int]) -> "_Layout":
         if self._layout is None or self._layout.keys != keys:

@@ -4,8 +4,11 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
+from maitred.core.request import PromptLogprobs
 from maitred.engine.kv.swap import BlockCopy
 from maitred.engine.scheduler.sequence import Sequence
+
+_NO_ROWS = range(0)
 
 
 class Chunk(Struct, gc=False):
@@ -23,11 +26,23 @@ class Chunk(Struct, gc=False):
     is kept; rejected drafts are discarded."""
     draws: tuple[int, ...] = (0,)
     """Number of drafts before each sampled token, forced tokens included (`SpeculativeGrammarState`)."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """Log-probabilities of prompt tokens, if the request wants them; the runner adds them when it has computed the
+    chunk."""
 
     @property
     def end(self) -> int:
         """Number of the sequence's tokens that are computed after the step, without its drafts."""
         return self.start + self.length
+
+    @property
+    def scored_rows(self) -> range:
+        """Rows of the chunk whose logits give the log-probability of the prompt token behind each."""
+        scored = self.sequence.scored
+        if scored is None:
+            return _NO_ROWS
+        last = self.sequence.prompt_tokens - 1
+        return range(max(0, scored - self.start), min(self.length, last - self.start))
 
     @property
     def samples(self) -> bool:

@@ -39,11 +39,14 @@ class PrefillBudget:
         """Whether no further token fits."""
         return self.tokens == 0 or self._time.spent
 
-    def take(self, start: int, wanted: int) -> int:
-        """Spends budget for `wanted` tokens after `start` earlier ones; returns how many of them fit."""
+    def take(self, start: int, wanted: int, *, scored: bool = False) -> int:
+        """Spends budget for `wanted` tokens after `start` earlier ones; returns how many of them fit.
+
+        The arguments are those of `StepBudget.take`.
+        """
         length = min(wanted, self.tokens)
         if length:
-            length = self._time.take(start, length)
+            length = self._time.take(start, length, scored=scored)
         self.tokens -= length
         return length
 
@@ -91,7 +94,7 @@ class ServiceOwed:
     def _needed_tokens(self, sequence: Sequence) -> float:
         """Returns how many tokens, each taking as long as a new prompt's first, the rest of a prompt costs."""
         table, times = sequence.table, self._times
-        start = sequence.computed if table.blocks else table.cached_tokens(sequence.tokens)
+        start = sequence.computed if table.blocks else table.cached_tokens(sequence.tokens, sequence.reusable_tokens)
         length = len(sequence.tokens) - start
         return times.chunk(start, length) / times.token_s if times.token_s else length
 

@@ -149,10 +149,15 @@ class PromptPlanner:
         if self._passed and not state.residency.is_entitled(flow, table.blocks_for(sequence.admission_tokens)):
             return WaitCause.KV_FULL
         reserved = max(running, state.residency.reserved_blocks(flow, state.pool.idle))
-        cached = table.open(sequence.tokens, capacity_tokens=sequence.admission_tokens, reserved=reserved)
+        cached = table.open(
+            sequence.tokens,
+            sequence.reusable_tokens,
+            capacity_tokens=sequence.admission_tokens,
+            reserved=reserved,
+        )
         if cached is None:
             return WaitCause.KV_FULL
-        length = self._budget.take(cached, len(sequence.tokens) - cached)
+        length = self._budget.take(cached, len(sequence.tokens) - cached, scored=sequence.is_scoring)
         if length == 0:
             table.release()
             return WaitCause.PREFILL_BUDGET
@@ -170,7 +175,7 @@ class PromptPlanner:
         """Gives a prefill up to `wanted` further tokens in this step."""
         chunk = self._chunks.get(sequence.key)
         start = sequence.computed if chunk is None else chunk.end
-        length = self._budget.take(start, min(wanted, len(sequence.tokens) - start))
+        length = self._budget.take(start, min(wanted, len(sequence.tokens) - start), scored=sequence.is_scoring)
         if length == 0:
             return
         if chunk is None:
@@ -194,5 +199,5 @@ def too_late(sequence: Sequence, times: StepTimes, now_s: float) -> bool:
 
     # The prefix cache is searched only where the result matters.
     return late(sequence.computed) and (
-        bool(sequence.table.blocks) or late(sequence.table.cached_tokens(sequence.tokens))
+        bool(sequence.table.blocks) or late(sequence.table.cached_tokens(sequence.tokens, sequence.reusable_tokens))
     )

@@ -65,7 +65,7 @@ _TURNS = 0.25
 
 
 class SequenceStep(Struct, gc=False):
-    """New tokens of one sequence (at least one), and whether they end it.
+    """New tokens of one sequence (at least one, unless its request wants none), and whether they end it.
 
     This is a struct for the same reason as `Chunk`.
     """
@@ -353,8 +353,8 @@ class Scheduler:
 
         Args:
             plan: The latest plan, computed in full.
-            sampled: For each chunk of `plan.sampling` the tokens that follow it, at least one. Tokens behind the end of
-                an answer are dropped.
+            sampled: For each chunk of `plan.sampling` the tokens that follow it, at least one unless its request wants
+                no output. Tokens behind the end of an answer are dropped.
 
         Returns:
             One `SequenceStep` for each of these chunks, in the same order; finished sequences no longer hold blocks.
@@ -363,6 +363,9 @@ class Scheduler:
         streaming = len(sampling) - sum([chunk.samples for chunk in plan.prefills])
         for chunk in plan.chunks:
             chunk.sequence.computed = chunk.start + chunk.length
+        for chunk in plan.prefills:
+            if (scored := chunk.sequence.scored) is not None:
+                chunk.sequence.scored = max(scored, min(chunk.end, chunk.sequence.prompt_tokens - 1))
         advances = [_advance(chunk.sequence, tokens) for chunk, tokens in zip(sampling, sampled, strict=True)]
         for chunk, advance in zip(sampling, advances, strict=True):
             if chunk.drafts:
@@ -426,6 +429,8 @@ class Scheduler:
 
 def _advance(sequence: Sequence, tokens: list[int]) -> SequenceStep:
     """Appends tokens up to the end of the answer."""
+    if not tokens:
+        return SequenceStep(sequence, tokens, FinishReason.LENGTH)
     finish = sequence.append(tokens[0])
     kept = 1
     while finish is None and kept < len(tokens):

@@ -51,6 +51,7 @@ class Sequence:
         "promised_blocks",
         "prompt_tokens",
         "request",
+        "scored",
         "stop_tokens",
         "table",
         "tokens",
@@ -88,6 +89,10 @@ class Sequence:
         """Largest `computed` at a preemption, in the prompt, or at a lost replica; below it is recomputation."""
         self.plain_until = 0
         """Position below which decodes only compute: they fill or need no block, and charge nothing."""
+        self.scored: int | None = None
+        """Number of leading tokens behind which the next prompt token's log-probability is known; None: not wanted."""
+        if sampling.prompt_logprobs is not None and index == min(request.previous_outputs):
+            self.scored = 0
         self.promised_blocks = 0
         """Number of further blocks that a running sequence is expected to take."""
         self.preemptions = 0
@@ -111,6 +116,20 @@ class Sequence:
     def pending(self) -> int:
         """Number of known tokens without computed KV; at least 1 until the sequence ends."""
         return len(self.tokens) - self.computed
+
+    @property
+    def reusable_tokens(self) -> int:
+        """Number of leading tokens whose KV may come from the prefix cache instead of being computed.
+
+        At least one token is computed, because its logits are needed. So is each one whose logits the log-probabilities
+        of the prompt still need.
+        """
+        return self.scored if self.scored is not None and self.is_scoring else len(self.tokens) - 1
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether log-probabilities of the prompt are wanted that are not computed."""
+        return self.scored is not None and self.scored < self.prompt_tokens - 1
 
     @property
     def output_tokens(self) -> int:

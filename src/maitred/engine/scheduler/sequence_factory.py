@@ -65,8 +65,8 @@ class SequenceFactory:
         sampling = request.sampling
         if not request.prompt:
             raise ValueError("The prompt has no tokens.")
-        if sampling.max_tokens < 1 or sampling.n < 1:
-            raise ValueError("max_tokens and n must be at least 1.")
+        if sampling.max_tokens < 0 or sampling.n < 1:
+            raise ValueError("max_tokens must be at least 0, and n at least 1.")
         total = len(request.prompt) + sampling.max_tokens
         wish = f"The prompt's {len(request.prompt)} tokens and max_tokens {sampling.max_tokens} exceed"
         if total > self._context_tokens:

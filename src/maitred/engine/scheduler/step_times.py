@@ -47,6 +47,8 @@ class StepWork:
     pairs: int = 0
     drafts: int = 0
     """Number of draft tokens; each costs as much as a decode, but attends like a token of a chunk."""
+    scored: int = 0
+    """Number of prefill tokens behind which log-probabilities are computed."""
 
     @classmethod
     def of(cls, plan: StepPlan) -> "StepWork":
@@ -62,6 +64,7 @@ class StepWork:
             sum([length for _, length in prompts + longer]),
             sum([pairs_of(start, length) for start, length in prompts + longer + drafts]),
             sum([length for _, length in drafts]),
+            sum([len(chunk.scored_rows) for chunk in plan.prefills]),
         )
 
     @classmethod
@@ -71,8 +74,8 @@ class StepWork:
 
     def seconds(self, times: StepTimes) -> float:
         """Returns the seconds that the step takes."""
-        _, tokens, context_tokens, decodes, chunks, pairs = self.features
-        return times.of(tokens, context_tokens, decodes=decodes, chunks=chunks, pairs=pairs)
+        _, tokens, context_tokens, decodes, chunks, pairs, scored = self.features
+        return times.of(tokens, context_tokens, decodes=decodes, chunks=chunks, pairs=pairs, scored=scored)
 
     def extra_seconds(self, times: StepTimes) -> float:
         """Returns the seconds that the prefill and the drafts of the step add."""
@@ -80,10 +83,11 @@ class StepWork:
         return self.seconds(times) - decodes.seconds(times)
 
     @property
-    def features(self) -> tuple[int, int, int, int, int, int]:
+    def features(self) -> tuple[int, int, int, int, int, int, int]:
         """Returns the factors for the fields of `StepTimes`, in their order."""
         sampled = self.decodes + self.drafts
-        return 1, sampled + self.prefill_tokens, self.context_tokens, sampled, self.chunks, self.pairs
+        tokens = sampled + self.prefill_tokens
+        return 1, tokens, self.context_tokens, sampled, self.chunks, self.pairs, self.scored
 
 
 class TimedStep(NamedTuple):
@@ -247,17 +251,22 @@ class StepBudget:
         """Whether no further token fits."""
         return not self._least and not (self._tokens and self._times.longest_chunk(self._left_s, 0, 1))
 
-    def take(self, start: int, wanted: int) -> int:
+    def take(self, start: int, wanted: int, *, scored: bool = False) -> int:
         """Spends budget for a chunk after `start` earlier tokens; returns how many of `wanted` tokens fit.
 
         The first few tokens of a step always fit.
+
+        Args:
+            start: Tokens before the chunk.
+            wanted: Tokens that it would have.
+            scored: Whether log-probabilities are computed behind each of them.
         """
-        fits = self._times.longest_chunk(self._left_s, start, min(wanted, self._tokens))
+        fits = self._times.longest_chunk(self._left_s, start, min(wanted, self._tokens), scored=scored)
         while fits and pairs_of(start, fits) > self._pairs:
             fits //= 2
         length = max(fits, min(wanted, self._least))
         if length:
-            self._left_s -= self._times.chunk(start, length)
+            self._left_s -= self._times.chunk(start, length) + (self._times.scored_s * length if scored else 0.0)
             self._tokens -= length
             self._pairs -= pairs_of(start, length)
             self._least = max(0, self._least - length)

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from maitred.core.errors import Bug, MaitredError, ProtocolViolation
-from maitred.core.request import EngineRequest, TokenDelta
+from maitred.core.request import EngineRequest, FinishReason, TokenDelta
 
 PAUSE_AT_TOKENS = 512
 """Default number of unread tokens at which a stream pauses: seconds of text, but only a few kilobytes."""
@@ -41,8 +41,10 @@ class EngineStream:
         "_pause_requested",
         "_pending",
         "_pending_tokens",
+        "_remaining_positions",
         "_remaining_tokens",
         "_running_choices",
+        "_scoring_choice",
         "_send_cancel",
         "_send_pause",
         "_waiter",
@@ -65,6 +67,9 @@ class EngineStream:
         self._remaining_tokens = request.sampling.max_tokens * len(self._running_choices)
         if resumes is not None:
             self._remaining_tokens -= sum(map(len, resumes.values()))
+        # The first choice that runs brings the log-probabilities of the prompt, before its first token.
+        self._scoring_choice = min(self._running_choices)
+        self._remaining_positions = 0 if request.sampling.prompt_logprobs is None else len(request.prompt) - 1
         self._cancelled_choices: set[int] = set()
         self._pending: list[TokenDelta] = []
         self._failure: Exception | None = None
@@ -147,7 +152,8 @@ class EngineStream:
         This is a hot path: it runs for every token of every request. It does not wake the reader: see `wake`.
 
         Raises:
-            ProtocolViolation: The choice does not exist or has finished, or the engine sent too many tokens.
+            ProtocolViolation: The choice does not exist or has finished, or the engine sent too many tokens, or too
+                many or too few log-probabilities of the prompt.
         """
         index = delta.index
         if index not in self._running_choices:
@@ -159,12 +165,24 @@ class EngineStream:
         self._remaining_tokens -= len(delta.tokens)
         if self._remaining_tokens < 0:
             raise ProtocolViolation(f"The engine sent more tokens of {self.wire_id} than were asked for.")
+        if self._remaining_positions or delta.prompt_logprobs is not None:
+            self._count_positions(delta)
         if delta.finish is not None:
             self._running_choices.discard(index)
         self._pending.append(delta)
         self._pending_tokens += len(delta.tokens)
         if self._pending_tokens >= self._pause_at_tokens:
             self._sync_pause()
+
+    def _count_positions(self, delta: TokenDelta) -> None:
+        """Counts the prompt tokens whose log-probabilities a delta has."""
+        if delta.prompt_logprobs is not None:
+            self._remaining_positions -= delta.prompt_logprobs.count
+        is_answer = bool(delta.tokens) or delta.finish in (FinishReason.STOP, FinishReason.LENGTH)
+        is_late = self._remaining_positions > 0 and is_answer and delta.index == self._scoring_choice
+        if self._remaining_positions < 0 or is_late:
+            amount = "too few" if is_late else "too many"
+            raise ProtocolViolation(f"The engine sent log-probabilities for {amount} prompt tokens of {self.wire_id}.")
 
     def wake(self) -> None:
         """Passes the pushed output to the listener, or wakes the reader if the listener does not handle it."""

@@ -73,7 +73,8 @@ def encode_body(
 ) -> tuple[bytes, list[str]]:
     """Encodes the body of a request, and names the fields that were left out.
 
-    It always requests a stream, so that a server that dies or stalls is detected early.
+    It requests a stream, so that a server that dies or stalls is detected early, unless the server has no stream for
+    the request.
 
     Args:
         request: The request.
@@ -105,6 +106,9 @@ def encode_body(
     if request.max_tokens is not None:
         body[dialect.max_tokens_field if request.chat else "max_tokens"] = request.max_tokens
     body |= {"model": model, "stream": True, "stream_options": dialect.stream_options}
+    if "prompt_logprobs" in body:
+        # vLLM refuses streams with them. The whole answer is read in place of a stream.
+        del body["stream"], body["stream_options"]
     return msgspec.json.encode(body), ignored
 
 

@@ -40,7 +40,7 @@ from maitred.wire.openai.requests import (
     StreamOptions,
     TokenizeRequest,
 )
-from maitred.wire.openai.sampling import CONSTRAINT_FIELDS, TOOL_FIELDS
+from maitred.wire.openai.sampling import CONSTRAINT_FIELDS, MAX_TOP_LOGPROBS, TOOL_FIELDS, WHOLE_VOCABULARY
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_ROLES = frozenset(ROLES) - {"tool"}
@@ -113,10 +113,15 @@ _RANGES: Mapping[str, NumberRange] = {
     "seed": NumberRange(-(2**63), 2**63 - 1),
     "n": NumberRange(1, MAX_CHOICES),
     "priority": NumberRange(LOWEST_PRIORITY, HIGHEST_PRIORITY),
-    "top_logprobs": NumberRange(0, 20),
+    "top_logprobs": NumberRange(WHOLE_VOCABULARY, MAX_TOP_LOGPROBS),
+    "prompt_logprobs": NumberRange(WHOLE_VOCABULARY, MAX_TOP_LOGPROBS),
     "truncate_prompt_tokens": NumberRange(-1, MAX_TOKEN_ID),
 }
-_COMPLETION_LOGPROBS = NumberRange(0, 5)
+_COMPLETION_RANGES: Mapping[str, NumberRange] = {
+    **_RANGES,
+    "max_tokens": NumberRange(0, MAX_TOKEN_ID),
+    "logprobs": NumberRange(0, MAX_TOP_LOGPROBS),
+}
 _DIMENSIONS = NumberRange(1, MAX_TOKEN_ID)
 _LOGIT_BIAS = NumberRange(-100, 100)
 _TOKEN_ID = NumberRange(0, MAX_TOKEN_ID)
@@ -128,7 +133,7 @@ _PLAIN_FIELDS = frozenset(
         *("stream", "stream_options", "priority", "service_tier", "user", "logprobs", "top_logprobs", "best_of"),
         *("allowed_token_ids", "bad_words", "include_stop_str_in_output", "skip_special_tokens"),
         *("spaces_between_special_tokens", "return_token_ids", "return_tokens_as_token_ids"),
-        *("truncate_prompt_tokens", "truncation_side"),
+        *("truncate_prompt_tokens", "truncation_side", "prompt_logprobs"),
     }
 )
 _PLAIN_CHAT_FIELDS = (_PLAIN_FIELDS - {"best_of"}) | {
@@ -147,7 +152,7 @@ COMPLETION_FIELDS = _PLAIN_COMPLETION_FIELDS | CONSTRAINT_FIELDS
 
 def check_chat(request: ChatRequest) -> None:
     """Raises InvalidRequest for the first rule that a chat request breaks."""
-    _check_generation(request)
+    _check_generation(request, _RANGES)
     check_messages(request.messages)
     check_template_arguments(
         request.chat_template_kwargs,
@@ -169,16 +174,16 @@ def check_chat(request: ChatRequest) -> None:
 
 def check_completion(request: CompletionRequest) -> None:
     """Raises InvalidRequest for the first rule that a completion request breaks."""
-    _check_generation(request)
+    _check_generation(request, _COMPLETION_RANGES)
     check_prompt(request.prompt)
     if (answers := len(request.prompts()) * request.choices) > MAX_ANSWERS:
         raise InvalidRequest(
             f"Prompts times n must be at most {MAX_ANSWERS}; got {answers}. Send several requests.", param="prompt"
         )
-    _COMPLETION_LOGPROBS.check("logprobs", request.logprobs)
-    if request.echo and request.logprobs is not None:
+    if request.max_tokens == 0 and not request.scores_prompt:
         raise InvalidRequest(
-            "logprobs of an echoed prompt are not supported by this server yet. Remove echo or logprobs.", param="echo"
+            "max_tokens must be at least 1; got 0. An answer without output needs echo or prompt_logprobs.",
+            param="max_tokens",
         )
     if request.best_of is not None and request.best_of != request.choices:
         raise InvalidRequest(
@@ -267,12 +272,18 @@ def check_known(fields: object, kind: type[msgspec.Struct], path: str = "", also
             )
 
 
-def _check_generation(request: ChatRequest | CompletionRequest) -> None:
+def _check_generation(request: ChatRequest | CompletionRequest, ranges: Mapping[str, NumberRange]) -> None:
     if not request.model:
         raise InvalidRequest("model must name a model; got an empty string.", param="model")
     for field in request.sent:
-        if field in _RANGES:
-            _RANGES[field].check(field, getattr(request, field, None))
+        if field in ranges:
+            ranges[field].check(field, getattr(request, field, None))
+    if request.prompt_logprobs is not None and request.stream:
+        raise InvalidRequest(
+            "prompt_logprobs are not sent in streams. Set stream to false, or send echo and logprobs to "
+            "/v1/completions.",
+            param="prompt_logprobs",
+        )
     if request.service_tier is not None and request.service_tier not in SERVICE_TIERS:
         raise InvalidRequest(
             f"service_tier must be one of {', '.join(SERVICE_TIERS)}; got {format_value(request.service_tier)}.",
@@ -640,8 +651,8 @@ def body_schemas() -> dict[type, dict[str, FieldSchema]]:
         ChatRequest: {**common, "messages": {"minItems": 1}, "chat_template_kwargs": arguments},
         CompletionRequest: {
             **common,
+            **{field: _COMPLETION_RANGES[field].schema() for field in ("max_tokens", "logprobs")},
             "prompt": prompt,
-            "logprobs": _COMPLETION_LOGPROBS.schema(),
             "best_of": _RANGES["n"].schema(),
         },
         EmbeddingRequest: {

@@ -138,7 +138,7 @@ FIELDS: Mapping[str, RequestField] = {
     "watermark": _FALSE,
     "watermarking": _FALSE,
     "repetition_detection": _instead("Send repetition_penalty."),
-    "prompt_logprobs": _REFUSED,
+    "prompt_logprobs": _instead("Use a model of this server's own engines, or one of vLLM."),
     "logprob_token_ids": _instead("Send top_logprobs."),
     "n_probs": _instead("Send logprobs and top_logprobs.", 0),
     "post_sampling_probs": _FALSE,

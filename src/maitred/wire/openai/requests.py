@@ -216,6 +216,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     return_tokens_as_token_ids: bool | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: str | None = None
+    prompt_logprobs: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = None
@@ -349,6 +350,11 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     def token_limit_param(self) -> str:
         """Field that sets the limit, as named in error messages."""
         return "max_tokens"
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the answer has the prompt or its log-probabilities, so that it is one even without output."""
+        return self.echo is True or self.prompt_logprobs is not None
 
     def prompts(self) -> list[str | list[int]]:
         """Returns the prompts as a list, for every form in the request."""

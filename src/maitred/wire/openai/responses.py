@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from maitred.core.inference import ChunkMetadata, TokenScore
+from maitred.core.inference import ChunkMetadata, PromptEntries, PromptScores, TokenScore
 from maitred.core.request import FinishReason, Usage
 
 Finish = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
@@ -183,6 +183,8 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     system_fingerprint: str | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     """Token ids of the prompt, if requested."""
+    prompt_logprobs: PromptEntries | UnsetType = UNSET
+    """Log-probabilities of the prompt, which all choices share, omitted unless the client asked for them."""
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -263,6 +265,8 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Token ids of the choice, or of the chunk, if requested."""
     prompt_token_ids: list[int] | UnsetType = UNSET
     """Token ids of the choice's prompt, if requested; in the first chunk of each choice."""
+    prompt_logprobs: PromptEntries | UnsetType = UNSET
+    """Log-probabilities of the prompt, omitted unless the client asked for them."""
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -401,6 +405,11 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
             # Of these details, cached and reasoning tokens are billed, so they stand as the gateway has them.
             fields[name] = {**decided, **value, **{key: decided[key] for key in _BILLED_DETAILS if key in decided}}
     return fields
+
+
+def prompt_logprobs(scores: PromptScores | None) -> PromptEntries | UnsetType:
+    """Returns the log-probabilities of a prompt, if the client asked for them."""
+    return UNSET if scores is None or scores.logprobs is None else scores.logprobs
 
 
 def have_members(scores: Iterable[TokenScore] | None) -> bool:

@@ -31,11 +31,15 @@ from maitred.wire.openai.requests import ChatRequest, CompletionRequest, Tokeniz
 _SAME_FIELDS = frozenset(
     {
         *("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-        *("min_tokens", "ignore_eos", "n"),
+        *("min_tokens", "ignore_eos", "n", "prompt_logprobs"),
     }
 )
 """Fields that have the same name, meaning and default in the request and in the parameters."""
 _SAMPLING_FIELDS = _SAME_FIELDS | {"top_k", "logit_bias", "logprobs", "stop_token_ids"}
+WHOLE_VOCABULARY = -1
+"""Value of `top_logprobs` and `prompt_logprobs` that asks for all tokens, as in vLLM's API."""
+MAX_TOP_LOGPROBS = 20
+"""Most tokens at each position, beside the one that stands there."""
 _DEFAULT_PARAMS = SamplingParams(0, 0)
 """Parameters of requests that set no sampling field; token limit and seed are set later."""
 

@@ -202,6 +202,7 @@ def body_schemas() -> dict[type, dict[str, FieldSchema]]:
         ResponsesRequest: {
             **{field: rules for field, rules in chat.items() if field in ResponsesRequest.__struct_fields__},
             **prompt,
+            "top_logprobs": _TOP_LOGPROBS.schema(),
             "max_output_tokens": _MAX_OUTPUT_TOKENS.schema(),
             "max_tool_calls": _MAX_TOOL_CALLS.schema(),
             "metadata": metadata,

@@ -259,3 +259,29 @@ def test_entries_without_end_end_the_choice(delta):
     assert not counted.counter.choices_over_grant
     counted.counter.count(TextBatch([delta], None, 1))
     assert counted.counter.choices_over_grant
+
+
+LONG = "word " * 1_000
+
+
+@pytest.mark.parametrize("prompt", [LONG, list(range(1_000)), [LONG], [list(range(1_000))]])
+def test_a_prompt_that_the_answer_repeats_is_no_output(prompt):
+    counted = Counted(2, fields={"prompt": prompt, "echo": True, "n": 2})
+    for index in range(2):
+        counted.text(LONG, index).text("an answer", index)
+    assert counted.counter.choices_over_grant == {}
+    assert counted.context.completion_tokens == 4
+    assert counted.close(Usage(90, 7)) == Usage(90, 7)
+    counted = Counted(fields={"prompt": LONG, "echo": True})
+    counted.text(LONG + "word " * 400)
+    assert [*counted.counter.choices_over_grant] == [0], "what follows it may not be longer than was granted"
+
+
+def test_a_prompt_that_is_only_echoed_has_no_output_whatever_its_server_counted():
+    for reported in (0, 40):
+        counted = Counted(40, 0, fields={"prompt": [LONG] * 40, "echo": True})
+        for index in range(40):
+            counted.text(LONG, index, usage=Usage(90, reported and index + 1))
+        assert counted.counter.choices_over_grant == {}
+        assert counted.close(Usage(90, reported)) == Usage(90, 0)
+    assert Counted(1, 0, fields={"prompt": LONG, "echo": True}).text(LONG).close() == Usage(PROMPT, 0, estimated=True)

@@ -11,7 +11,7 @@ import pytest
 from maitred.core.errors import Bug, CallerError, ReplicaLost, ReplicaUnavailable
 from maitred.core.prefix import BlockUpdate
 from maitred.core.replica import LoadReport
-from maitred.core.request import EngineRequest, FinishReason, SamplingParams, TokenDelta
+from maitred.core.request import EngineRequest, FinishReason, PromptLogprobs, SamplingParams, TokenDelta
 from maitred.replica.engine.client import EngineClient
 from maitred.replica.engine.connection import EngineConnection
 from maitred.replica.engine.stream import PAUSE_AT_TOKENS
@@ -290,6 +290,24 @@ async def test_more_tokens_than_were_asked_for_break_the_protocol(caplog):
         await tokens_of(stream, heard)
     assert heard == {0: [1, 2, 3]}
     assert "more tokens of req-1/1 than were asked for" in caplog.text
+
+
+@pytest.mark.parametrize(("positions", "tokens", "amount"), [(3, [], "too many"), (1, [1], "too few"), (2, [1], "")])
+async def test_the_log_probabilities_of_a_prompt_are_those_of_its_tokens_and_come_first(
+    caplog, positions, tokens, amount
+):
+    connection = EngineConnection()
+    connection.connection_made(Mock(spec=asyncio.Transport))
+    connection.data_received(encode_frame(EngineHello(PROTOCOL_VERSION, 1, 1, SCRIPTED_CARD, LoadReport())))
+    asked = EngineRequest("r", [5, 6, 7], SamplingParams(max_tokens=1, seed=0, prompt_logprobs=0))
+    stream = connection.submit(asked)
+    part = PromptLogprobs(1, 0, bytes(4 * positions), bytes(4 * positions), b"", b"")
+    deltas = [TokenDelta(0, [], prompt_logprobs=part), TokenDelta(0, tokens, FinishReason.LENGTH if tokens else None)]
+    outputs = [TokenOutput(stream.wire_id, delta) for delta in deltas]
+    connection.data_received(encode_frame(Step(1, outputs, [], LoadReport())))
+    assert (f"sent log-probabilities for {amount} prompt tokens" in caplog.text) is bool(amount)
+    if not amount:
+        assert [delta.prompt_logprobs for batch in [await anext(stream)] for delta in batch] == [part, None]
 
 
 async def test_tokens_are_counted_over_connections():

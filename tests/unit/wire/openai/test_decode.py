@@ -67,6 +67,7 @@ CHAT_FAULTS = [
     ({"messages": []}, "messages", "messages must hold at least one message."),
     ({"messages": "Hi"}, "messages", "messages must be a list; got a string."),
     ({"model": ""}, "model", "model must name a model; got an empty string."),
+    ({"max_tokens": 0, "prompt_logprobs": 1}, "max_tokens", "max_tokens must be at least 1; got 0."),
     ({"max_tokens": -5}, "max_tokens", "max_tokens must be at least 1; got -5."),
     ({"max_tokens": 1.5}, "max_tokens", "max_tokens must be an integer or null; got a number."),
     ({"max_tokens": True}, "max_tokens", "max_tokens must be an integer or null; got true or false."),
@@ -113,10 +114,15 @@ COMPLETION_FAULTS = [
     ({"prompt": [[1, "a"]]}, "prompt[0][1]", "prompt[0][1] must be an integer; got a string."),
     ({"prompt": ["a"] * 17, "n": 128}, "prompt", "Prompts times n must be at most 2048; got 2176. Send several requests."),
     ({"min_tokens": 17}, "min_tokens", "min_tokens (17) must not exceed max_tokens (16)."),
-    ({"logprobs": 6}, "logprobs", "logprobs must be at most 5; got 6."),
+    ({"logprobs": 21}, "logprobs", "logprobs must be at most 20; got 21."),
+    ({"logprobs": -1}, "logprobs", "logprobs must be at least 0; got -1."),
+    ({"prompt_logprobs": -2}, "prompt_logprobs", "prompt_logprobs must be at least -1; got -2."),
+    ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs", "prompt_logprobs are not sent in streams. Set stream to false, or send echo and logprobs to /v1/completions."),
+    ({"max_tokens": 0}, "max_tokens", "max_tokens must be at least 1; got 0. An answer without output needs echo or prompt_logprobs."),
+    ({"max_tokens": 0, "echo": False}, "max_tokens", "max_tokens must be at least 1; got 0. An answer without output needs echo or prompt_logprobs."),
+    ({"max_tokens": -1, "echo": True}, "max_tokens", "max_tokens must be at least 0; got -1."),
     ({"logprobs": True}, "logprobs", "logprobs must be an integer or null; got true or false."),
     ({"best_of": 3}, "best_of", "best_of must equal n (1); got 3. Remove it."),
-    ({"echo": True, "logprobs": 1}, "echo", "logprobs of an echoed prompt are not supported by this server yet. Remove echo or logprobs."),
 ]  # fmt: skip
 
 

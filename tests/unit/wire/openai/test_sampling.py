@@ -39,6 +39,7 @@ def test_every_field_arrives():
         "min_tokens": 2,
         "ignore_eos": True,
         "n": 3,
+        "prompt_logprobs": 4,
     }
     expected = SamplingParams(
         max_tokens=9, seed=4, logit_bias={5: -100.0}, stop_token_ids=(8, 9), top_logprobs=2, **fields
