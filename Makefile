@@ -10,7 +10,7 @@ BIN := .venv/bin
 ARGS ?=
 # What needs nothing but this machine.
 CHOSEN := -m "not gpu and not external"
-WORKERS = $(shell cores=$$(nproc); echo $$((cores < 4 ? cores + 4 : 8)))
+WORKERS = $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 2 : 4)))
 # The Python that makes .venv; by default the first of these that is 3.11 or newer.
 PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
 
@@ -22,9 +22,9 @@ help: ## List the commands.
 serve: .venv/engine.stamp ## Serve the model that comes with maitred on http://127.0.0.1:8000.
 	@exec $(BIN)/maitred serve $(ARGS)
 
-# Many tests wait, for a process or for a moment; four workers more than there are cores use that time. Files of tests that
-# wait alternate with files of tests that compute (tests/conftest.py), and the last are short, so that no worker is left
-# with a long one. What fails beside others is run again by itself, and has to pass.
+# Many tests wait, for a process or for a moment; on few cores, two workers more than there are cores use that time. Files
+# of tests that wait alternate with files of tests that compute (tests/conftest.py), and the last are short, so that no
+# worker is left with a long one. What fails beside others is run again by itself, and has to pass.
 test: .venv/dev.stamp ## Run the tests, on all cores; ARGS="-n 0" runs them one after the other.
 	@$(BIN)/pytest $(CHOSEN) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS) || { \
 		[ $$? -eq 1 ] && echo "Again, with the machine to themselves, those that failed beside others:" && \

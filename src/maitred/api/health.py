@@ -13,6 +13,7 @@ from maitred import __version__
 from maitred.api.exchange import HttpExchange
 from maitred.api.in_flight import InFlightLimiter
 from maitred.api.openapi import describe
+from maitred.api.reference_page import CONTENT_SECURITY_POLICY, render
 from maitred.api.routes import Route
 from maitred.core.errors import StoreUnavailable
 from maitred.core.service import InferenceService
@@ -70,6 +71,7 @@ class ServiceRoutes:
         self._check_stores = check_stores
         self._described: Iterable[Route] = ()
         self._description: bytes | None = None
+        self._page: bytes | None = None
 
     def routes(self) -> list[Route]:
         """Returns the routes in the order of the documentation."""
@@ -90,6 +92,7 @@ class ServiceRoutes:
                 needs=Scope.METRICS,
             ),
             Route("GET", "/openapi.json", self.openapi, "This description.", content_type="application/json"),
+            Route("GET", "/docs", self.docs, "This description, for browsers.", content_type="text/html"),
         ]
 
     def describe(self, routes: Iterable[Route]) -> None:
@@ -124,8 +127,19 @@ class ServiceRoutes:
         body, content_type = self._render_metrics(exchange.header(b"accept") or "")
         await exchange.respond(body, content_type=content_type.encode())
 
+    async def docs(self, exchange: HttpExchange) -> None:
+        """Answers with a page that shows the API; it is made on demand, like the description."""
+        if self._page is None:
+            self._page = await asyncio.to_thread(render, msgspec.json.decode(await self._describe()))
+        policy = (b"content-security-policy", CONTENT_SECURITY_POLICY.encode())
+        await exchange.respond(self._page, content_type=b"text/html; charset=utf-8", headers=[policy])
+
     async def openapi(self, exchange: HttpExchange) -> None:
-        """Answers with the API description, which is made on demand: it takes some tenths of a second."""
+        """Answers with the API description."""
+        await exchange.respond(await self._describe())
+
+    async def _describe(self) -> bytes:
+        """Returns the API description, which is made on demand: it takes some tenths of a second."""
         if self._description is None:
             self._description = await asyncio.to_thread(describe, self._described)
-        await exchange.respond(self._description)
+        return self._description

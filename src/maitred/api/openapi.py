@@ -182,14 +182,18 @@ def _add_keywords(schema: dict[str, Any], keywords: FieldSchema) -> None:
 
 
 def _describe_server_blocks(components: dict[str, Any]) -> None:
-    """Describes the blocks of a server as clients send them: with any other type, and without the wrapper."""
+    """Describes the blocks of a server as clients send them: of any other type or source, and without the wrapper."""
     described = components["ServerBlock"]
-    others = {"type": "string", "not": {"enum": sorted(KNOWN_BLOCKS)}}
-    described |= {"properties": {"type": others}, "required": ["type"]}
+    others = {"properties": {"type": {"type": "string", "not": {"enum": sorted(KNOWN_BLOCKS)}}}}
+    source: dict[str, Any] = {"type": "object", "required": ["type"]}
+    source["properties"] = {"type": {"type": "string", "not": {"enum": ["base64", "url"]}}}
+    images = {"properties": {"type": {"const": "image"}, "source": source}, "required": ["source"]}
+    del described["properties"]
+    described |= {"required": ["type"], "anyOf": [others, images]}
     described["description"] = described["description"].partition("\n")[0]
-    content = components["InputMessage"]["properties"]["content"]
-    for form in content["anyOf"]:
-        form.get("items", {}).pop("discriminator", None)  # no mapping has all types
+    for name in ("InputMessage", "ToolResultBlock"):
+        for form in components[name]["properties"]["content"]["anyOf"]:
+            form.get("items", {}).pop("discriminator", None)  # no mapping has all types
 
 
 _BODIES_WITH_ITEMS = {

@@ -262,12 +262,14 @@ class BackgroundResponses:
                 response.scope.cancel(StoreUnavailable(_CLAIM_LOST))
 
     def resource_of(self, stored: StoredResponse) -> bytes:
-        """Returns a response in its present state, with its output so far if it runs here."""
+        """Returns a response in its present state, with its output so far if it runs here.
+
+        Nobody is told of an end that is not stored: it would be lost with this gateway.
+        """
         running = self._running.get(stored.id)
-        if running is None:
+        if running is None or running.formatter.has_ended:
             return stored.resource
-        formatter = running.formatter
-        return formatter.written() if running.ended.is_set() else encode(formatter.snapshot())
+        return encode(running.formatter.snapshot())
 
     async def cancel(self, principal: Principal, stored: StoredResponse) -> bytes:
         """Cancels a response, wherever it runs, and returns it in its last state; one that has ended stays as it is.

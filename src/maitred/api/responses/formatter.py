@@ -112,6 +112,11 @@ class ResponsesFormatter:
     def _begin(self, *names: str) -> bytes:
         return self._encode(ResponseEvent(type=f"response.{name}", response=self.resource) for name in names)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the response is in its last state."""
+        return self.resource.status not in ("queued", "in_progress")
+
     def snapshot(self) -> ResponseResource:
         """Returns the response with its output so far."""
         if self.resource.status != "in_progress":

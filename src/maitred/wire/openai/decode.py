@@ -671,4 +671,5 @@ def body_schemas() -> dict[type, dict[str, FieldSchema]]:
         },
         DetokenizeRequest: {"tokens": {"maxItems": MAX_TOKENS, "items": token_ids}},
         Message: {"role": {"enum": [*ROLES]}, "content": {"minItems": 1}},
+        ContentPart: {"type": {"enum": ["text", *sorted(MEDIA_PARTS)]}},
     }
