@@ -35,7 +35,7 @@ from maitred.wire.anthropic.content import (
     whole_block,
 )
 from maitred.wire.anthropic.context_edits import apply_edits
-from maitred.wire.anthropic.decode import check_version, decode_count_tokens, decode_messages
+from maitred.wire.anthropic.decode import check_betas, check_version, decode_count_tokens, decode_messages
 from maitred.wire.anthropic.inbound import to_chat, to_constraint, to_openai_fields, wants_thinking
 from maitred.wire.anthropic.requests import CountTokensRequest, MessagesRequest
 from maitred.wire.anthropic.responses import (
@@ -180,6 +180,7 @@ class MessagesRoutes:
         """Converts a request, whose chat completion is known, into an inference request."""
         inference_request = to_inference_request(chat)
         betas = exchange.header(b"anthropic-beta")
+        check_betas(betas)
         native = NativeRequest(request.sent, {} if betas is None else {"anthropic-beta": betas}, request.beyond_chat)
         return replace(
             inference_request,

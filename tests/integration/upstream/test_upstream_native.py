@@ -100,6 +100,10 @@ async def test_what_the_operator_decides_is_not_the_clients_to_say():
             refused = await system.client.post("/v1/messages", json={**asked, field: "eu"}, headers=VERSION)
             assert refused.status_code == 400
             assert field in refused.json()["error"]["message"]
+        headers = {**VERSION, "anthropic-beta": 'a"b'}
+        refused = await system.client.post("/v1/messages", json=asked, headers=headers)
+        assert refused.status_code == 400
+        assert "anthropic-beta" in refused.json()["error"]["message"]
         assert len(server.asked) == 1
 
 

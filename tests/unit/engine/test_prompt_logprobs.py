@@ -11,6 +11,7 @@ from maitred.core.request import EngineRequest, FinishReason, SamplingParams
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
 from maitred.engine.device import ComputeDevice
+from maitred.engine.models import batch
 from maitred.engine.models.batch import ScoredRows
 from tests.support.clock import FakeClock
 from tests.support.models import make_model
@@ -74,7 +75,7 @@ def positions(part):
 
 @pytest.mark.parametrize("accelerated", [False, True])
 def test_they_are_those_of_transformers_at_every_position(tmp_path, monkeypatch, accelerated):
-    monkeypatch.setattr("maitred.engine.models.batch._PIECE_BYTES", 4 * VOCABULARY * 5)  # several pieces in each step
+    monkeypatch.setattr(batch, "_PIECE_BYTES", 4 * VOCABULARY * 5)  # several pieces in each step
     oracle = make_model(tmp_path, "llama3")
     config = EngineConfig(**CONFIG, bake_off="off", step_tokens=24, kv_memory_bytes=100_000, context_tokens=120)
     target = ComputeDevice(torch.device("cpu"), accelerated=True) if accelerated else None

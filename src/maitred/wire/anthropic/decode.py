@@ -45,6 +45,7 @@ The newer version has the same events and does not accept `temperature`, `top_p`
 in both versions, because models other than Anthropic's support them
 (https://platform.claude.com/docs/en/api/versioning).
 """
+_BETAS = re.compile(r"[A-Za-z0-9._, -]{0,4096}")
 _ROLES = ("user", "assistant", "system")
 _TOOL_CHOICES = ("auto", "any", "tool", "none")
 _TEMPERATURE = NumberRange(0, 1)
@@ -69,6 +70,19 @@ def check_version(version: str | None) -> None:
         raise InvalidRequest(
             f"anthropic-version must be {' or '.join(API_VERSIONS)}; got {format_value(version)}.",
             param="anthropic-version",
+        )
+
+
+def check_betas(betas: str | None) -> None:
+    """Raises InvalidRequest unless the header is a list of names, as it is passed on to servers of this API.
+
+    None means that the header was not sent.
+    """
+    if betas is not None and not _BETAS.fullmatch(betas):
+        raise InvalidRequest(
+            f"anthropic-beta must be names of letters, digits, hyphens and dots, separated by commas; got "
+            f"{format_value(betas)}.",
+            param="anthropic-beta",
         )
 
 
