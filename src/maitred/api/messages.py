@@ -149,12 +149,10 @@ class MessagesRoutes:
             await exchange.respond(encode(counted.reported))
             return
         exchange.context.ignored_fields = request.ignored_fields
-        edited, applied_edits = await self._edit_context(exchange, request)
+        _, applied_edits = await self._edit_context(exchange, request)
         original = counted.tokens
-        if applied_edits:
-            counted = await self._count_tokens(exchange, edited)
         body = TokenCount(
-            input_tokens=counted.tokens,
+            input_tokens=original - sum(edit["cleared_input_tokens"] for edit in applied_edits or ()),
             context_management=UNSET if applied_edits is None else OriginalTokens(original_input_tokens=original),
             estimated=counted.estimated or UNSET,
         )

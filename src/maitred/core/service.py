@@ -63,7 +63,7 @@ class PromptTokens(msgspec.Struct, frozen=True):
     estimated: bool = False
     """Whether nothing that can be asked here counts them."""
     reported: Mapping[str, Any] | None = None
-    """What the server said that has counted them, in the API of the client; None: they were counted here."""
+    """Answer of the server that has counted them, in the API of the client; None: they were counted here."""
 
 
 class InferenceService(Protocol):

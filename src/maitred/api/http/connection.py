@@ -7,6 +7,7 @@ response uses a `PlainAsgiConnection`, which never stalls and is never lost.
 import asyncio
 import socket
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
@@ -125,7 +126,7 @@ class PlainAsgiConnection:
         return False
 
 
-class SuccessorProtocol(asyncio.Protocol):
+class SuccessorProtocol(asyncio.Protocol, ABC):
     """Protocol that follows HTTP on a connection of the server.
 
     Attributes:
@@ -151,9 +152,9 @@ class SuccessorProtocol(asyncio.Protocol):
         """Takes the connection off the server's list."""
         self.connections.discard(self)
 
+    @abstractmethod
     def shutdown(self) -> None:
         """Called when the server stops, or accepts no more connections."""
-        raise NotImplementedError
 
 
 def reset(transport: asyncio.Transport) -> None:

@@ -91,7 +91,7 @@ class _BufferSizes(NamedTuple):
     picked: int
     """Rows that are computed after the last layer's attention."""
     wanted: int
-    """Of these, rows whose logits are kept: the first ones."""
+    """Number of these rows, the first ones, whose logits are kept."""
 
     def cover(self, needed: "_BufferSizes") -> bool:
         """Returns whether a step of this size can be computed."""

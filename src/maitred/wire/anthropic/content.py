@@ -88,10 +88,16 @@ def to_images(images: object) -> tuple[list[dict[str, Any]], list[Any]]:
 
 
 def _source_of(url: str) -> dict[str, Any]:
+    if (split := split_data_url(url)) is None:
+        return {"type": "url", "url": url}
+    media_type, data = split
+    return {"type": "base64", "media_type": media_type, "data": data}
+
+
+def split_data_url(url: str) -> tuple[str, str] | None:
+    """Returns the media type and the base64 of a ``data:`` URL; None: the URL is another one."""
     media_type, is_base64, data = url.removeprefix("data:").partition(";base64,")
-    if url.startswith("data:") and is_base64:
-        return {"type": "base64", "media_type": media_type, "data": data}
-    return {"type": "url", "url": url}
+    return (media_type, data) if url.startswith("data:") and is_base64 else None
 
 
 def whole_block(block: dict[str, Any]) -> dict[str, Any] | ContentBlock:

@@ -28,7 +28,7 @@ from maitred.wire.openai.faults import format_value
 
 R = TypeVar("R", MessagesRequest, CountTokensRequest)
 CLEARED = "[Old tool result content cleared]"
-"""What the model reads in the place of a result that was cleared."""
+"""Text that the model reads in the place of a result that was cleared."""
 _Count = Annotated[int, Meta(ge=0)]
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from maitred.core.errors import InvalidRequest
+from maitred.wire.anthropic.content import split_data_url
 from maitred.wire.anthropic.requests import (
     Base64Source,
     Block,
@@ -309,10 +310,10 @@ def _part(path: str, part: ContentPart) -> TextBlock | ImageBlock | ServerBlock:
         case ContentPart(type="image_url", image_url=ImageUrl(url=url)):
             if not url.startswith(_DATA_URL_PREFIX):
                 return ImageBlock(source=UrlSource(url=url))
-            media_type, data = _split_data_url(f"{path}.image_url.url", url)
+            media_type, data = _to_base64(f"{path}.image_url.url", url)
             return ImageBlock(source=Base64Source(media_type=media_type, data=data))
         case ContentPart(type="file", file=FilePart(file_data=str() as url, filename=filename)):
-            media_type, data = _split_data_url(f"{path}.file.file_data", url)
+            media_type, data = _to_base64(f"{path}.file.file_data", url)
             source = {"type": "base64", "media_type": media_type, "data": data}
             title = {} if filename is None else {"title": filename}
             return ServerBlock(block={"type": "document", **title, "source": source})
@@ -322,12 +323,12 @@ def _part(path: str, part: ContentPart) -> TextBlock | ImageBlock | ServerBlock:
     )
 
 
-def _split_data_url(path: str, url: str) -> tuple[str, str]:
-    """Returns the media type and the data of a ``data:`` URL."""
-    media_type, base64, data = url.removeprefix(_DATA_URL_PREFIX).partition(";base64,")
-    if not (url.startswith(_DATA_URL_PREFIX) and base64 and media_type):
+def _to_base64(path: str, url: str) -> tuple[str, str]:
+    """Returns the media type and the data of a ``data:`` URL; raises InvalidRequest if it has none of them."""
+    split = split_data_url(url)
+    if split is None or not split[0]:
         raise InvalidRequest(f"{path} must be a URL, or data:<media type>;base64,<data>.", param=path)
-    return media_type, data
+    return split
 
 
 def _tool_use(path: str, call_id: str, function: FunctionCall) -> ToolUseBlock:

@@ -270,6 +270,12 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         """Whether a stream ends with a chunk that carries the usage."""
         return self.stream_options is not None and self.stream_options.include_usage is True
 
+    @property
+    def include_continuous_usage(self) -> bool:
+        """Whether every chunk of such a stream carries the usage so far."""
+        options = self.stream_options
+        return self.include_usage and options is not None and options.continuous_usage_stats is True
+
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     """Body of `POST /v1/chat/completions`."""
