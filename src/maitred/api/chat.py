@@ -84,7 +84,7 @@ class ChatFormatter:
         self._model = context.model
         self._choices = request.choices
         self._include_usage = request.include_usage
-        self._include_continuous_usage = request.include_continuous_usage
+        self._include_continuous_usage = self._include_usage and request.include_continuous_usage
         self._of_functions = not request.tools and bool(request.functions)
         self._hidden = _HIDDEN_REASONING if request.include_reasoning is False else ()
         self._templates = EventTemplates()

@@ -118,7 +118,7 @@ class CompletionFormatter:
         self._created = int(time.time())
         self._context = context
         self._include_usage = request.include_usage
-        self._include_continuous_usage = request.include_continuous_usage
+        self._include_continuous_usage = self._include_usage and request.include_continuous_usage
         self._choices = request.choices
         self._opened: set[int] = set()
         """Choices whose first chunk was written."""

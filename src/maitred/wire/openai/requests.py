@@ -272,9 +272,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     @property
     def include_continuous_usage(self) -> bool:
-        """Whether every chunk of such a stream carries the usage so far."""
-        options = self.stream_options
-        return self.include_usage and options is not None and options.continuous_usage_stats is True
+        """Whether every chunk of a stream with its usage carries the usage so far."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats is True
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
