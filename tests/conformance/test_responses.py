@@ -52,7 +52,7 @@ async def serving(folder, answers, tokenizer=None, *, ttl_s=3600.0, **options):
     config = StoreConfig(folder=str(folder), deadline_s=DEADLINE_S)
     if tokenizer is not None:
         card = replace(CARD, vocab_size=tokenizer.vocab_size, eos_token_ids=(END,), context_tokens=4096)
-        options |= {"tokenizer": tokenizer, "card": card}
+        options = {"tokenizer": tokenizer, "card": card, **options}
         answers = [
             ScriptedAnswer(tokens=[*tokenizer.encode(answer, add_special_tokens=False), END])
             if isinstance(answer, str)
