@@ -179,7 +179,8 @@ class MessagesRoutes:
         inference_request = to_inference_request(chat)
         betas = exchange.header(b"anthropic-beta")
         check_betas(betas)
-        native = NativeRequest(request.sent, {} if betas is None else {"anthropic-beta": betas}, request.beyond_chat)
+        headers = {} if betas is None else {"anthropic-beta": betas}
+        native = NativeRequest("messages", request.sent, headers, request.beyond_chat)
         return replace(
             inference_request,
             native=native if request.sent else None,

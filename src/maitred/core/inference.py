@@ -51,11 +51,17 @@ class AnswerPrefix(msgspec.Struct, frozen=True):
     """Reasoning before the text; without a text, the answer broke off within it."""
 
 
+NativeApi = Literal["messages", "responses"]
+"""API in which servers get a request as its client wrote it: Anthropic's Messages, or OpenAI's Responses."""
+
+
 class NativeRequest(msgspec.Struct, frozen=True):
     """A request as its client wrote it, for servers that speak the client's API: nothing of it is lost on a detour."""
 
+    api: NativeApi
+    """The API of the client."""
     fields: Mapping[str, Any]
-    """The body of the request, of Anthropic's Messages API."""
+    """The body of the request."""
     headers: Mapping[str, str] = {}
     """Headers of the request that say something to such a server."""
     beyond_chat: MaitredError | None = None
@@ -147,8 +153,8 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     """The whole request in OpenAI's format, without omitted fields, for replicas with that API. None: the API of the
     request has no such format."""
     native: NativeRequest | None = None
-    """The request for replicas that speak the API of the client, if this is not OpenAI's; None: there is no such API
-    or no such replica."""
+    """The request for replicas that speak the API of the client, if this is not chat completions; None: there is no
+    such API or no such replica."""
     constraint: Callable[[], Constraint | None] | None = None
     """Parses the constraint on the answer for our own engine. None: no constraint; external servers apply their own
     rules to the request. The call raises `InvalidRequest` if the constraint is malformed."""
@@ -233,8 +239,9 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     token_ids: list[int] | None = None
     """Token ids since the last delta, if requested. Text can lag behind them."""
     block: dict[str, Any] | None = None
-    """Event of the Messages API that says what chat completions have no place for: the start, an addition or the end of
-    a content block. Its `index` does not count."""
+    """Event of the client's own API that says what chat completions have no place for. Of the Messages API: the start,
+    an addition or the end of a content block, whose `index` does not count. Of the Responses API: any event, without
+    the text that the delta has; later texts without an event have the same place."""
     prompt_scores: PromptScores | None = None
     """Log-probabilities of the prompt, on the first delta of a choice, if requested."""
 

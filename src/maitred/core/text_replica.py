@@ -37,7 +37,7 @@ class TextRequest(msgspec.Struct, frozen=True):
     """Whether another replica or another model can be asked instead, so that waiting long for this one makes no
     sense."""
     native: NativeRequest | None = None
-    """The request in the API of the client, for a replica that speaks it; None: OpenAI's."""
+    """The request in the API of the client, for a replica that speaks it; None: chat completions."""
     left_out: tuple[str, ...] = ()
     """Fields of the client's API that `fields` does not have."""
     given: str = ""

@@ -51,6 +51,22 @@ class AnswerBroken(Exception):
     """Error for an incomplete answer that no further event can complete."""
 
 
+class AnswerFailed(Exception):
+    """Error that the server reported in the stream.
+
+    Args:
+        kind: The type of the error, such as ``overloaded_error``.
+        message: The message of the server.
+        fields: All that the server said of it.
+    """
+
+    def __init__(self, kind: str, message: str, fields: Mapping[str, Any]) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+        self.message = message
+        self.fields = fields
+
+
 def parse_finish_reason(value: object, *, has_calls: bool) -> FinishReason | None:
     """Returns the finish reason in a server's words; None: the choice goes on.
 

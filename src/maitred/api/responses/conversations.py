@@ -3,7 +3,7 @@
 from functools import partial
 
 from maitred.api.exchange import HttpExchange
-from maitred.api.responses.items import list_of, page_of, with_ids
+from maitred.api.responses.items import list_of, page_of, with_ids, written_items
 from maitred.api.routes import Route
 from maitred.core.errors import ResourceNotFound, Unsupported
 from maitred.core.ids import new_object_id
@@ -74,7 +74,7 @@ class ConversationRoutes:
             expires_s=expires_s,
             metadata=request.metadata or {},
         )
-        await self._store.create(conversation, _to_stored(with_ids(request.items or (), _new_suffix())))
+        await self._store.create(conversation, _to_stored(with_ids(written_items(request.items or ()), _new_suffix())))
         await exchange.respond(encode(_resource(conversation)))
 
     async def show(self, exchange: HttpExchange) -> None:
@@ -98,7 +98,7 @@ class ConversationRoutes:
         """Adds items to a conversation and returns them."""
         request = await exchange.decode(decode_conversation, kind=AddItems, strict=self._strict)
         check_items(request.items)
-        items = with_ids(request.items, _new_suffix())
+        items = with_ids(written_items(request.items), _new_suffix())
         if not await self._store.add(exchange.principal, exchange.parameter, _to_stored(items)):
             raise _not_found(exchange.parameter)
         await exchange.respond(encode(list_of(items, len(items))))

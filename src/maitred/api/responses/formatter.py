@@ -1,23 +1,26 @@
 """Writes one answer as a response of OpenAI's Responses API, whole or as a stream of events.
 
 An answer is a list of items: reasoning, messages and calls. Each has an index in the output, so the items of several
-calls may be open at once. The item of a text is complete before the next item begins.
+calls may be open at once. The item of a text is complete before the next item begins. A server that speaks this API
+has items of its own, which are passed on (`maitred.api.responses.passthrough`).
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, to_builtins
 from msgspec.structs import replace
 
+from maitred.api.responses.passthrough import PassthroughOutput
 from maitred.api.streaming import CollectedChoice
 from maitred.core.context import RequestContext
 from maitred.core.errors import MaitredError, Refused
 from maitred.core.ids import new_object_id
 from maitred.core.inference import ChunkMetadata, TextDelta, TokenScore
 from maitred.core.request import FinishReason, Usage
+from maitred.core.service import ResponseStream
 from maitred.wire.openai.responses import REASONING_FIELDS, THOUGHT_FIELDS, score_entries
 from maitred.wire.openai.tool_calls import is_json_object
 from maitred.wire.openai.written import merge_deltas, merge_metadata, thinking_blocks, whole_thinking_blocks
@@ -93,6 +96,8 @@ class ResponsesFormatter:
         self._others: list[dict[str, Any]] = []
         self._metadata = ChunkMetadata()
         self._finish: FinishReason | None = None
+        self._passthrough: PassthroughOutput | None = None
+        """Output of a server that speaks this API itself; None: it speaks another one, or has not answered yet."""
 
     @property
     def last_event(self) -> int | None:
@@ -121,6 +126,8 @@ class ResponsesFormatter:
         """Returns the response with its output so far."""
         if self.resource.status != "in_progress":
             return self.resource
+        if self._passthrough is not None:
+            return replace(self.resource, output=self._passthrough.shown_items())
         output = [*self._output]
         if (item := self._text) is not None and item.kind:
             output[item.index] = {**output[item.index], "content": to_builtins([*item.parts, item.part()])}
@@ -131,7 +138,21 @@ class ResponsesFormatter:
 
     def events(self, parts: Sequence[TextDelta]) -> bytes:
         """Returns events for new text and calls, and for the start and end of items."""
+        if self._context.is_passthrough:
+            return b"".join(map(self._pass_on, parts))
         return b"".join([self._plain(part.text) if part.plain else self._encode(self._add(part)) for part in parts])
+
+    async def read(self, answer: ResponseStream) -> AsyncIterator[list[TextDelta]]:
+        """Yields the batches of an answer that is sent as a whole, and takes them from a server that speaks this API.
+
+        Such an answer is more than its text and its calls.
+        """
+        async for parts in answer:
+            if self._context.is_passthrough:
+                for part in parts:
+                    for _ in self._read_passthrough(part):
+                        pass
+            yield parts
 
     def end(self, usage: Usage) -> bytes:
         """Returns the event with the whole response."""
@@ -149,6 +170,8 @@ class ResponsesFormatter:
 
     def written(self) -> bytes:
         """Returns the response as JSON, with the members that the server sent around its answer."""
+        if self._passthrough is not None:
+            return encode({**to_builtins(self.resource), **self._passthrough.members})
         if not self._metadata.chunk:
             return encode(self.resource)
         return encode({**self._metadata.chunk, **to_builtins(self.resource)})
@@ -180,6 +203,11 @@ class ResponsesFormatter:
 
     def _break_off(self) -> None:
         """Marks the open items of the output as incomplete."""
+        if self._passthrough is not None:
+            for _ in self._passthrough.close():
+                pass
+            self._output = self._passthrough.shown_items()
+            return
         if self._text is not None:
             self._output[self._text.index] = self._written_text(self._text, "incomplete")
         for call in self._calls.values():
@@ -209,6 +237,8 @@ class ResponsesFormatter:
         if self.resource.usage is not None:
             return
         incomplete = _INCOMPLETE.get(self._finish) if self._finish is not None else None
+        if self._passthrough is not None:
+            self._output = self._passthrough.shown_items()
         resource = self._current("completed" if incomplete is None else "incomplete")
         self.resource = replace(
             resource,
@@ -220,6 +250,8 @@ class ResponsesFormatter:
 
     def items_to_keep(self) -> list[dict[str, Any]]:
         """Returns the items of the output as the next request needs them, with all signed thoughts."""
+        if self._passthrough is not None:
+            return self._passthrough.items()
         return [
             {**item, "encrypted_content": self._thoughts[index]} if index in self._thoughts else item
             for index, item in enumerate(self._output)
@@ -234,6 +266,34 @@ class ResponsesFormatter:
             self._sequence_number += 1
             encoded.append(encode_response_event(replace(event, sequence_number=self._sequence_number)))
         return b"".join(encoded)
+
+    def _pass_on(self, part: TextDelta) -> bytes:
+        """Returns the events of a server that speaks this API, with the numbers of this stream."""
+        output = self._passthrough
+        if output is not None and part.plain and output.plain_place is not None:
+            item_id, output_index, content_index = output.plain_place
+            output.add_text(part.text)
+            self._sequence_number += 1
+            values = self._sequence_number, encode_text(item_id), output_index, content_index, encode_text(part.text)
+            return _TEXT_DELTA.fill(values)
+        encoded = []
+        for event in self._read_passthrough(part):
+            self._sequence_number += 1
+            decided: dict[str, Any] = {"type": event["type"], "sequence_number": self._sequence_number}
+            if "response" in event:
+                decided["response"] = self.resource
+            if "response_id" in event:
+                decided["response_id"] = self.resource.id
+            encoded.append(encode_event(encode(decided | event | decided), event["type"].encode()))
+        return b"".join(encoded)
+
+    def _read_passthrough(self, part: TextDelta) -> Iterator[dict[str, Any]]:
+        """Yields the events of a delta of a server that speaks this API."""
+        if self._passthrough is None:
+            self._passthrough = PassthroughOutput(with_encrypted_reasoning=self._with_encrypted_reasoning)
+        if part.finish is not None:
+            self._finish = part.finish
+        return self._passthrough.read(part)
 
     def _plain(self, text: str) -> bytes:
         """Returns the events for a delta that has only text."""

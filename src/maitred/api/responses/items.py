@@ -29,20 +29,27 @@ _ID_PREFIXES = {
 }
 
 
-def with_ids(items: Iterable[InputItem], suffix: str) -> list[dict[str, Any]]:
+def written_items(items: Iterable[InputItem]) -> list[dict[str, Any]]:
+    """Returns items as their client wrote them, as far as they were read."""
+    return list(map(untag_item, map(to_builtins, items)))
+
+
+def with_ids(items: Iterable[dict[str, Any]], suffix: str) -> list[dict[str, Any]]:
     """Returns items as they are stored: each with an id, a status and its content as a list.
 
     Args:
-        items: The items.
+        items: The items as they were written, each with its type.
         suffix: End of the ids, before a number; it is unique among all items.
     """
     stored = []
-    for number, item in enumerate(map(untag_item, map(to_builtins, items))):
+    for number, item in enumerate(items):
         kind = str(item["type"])
         item_id = item.get("id")
         if not (isinstance(item_id, str) and _FIT_ID.fullmatch(item_id)):  # a provider's record can have any value
             item_id = f"{_ID_PREFIXES.get(kind, 'item')}_{suffix}{number}"
-        stored.append({"status": "completed", **item, "id": item_id})
+        stored.append({**item, "id": item_id})
+        if item.get("status") is None and (kind in _ID_PREFIXES or item_id != item.get("id")):
+            stored[-1]["status"] = "completed"
         if kind == "message" and isinstance(text := item["content"], str):
             is_answer = item["role"] == "assistant"
             part = {"type": "output_text", "annotations": []} if is_answer else {"type": "input_text"}
@@ -60,15 +67,16 @@ def to_input(entries: Sequence[Mapping[str, Any]]) -> list[InputItem]:
     return msgspec.convert(tag_items([*entries]), list[InputItem])
 
 
-def read_history(stored: Sequence[bytes]) -> list[InputItem]:
-    """Returns the items of stored lists, one after the other.
+def read_history(stored: Sequence[bytes]) -> tuple[list[dict[str, Any]], list[InputItem]]:
+    """Returns the items of stored lists, one after the other: as they are stored, and as those of an input.
 
     Raises:
         InvalidRequest: They have too many strings or values; see `check_count`.
     """
     for piece in stored:
         check_count(piece)
-    return to_input([item for piece in stored for item in decode_items(piece)])
+    entries = [item for piece in stored for item in decode_items(piece)]
+    return entries, to_input(entries)
 
 
 def page_of(items: Sequence[dict[str, Any]], query: Mapping[str, str]) -> ItemList:

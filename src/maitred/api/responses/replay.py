@@ -61,43 +61,57 @@ def _events(resource: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for name in ("created", "in_progress"):
         yield {"type": f"response.{name}", "response": begun}
     for index, item in enumerate(resource["output"]):
-        empty: dict[str, Any]
-        match item["type"]:
-            case "function_call":
-                empty = {"arguments": ""}
-            case "custom_tool_call":
-                empty = {"input": ""}
-            case _:
-                empty = {"content": []}
-        yield {
-            "type": "response.output_item.added",
-            "output_index": index,
-            "item": {**item, **empty, "status": "in_progress"},
-        }
-        place = {"item_id": item["id"], "output_index": index}
-        match item:
-            case {"content": list() as parts}:
-                for number, part in enumerate(parts):
-                    yield from _events_of_part({**place, "content_index": number}, part)
-            case {"arguments": str() as arguments, "name": name}:
-                kind = "response.function_call_arguments"
-                if arguments:
-                    yield {"type": f"{kind}.delta", **place, "delta": arguments}
-                yield {"type": f"{kind}.done", **place, "name": name, "arguments": arguments}
-            case {"input": str() as text}:
-                kind = "response.custom_tool_call_input"
-                if text:
-                    yield {"type": f"{kind}.delta", **place, "delta": text}
-                yield {"type": f"{kind}.done", **place, "input": text}
-        yield {"type": "response.output_item.done", "output_index": index, "item": item}
+        yield from item_events(index, item)
+
+
+def item_events(index: int, item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields the events of one whole item, without numbers.
+
+    Args:
+        index: Its index in the output.
+        item: The item.
+    """
+    empty: dict[str, Any]
+    match item["type"]:
+        case "function_call":
+            empty = {"arguments": ""}
+        case "custom_tool_call":
+            empty = {"input": ""}
+        case _:
+            empty = {"content": []} if item.get("content") else {}
+    yield {
+        "type": "response.output_item.added",
+        "output_index": index,
+        "item": {**item, **empty, "status": "in_progress"},
+    }
+    place = {"item_id": item.get("id"), "output_index": index}
+    match item:
+        case {"content": list() as parts}:
+            for number, part in enumerate(parts):
+                yield from _events_of_part({**place, "content_index": number}, part)
+        case {"type": "function_call", "arguments": str() as arguments, "name": name}:
+            kind = "response.function_call_arguments"
+            if arguments:
+                yield {"type": f"{kind}.delta", **place, "delta": arguments}
+            yield {"type": f"{kind}.done", **place, "name": name, "arguments": arguments}
+        case {"type": "custom_tool_call", "input": str() as text}:
+            kind = "response.custom_tool_call_input"
+            if text:
+                yield {"type": f"{kind}.delta", **place, "delta": text}
+            yield {"type": f"{kind}.done", **place, "input": text}
+    yield {"type": "response.output_item.done", "output_index": index, "item": item}
 
 
 def _events_of_part(place: Mapping[str, Any], part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields the events of one part of a message or of reasoning."""
     kind: str = part["type"]
-    member = _TEXTS[kind]
+    member = _TEXTS.get(kind, "")
+    if not isinstance(part.get(member), str):  # a part that only its server knows
+        yield {"type": "response.content_part.added", **place, "part": part}
+        yield {"type": "response.content_part.done", **place, "part": part}
+        return
     # Only texts of the answer have log-probabilities and annotations.
-    logprobs = {"logprobs": part["logprobs"]} if kind == "output_text" else {}
+    logprobs = {"logprobs": part.get("logprobs") or []} if kind == "output_text" else {}
     empty: dict[str, Any] = {"logprobs": [], "annotations": []} if kind == "output_text" else {}
     yield {"type": "response.content_part.added", **place, "part": {**part, member: "", **empty}}
     if part[member]:

@@ -23,19 +23,20 @@ from maitred.api.large_body import LARGE_BODY_BYTES
 from maitred.api.responses.background import BackgroundResponse, BackgroundResponses, Read
 from maitred.api.responses.conversations import ConversationRoutes
 from maitred.api.responses.formatter import ResponsesFormatter
-from maitred.api.responses.items import decode_items, page_of, read_history, to_input, with_ids
+from maitred.api.responses.items import decode_items, page_of, read_history, with_ids
 from maitred.api.responses.turn import ResponsesTurn
 from maitred.api.routes import Route
 from maitred.api.streaming import CollectedChoice, send_response
 from maitred.core.errors import (
     ContextLengthExceeded,
     InvalidRequest,
+    MaitredError,
     PreviousResponseNotFound,
     ResourceNotFound,
     StoreUnavailable,
     Unsupported,
 )
-from maitred.core.inference import Conversation, InferenceRequest, TextDelta
+from maitred.core.inference import Conversation, InferenceRequest, NativeRequest, TextDelta
 from maitred.core.service import InferenceService, ResponseStream
 from maitred.core.stored_response import StoredResponse
 from maitred.core.tenancy import Scope
@@ -45,7 +46,15 @@ from maitred.wire.openai.fields import without_positions
 from maitred.wire.openai.requests import ChatRequest
 from maitred.wire.openai.sampling import TOOL_FIELDS, to_tool_rules
 from maitred.wire.responses.decode import decode_input_tokens, decode_responses
-from maitred.wire.responses.inbound import custom_tools, drop_oldest_turns, rename_param, to_chat, with_functions_only
+from maitred.wire.responses.inbound import (
+    convert_to_chat,
+    custom_tools,
+    drop_oldest_turns,
+    rename_param,
+    to_chat,
+    with_functions_only,
+)
+from maitred.wire.responses.outbound import native_fields
 from maitred.wire.responses.requests import (
     InputItem,
     InputTokensRequest,
@@ -53,6 +62,7 @@ from maitred.wire.responses.requests import (
     ItemsQuery,
     ResponsesRequest,
     RetrieveQuery,
+    with_input,
 )
 from maitred.wire.responses.resource import (
     ConversationName,
@@ -159,7 +169,11 @@ class ResponsesRoutes:
                 param="background",
             )
         request, stored = await self._resolve(exchange, request)
-        chat = to_chat(request, await self._read_history(exchange, stored))
+        history, earlier = await self._read_history(exchange, stored)
+        chat, beyond_chat = convert_to_chat(request, earlier)
+        keeps = stores or isinstance(exchange, ResponsesTurn)
+        fields = native_fields(request.sent, [*history, *request.written_items()], keeps_state=keeps)
+        native = NativeRequest("responses", fields, beyond_chat=beyond_chat)
         formatter = ResponsesFormatter(
             _new_resource(request, exchange.id_for("resp").replace("-", "_"), stores=stores),
             exchange.context,
@@ -169,17 +183,16 @@ class ResponsesRoutes:
         )
         if request.background:
             response = BackgroundResponse(self._to_row(exchange, request, formatter), formatter)
-            generate = partial(self._generate, request, chat, formatter)
+            generate = partial(self._generate, request, chat, native, formatter)
             await self._background.answer(exchange, response, generate, streams=request.streams)
             return
         exchange.error_events = formatter.error_events
-        keeps = stores or isinstance(exchange, ResponsesTurn)
         keep = partial(self._keep, exchange, request, formatter, stored) if keeps else None
 
         async def send(answer: ResponseStream) -> None:
             await send_response(
                 exchange,
-                answer,
+                answer if request.streams else formatter.read(answer),
                 formatter,
                 choices=1,
                 streams=request.streams,
@@ -187,12 +200,13 @@ class ResponsesRoutes:
                 before_end=keep,
             )
 
-        await self._generate(request, chat, formatter, exchange, send)
+        await self._generate(request, chat, native, formatter, exchange=exchange, read=send)
 
     async def _generate(
         self,
         request: ResponsesRequest,
         chat: ChatRequest,
+        native: NativeRequest,
         formatter: ResponsesFormatter,
         exchange: HttpExchange,
         read: Read,
@@ -200,7 +214,7 @@ class ResponsesRoutes:
         """Generates the answer to a request, and hands it to a reader."""
         while True:
             try:
-                with _own_params():
+                with _own_params(native.beyond_chat):
                     inference_request = apply_priority_headers(
                         _to_inference_request(request, chat), exchange.header, retries=exchange.retries
                     )
@@ -208,11 +222,17 @@ class ResponsesRoutes:
                     if not generates:
                         # One token is the least that a replica generates; then the prompt is in its prefix cache.
                         inference_request = replace(inference_request, max_tokens=1, escalate=False)
+                        if native.beyond_chat is not None:
+                            raise native.beyond_chat
+                    else:
+                        inference_request = replace(inference_request, native=native)
                     async with self._service.generate(inference_request, exchange.context) as answer:
                         await read(answer if generates else _drop_text(answer))
                 return
             except ContextLengthExceeded as error:
-                may_drop = request.truncation == "auto" and not formatter.has_started
+                # A server that got the request as it was written has truncated it itself.
+                may_drop = request.truncation == "auto" and not exchange.context.is_passthrough
+                may_drop = may_drop and not formatter.has_started
                 shorter = drop_oldest_turns(chat, _share_that_fits(error)) if may_drop else None
                 if shorter is None:
                     raise
@@ -222,7 +242,8 @@ class ResponsesRoutes:
         """Counts the tokens of an input as the model would read them."""
         request = await exchange.decode(decode_input_tokens, strict=self._strict)
         request, stored = await self._resolve(exchange, request)
-        chat = to_chat(request, await self._read_history(exchange, stored))
+        _, earlier = await self._read_history(exchange, stored)
+        chat = to_chat(request, earlier)
         exchange.context.ignored_fields = request.ignored_fields
         if needs := [need for need in unsupported_by_engine(chat).refused if need not in TOOL_FIELDS]:
             path = _own_path(needs[0])
@@ -289,11 +310,10 @@ class ResponsesRoutes:
                 )
             stored = [b"[%b]" % entry.item for entry in await conversations.items(conversation_id)]
         if isinstance(request.input, list) and any(isinstance(item, ItemReference) for item in request.input):
-            known: dict[str, Mapping[str, InputItem]] = {}
-            items = [await self._find_referenced_item(exchange, item, known) for item in request.input]
-            ignored = request.ignored_fields
-            request = replace(request, input=items)
-            vars(request)["ignored_fields"] = ignored
+            entries, _ = await self._read_history(exchange, stored)
+            known = {"": {entry["id"]: entry for entry in entries}}
+            items = [await self._find_referenced_item(exchange, item, known) for item in request.written_items()]
+            request = with_input(request, items)
         return request, stored
 
     async def _find_conversation(self, exchange: HttpExchange, response_id: str) -> Sequence[bytes]:
@@ -315,29 +335,36 @@ class ResponsesRoutes:
             )
         return [items for turn in turns for items in (turn.input, turn.output)]
 
-    async def _read_history(self, exchange: HttpExchange, stored: Sequence[bytes]) -> list[InputItem]:
-        """Returns the items of stored lists; many are decoded beside the event loop, as a large body is."""
+    async def _read_history(
+        self, exchange: HttpExchange, stored: Sequence[bytes]
+    ) -> tuple[list[dict[str, Any]], list[InputItem]]:
+        """Reads the items of stored lists, many of them beside the event loop, as a large body; see `read_history`."""
         size = sum(map(len, stored))
         if size <= LARGE_BODY_BYTES:
             return read_history(stored)
         return await self._threads.run(exchange.principal, size, partial(read_history, stored))
 
     async def _find_referenced_item(
-        self, exchange: HttpExchange, item: InputItem, known: dict[str, Mapping[str, InputItem]]
-    ) -> InputItem:
+        self, exchange: HttpExchange, item: dict[str, Any], known: dict[str, dict[str, dict[str, Any]]]
+    ) -> dict[str, Any]:
         """Returns the item that a reference names, or any other item as it is.
 
-        The id of an item has the digits of its response.
+        The id of an item has the digits of its response, unless a server has given it.
+
+        Args:
+            exchange: The exchange of the request.
+            item: An item of the input.
+            known: Response -> its items by their ids; those of the conversation before the request have no response.
         """
-        if not isinstance(item, ItemReference):
+        if item["type"] != "item_reference":
             return item
-        response_id = f"resp_{item.id.split('_')[1]}" if item.id.count("_") > 1 else ""
+        item_id: str = item["id"]
+        response_id = f"resp_{item_id.split('_')[1]}" if item_id.count("_") > 1 else ""
         if response_id not in known:
-            found = await self._store.find(exchange.principal, response_id) if response_id else None
+            found = await self._store.find(exchange.principal, response_id)
             stored = [] if found is None else decode_items(found.input) + decode_items(found.output)
-            ids = [entry["id"] for entry in stored]
-            known[response_id] = dict(zip(ids, to_input(stored), strict=True))
-        return known[response_id].get(item.id, item)
+            known[response_id] = {entry["id"]: entry for entry in stored}
+        return known[response_id].get(item_id, item)
 
     async def _keep(
         self,
@@ -389,7 +416,7 @@ class ResponsesRoutes:
             conversation=request.conversation_id,
             created_s=created_s,
             expires_s=expires_s,
-            input=encode(with_ids(request.items(), resource.id.removeprefix("resp_") + "_in")),
+            input=encode(with_ids(request.written_items(), resource.id.removeprefix("resp_") + "_in")),
             output=b"[]",
             resource=formatter.written(),
         )
@@ -411,12 +438,16 @@ def _share_that_fits(error: ContextLengthExceeded) -> float:
 
 
 @contextmanager
-def _own_params() -> Iterator[None]:
-    """Names the fields of this API in errors that name those of the equivalent chat completion."""
+def _own_params(own_error: MaitredError | None = None) -> Iterator[None]:
+    """Names the fields of this API in errors that name those of the equivalent chat completion.
+
+    Args:
+        own_error: An error that names the fields of this API already.
+    """
     try:
         yield
     except InvalidRequest as error:
-        if error.param is not None:
+        if error.param is not None and error is not own_error:
             error.param = rename_param(error.param)
         raise
 

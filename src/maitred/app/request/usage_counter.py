@@ -25,6 +25,7 @@ from maitred.text.estimate import estimate, estimate_members
 from maitred.text.tokenizer import Tokenizer
 from maitred.wire.openai.requests import split_prompts
 from maitred.wire.openai.responses import TEXT_FIELDS
+from maitred.wire.responses.answer import begins_item, is_response_event, tells_server_call
 
 _ADDED_PROMPT_TOKENS = 16_384
 """Most tokens that a server may add to a prompt: its template, instructions, or documents that it retrieves."""
@@ -153,8 +154,7 @@ class UpstreamUsageCounter:
             answer = self._without_prompt(part) if self._echoes else part
             tokens = estimate(answer.text) if answer.text else 0.0
             if part.block is not None:
-                self._has_server_tools = True
-                self._entries += part.block.get("type") == "content_block_start"
+                self._note_block(part.block)
             if part.extra:
                 tokens += estimate_members(part.extra)
                 self._entries += sum(len(value) for value in part.extra.values() if value.__class__ is list)
@@ -184,6 +184,15 @@ class UpstreamUsageCounter:
                 self._end_all_choices()
         elif batch.parts and self._reported_usage is None:
             context.completion_tokens = self._previous_output_tokens + self._estimate_output()
+
+    def _note_block(self, event: Mapping[str, Any]) -> None:
+        """Notes an event of the client's own API."""
+        if is_response_event(event):
+            self._has_server_tools = self._has_server_tools or tells_server_call(event)
+            self._entries += begins_item(event)
+        else:
+            self._has_server_tools = True
+            self._entries += event.get("type") == "content_block_start"
 
     def cut(self, part: TextDelta) -> TextDelta:
         """Returns what is not over its grant of a delta in the last batch of a choice.

@@ -39,6 +39,15 @@ class UpstreamConfig(Struct, frozen=True, kw_only=True):
         Literal["openai", "anthropic"],
         Meta(description="The API that it speaks: OpenAI's chat completions, or Anthropic's Messages."),
     ] = "openai"
+    responses: Annotated[
+        bool | None,
+        Meta(
+            description="Whether it speaks OpenAI's Responses API beside chat completions, at `responses` below its "
+            "URL. Requests of `POST /v1/responses` then reach it as they were written; else they are asked of it as "
+            "chat completions. Null: only of the dialect `openai` at OpenAI's own address. Of the kind `openai` only. "
+            "See [upstreams](upstreams.md#servers-that-speak-the-responses-api)."
+        ),
+    ] = None
     dialect: Annotated[
         DialectName,
         Meta(
@@ -155,6 +164,8 @@ def upstream_faults(upstreams: Sequence[UpstreamConfig], location: str) -> Itera
                 f"{setting}.url",
                 "An API key would go over the network in the open. Use https, or an address of this machine.",
             )
+        if upstream.responses and upstream.kind != "openai":
+            yield f"{setting}.responses", "Only servers of the kind `openai` speak the Responses API. Remove it."
         for field in upstream.request_fields:
             if field in LIMIT_FIELDS or field in GATEWAY_FIELDS:
                 yield f"{setting}.request_fields", f"{field} is what limits grant, or is set by the gateway. Remove it."

@@ -38,7 +38,10 @@ _ACCOUNT_STATUSES = frozenset({401, 402, 403})
 _BUSY_STATUSES = frozenset({408, 409, 425, 429, 503, 529})
 _MAX_RETRY_AFTER_S = 86_400.0
 """Longest `Retry-After` that is believed."""
-_CONTENT_POLICY_CODES = ("content_filter", "content_policy_violation", "content_policy", "responsibleaipolicyviolation")
+_CONTENT_POLICY_CODES = (
+    *("content_filter", "content_policy_violation", "content_policy", "responsibleaipolicyviolation"),
+    "image_content_policy_violation",
+)
 """Error codes of OpenAI and Azure for a violation of the content policy."""
 _CONTEXT_LENGTH_PHRASES = (
     *("context length", "context_length", "maximum context", "context window", "context size", "max_model_len"),
@@ -78,6 +81,10 @@ _CREDENTIALS = re.compile(
 """Pattern of credentials and of names of accounts."""
 _STATUSES_BY_TYPE = {
     **dict.fromkeys(("invalidrequesterror", "badrequesterror", "badrequest", "invalidargument"), 400),
+    # What the Responses API says of an input in `response.failed`.
+    **dict.fromkeys(("invalidprompt", "contextlengthexceeded", "imagecontentpolicyviolation"), 400),
+    **dict.fromkeys(("invalidimage", "invalidimageformat", "invalidbase64image", "invalidimageurl"), 400),
+    **dict.fromkeys(("imagetoolarge", "imagetoosmall", "imageparseerror", "unsupportedimagemediatype"), 400),
     **dict.fromkeys(("ratelimiterror", "ratelimitexceeded", "toomanyrequests", "resourceexhausted"), 429),
     **dict.fromkeys(("overloadederror", "overloaded", "serviceunavailable", "unavailable"), 503),
     **dict.fromkeys(("notfounderror", "modelnotfound"), 404),

@@ -24,7 +24,7 @@ from maitred.core.errors import (
     ReplicaNotInTime,
     ReplicaUnavailable,
 )
-from maitred.core.inference import NativeRequest
+from maitred.core.inference import NativeApi, NativeRequest
 from maitred.core.replica import ExternalLoad, LoadReport, ModelCard
 from maitred.core.text_replica import TextRequest
 from maitred.replica.health.breaker import AttemptOutcome, BreakerAttempt
@@ -49,13 +49,16 @@ from maitred.replica.upstream.errors import (
     parse_error_body,
     parse_retry_after,
 )
+from maitred.replica.upstream.event_stream import EventStreamParser
 from maitred.replica.upstream.external_load import ExternalLoadTracker, ScrapedLoad
 from maitred.replica.upstream.openai_stream import OpenAIStreamParser
 from maitred.replica.upstream.request_body import encode_body
+from maitred.replica.upstream.responses import MISSING_STATUSES, encode_responses_body, make_missing_error
 from maitred.replica.upstream.secret_mask import SecretMask
 from maitred.replica.upstream.status import UpstreamStatus
 from maitred.replica.upstream.stream import StreamParser, UpstreamStream
 from maitred.replica.upstream.url import UpstreamUrl
+from maitred.wire.responses.answer import ResponsesStreamParser
 
 FIRST_PART_TIMEOUT_S = 120.0
 """Default of `first_part_timeout_s` if nothing else can be asked, and..."""
@@ -158,14 +161,25 @@ class UpstreamCall:
         """Returns the path, the body, and the fields that it leaves out; creates the parser of the response."""
         upstream, request = self._upstream, self._request
         parameters, model = upstream.config.parameters, request.model or upstream.server_model
+        native = self._native
+        if native is None and request.native is not None and request.native.beyond_chat is not None:
+            raise request.native.beyond_chat
         if upstream.config.kind == "anthropic":
             continues_answers = upstream.config.continues_answers
-            encode = encode_messages_body if self._native is None else encode_native_body
+            encode = encode_messages_body if native is None else encode_native_body
             body, ignored = encode(request, model, parameters, continues_answers=continues_answers)
             self._parser = AnthropicStreamParser(upstream.name, body)
             return "messages", body, ignored
-        if request.native is not None and request.native.beyond_chat is not None:
-            raise request.native.beyond_chat
+        if native is not None:
+            body, ignored = encode_responses_body(
+                *(request, model, parameters),
+                model=upstream.model,
+                reads_thoughts=bool(upstream.dialect.thought_fields),
+                reasons=upstream.reasons,
+            )
+            answer_parser = ResponsesStreamParser(upstream.model, upstream.on_reasoning)
+            self._parser = EventStreamParser(upstream.name, body, answer_parser)
+            return "responses", body, ignored
         body, ignored = encode_body(request, upstream.dialect, model, parameters, upstream.config.request_fields)
         choices_per_prompt = int(request.fields.get("n") or 1)
         self._parser = OpenAIStreamParser(
@@ -176,7 +190,8 @@ class UpstreamCall:
     @property
     def _native(self) -> NativeRequest | None:
         """The request in the API that its client and the server both speak; None: they speak different ones."""
-        return self._request.native if self._upstream.config.kind == "anthropic" else None
+        native = self._request.native
+        return native if native is not None and native.api == self._upstream.native_api else None
 
     async def _send(self, path: str, body: bytes, first_token_deadline_s: float) -> Response:
         """Sends the request, waits for the response head and returns the response."""
@@ -211,7 +226,12 @@ class UpstreamCall:
             headers.get(header, b"").decode("latin-1") for header in (b"retry-after-ms", b"retry-after", b"date")
         )
         retry_after_s = parse_retry_after(after_ms, after, date, time.time())
-        return make_response_error(name, response.status, parse_error_body(body), retry_after_s, self._body)
+        status, error = response.status, parse_error_body(body)
+        if status in MISSING_STATUSES and (native := self._native) is not None and native.api == "responses":
+            if (missing := make_missing_error(name, status, error)) is not None:
+                return missing
+            status = 400
+        return make_response_error(name, status, error, retry_after_s, self._body)
 
 
 class UpstreamReplica:
@@ -228,7 +248,11 @@ class UpstreamReplica:
 
     Attributes:
         name: Name of the server in the ledger and in log messages.
+        model: Name of the model in this gateway.
         server_model: Name of the model at the server.
+        native_api: API in which the server gets requests as their clients wrote them; None: it speaks chat completions
+            only.
+        reasons: Whether the model has been seen to reason in an answer of the Responses API.
         url: URL of the server's API.
         status: Status of the server: probe results, health and operator's state.
         reported_context_tokens: Context length that the server has reported; None: it has not reported any.
@@ -261,7 +285,10 @@ class UpstreamReplica:
         self.scraped_load = ScrapedLoad()
         self._load_tracker = ExternalLoadTracker(config.probe_every_s)
         self.open_streams = 0
+        self.model = model
         self.server_model = config.model or model
+        self.native_api = _native_api(config, self.url)
+        self.reasons = False
         provider = config.kind if config.kind == "anthropic" else config.dialect
         self.trace_attributes: Mapping[str, str | int] = {
             "provider": provider,
@@ -301,6 +328,10 @@ class UpstreamReplica:
         """Returns whether the replica was made with exactly these settings."""
         own_settings = (self.config, self._configured_context_tokens, self._max_choices)
         return own_settings == (config, context_tokens, max_choices)
+
+    def on_reasoning(self) -> None:
+        """Notes that the model reasons."""
+        self.reasons = True
 
     @property
     def can_continue(self) -> bool:
@@ -372,7 +403,7 @@ class UpstreamReplica:
 
     async def count_tokens(self, request: NativeRequest, model: str | None) -> Mapping[str, Any] | None:
         """Asks the server for the tokens of a prompt. Implements `core.text_replica.TextReplica`."""
-        if self.config.kind != "anthropic" or not self.status.is_up:
+        if self.native_api != request.api or request.api != "messages" or not self.status.is_up:
             return None
         body = encode_count_body(request.fields, model or self.server_model)
         headers = [encode_header(name, value) for name, value in request.headers.items()]
@@ -451,6 +482,16 @@ class UpstreamReplica:
         return headers
 
 
+def _native_api(config: UpstreamConfig, url: UpstreamUrl) -> NativeApi | None:
+    """Returns the API in which a server gets requests as their clients wrote them; None: there is none."""
+    if config.kind == "anthropic":
+        return "messages"
+    speaks_responses = config.responses
+    if speaks_responses is None:
+        speaks_responses = config.dialect == "openai" and f".{url.host}".endswith(_OPENAI_HOST)
+    return "responses" if speaks_responses else None
+
+
 @cache
 def _system_tls_context() -> ssl.SSLContext:
     """Returns a TLS context with the system's certificate authorities."""
@@ -469,6 +510,8 @@ def _return_context(context: ssl.SSLContext) -> ssl.SSLContext:
 
 log = logging.getLogger(__name__)
 
+_OPENAI_HOST = ".api.openai.com"
+"""End of OpenAI's own hosts; those of its regions have a name before it."""
 _MAX_ERROR_BYTES = 64 * 1024
 _ERROR_BODY_TIMEOUT_S = 5.0
 _COUNT_TIMEOUT_S = 10.0

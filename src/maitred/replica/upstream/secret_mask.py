@@ -207,9 +207,17 @@ class DeltaMask:
                 return self._mask_text(value)
             case list():
                 return [self._mask_value(entry) for entry in value]
+            case {"logprobs": [_, *_] as tokens} if self._spell_secret(tokens):
+                return self._mask_value({**value, "logprobs": []})
             case dict():
                 return {name: self._mask_value(entry) for name, entry in value.items()}
         return value
+
+    def _spell_secret(self, tokens: Sequence[object]) -> bool:
+        """Returns whether the tokens of log-probabilities spell a secret together."""
+        texts = [token.get("token") for token in tokens if isinstance(token, dict)]
+        spelt = "".join(text for text in texts if isinstance(text, str))
+        return self._mask_text(spelt) != spelt
 
 
 def _held_length(text: AnyStr, secrets: Sequence[AnyStr]) -> int:

@@ -28,6 +28,7 @@ from maitred.core.inference import ChunkMetadata, TextDelta
 from maitred.core.request import FinishReason, Usage
 from maitred.wire.answer_event import (
     AnswerBroken,
+    AnswerFailed,
     TextAssembler,
     decode_event,
     parse_finish_reason,
@@ -47,22 +48,6 @@ _READ_OF_MESSAGE = frozenset(
 )
 _END_MARKERS = ("", "[DONE]")
 """Data of events that have no content."""
-
-
-class AnswerFailed(Exception):
-    """Error that the server reported in the stream.
-
-    Args:
-        kind: The type of the error, such as ``overloaded_error``.
-        message: The message of the server.
-        fields: All that the server said of it.
-    """
-
-    def __init__(self, kind: str, message: str, fields: Mapping[str, Any]) -> None:
-        super().__init__(f"{kind}: {message}")
-        self.kind = kind
-        self.message = message
-        self.fields = fields
 
 
 class OpenBlock:
@@ -166,6 +151,10 @@ class MessagesStreamParser:
     def has_ended(self) -> bool:
         """Whether the reason for the end has come."""
         return self._finish is not None
+
+    def is_whole(self, fields: Mapping[str, Any]) -> bool:
+        """Returns whether an object is a whole answer."""
+        return fields.get("type") == "message"
 
     def feed(self, event: SSEEvent) -> list[TextDelta]:
         """Parses an event and returns its additions to the answer, the last of them with the finish reason.

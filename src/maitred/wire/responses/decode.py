@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from maitred.core.errors import InvalidRequest
+from maitred.core.errors import InvalidRequest, Unsupported
 from maitred.wire.openai.decode import MAX_TOKEN_ID, FieldSchema, NumberRange, check_known
 from maitred.wire.openai.decode import body_schemas as openai_schemas
 from maitred.wire.openai.faults import DECODE_ERRORS, describe_body_fault, format_value
@@ -71,8 +71,8 @@ def decode_responses(body: bytes, *, strict: bool) -> ResponsesRequest:
             param="background",
         )
     for position, name in enumerate(request.include or ()):
-        if name not in INCLUDES:
-            raise InvalidRequest(
+        if name not in INCLUDES and request.beyond_chat is None:
+            vars(request)["beyond_chat"] = Unsupported(
                 f"include[{position}] must be one of {', '.join(INCLUDES)}; got {format_value(name)}.",
                 param=f"include[{position}]",
             )
@@ -121,9 +121,9 @@ def _decode(kind: type[R], body: bytes, strict: bool) -> R:
         check_known(fields, kind, also=RESPONSES_FIELDS)
     fields = {name: value for name, value in fields.items() if value is not None}
     unsupported = unsupported_fields(fields)
+    vars(request).update(sent=fields, ignored_fields=unsupported.ignored)
     if unsupported.refused:
-        raise refuse_field(unsupported.refused[0])
-    vars(request)["ignored_fields"] = unsupported.ignored
+        vars(request)["beyond_chat"] = refuse_field(unsupported.refused[0])
     _check_input(request)
     return request
 

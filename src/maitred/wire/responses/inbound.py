@@ -18,7 +18,8 @@ Responses                       chat completion
 ==============================  ============================================================================
 
 What a client writes back of tools that ran at a provider, such as ``web_search_call``, says nothing to another model:
-it is left out and named. Its results that only the client has, such as ``computer_call_output``, are refused.
+it is left out and named. What no chat completion can say, such as ``computer_call_output``, is refused by every model
+but those whose servers speak Responses, which get the request as it was written.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +28,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from maitred.core.errors import InvalidRequest
+from maitred.core.errors import InvalidRequest, Unsupported
 from maitred.wire.openai.decode import check_chat
 from maitred.wire.openai.faults import format_value
 from maitred.wire.openai.requests import (
@@ -42,6 +43,7 @@ from maitred.wire.openai.requests import (
 )
 from maitred.wire.responses.decode import ROLES
 from maitred.wire.responses.requests import (
+    ITEM_TYPES,
     SERVER_CALLS,
     AssistantRefusal,
     AssistantText,
@@ -62,6 +64,7 @@ from maitred.wire.responses.requests import (
     ResponsesRequest,
     ServerItem,
     decode_thoughts,
+    find_foreign_part,
 )
 
 _PARAMS: Mapping[str, str] = {
@@ -101,10 +104,32 @@ def to_chat(request: InputTokensRequest, earlier: Sequence[InputItem] = ()) -> C
     Raises:
         InvalidRequest: The request asks for an unsupported feature; `param` says where.
     """
-    tools, tool_choice = _tools(request)
+    chat, beyond_chat = convert_to_chat(request, earlier)
+    if beyond_chat is not None:
+        raise beyond_chat
+    return chat
+
+
+def convert_to_chat(
+    request: InputTokensRequest, earlier: Sequence[InputItem] = ()
+) -> tuple[ChatRequest, Unsupported | None]:
+    """Converts as much of a request for a response to a chat completion as one can say.
+
+    Args:
+        request: A decoded request; if it asks for an answer, the result does too.
+        earlier: Items of the conversation before the request's own.
+
+    Returns:
+        The chat completion, and the error for the first thing that it does not say; None: it says all.
+
+    Raises:
+        InvalidRequest: The request is at fault, whoever reads it; `param` says where.
+    """
+    beyond: list[Unsupported] = [] if request.beyond_chat is None else [request.beyond_chat]
+    tools, tool_choice = _tools(request, beyond)
     chat = ChatRequest(
         model=request.model,
-        messages=_messages(request, earlier),
+        messages=_messages(request, earlier, beyond),
         tools=tools or None,
         tool_choice=tool_choice,
         parallel_tool_calls=request.parallel_tool_calls,
@@ -127,7 +152,7 @@ def to_chat(request: InputTokensRequest, earlier: Sequence[InputItem] = ()) -> C
         if error.param is None or (param := rename_param(error.param)) == error.param:
             raise
         raise InvalidRequest(error.message.replace(error.param, param), param=param) from None
-    return chat
+    return chat, beyond[0] if beyond else None
 
 
 _SAME_FIELDS = (
@@ -195,29 +220,37 @@ def _response_format(request: ResponsesRequest) -> Any:  # noqa: ANN401 - JSON
     return None
 
 
-def _messages(request: InputTokensRequest, earlier: Sequence[InputItem]) -> list[Message]:
+def _messages(request: InputTokensRequest, earlier: Sequence[InputItem], beyond: list[Unsupported]) -> list[Message]:
     messages = [] if not request.instructions else [Message(role="system", content=request.instructions)]
     own = [(f"input[{position}]", item) for position, item in enumerate(request.items())]
-    messages += _convert_items([*(("conversation", item) for item in earlier), *own])
+    messages += _convert_items([*(("conversation", item) for item in earlier), *own], beyond)
     if all(message.role in ("system", "developer") for message in messages):
         messages.append(Message(role="user", content=""))  # a client that only tries the connection sends no items
     return messages
 
 
 def check_items(items: Sequence[InputItem]) -> None:
-    """Raises InvalidRequest for the first item that no request for a response could have in its conversation."""
-    _convert_items([(f"items[{position}]", item) for position, item in enumerate(items)])
+    """Raises InvalidRequest for the first item that not every model could have in its conversation."""
+    beyond: list[Unsupported] = []
+    _convert_items([(f"items[{position}]", item) for position, item in enumerate(items)], beyond)
+    if beyond:
+        raise beyond[0]
 
 
-def _convert_items(items: Iterable[tuple[str, InputItem]]) -> list[Message]:
-    """Returns items, each with its place for messages about it, as messages of a chat completion."""
+def _convert_items(items: Iterable[tuple[str, InputItem]], beyond: list[Unsupported]) -> list[Message]:
+    """Returns items as messages of a chat completion.
+
+    Args:
+        items: Each item with its place, for messages about it.
+        beyond: Gets the errors for what chat completions cannot say.
+    """
     messages: list[Message] = []
     turn = _AssistantTurn()
     for path, item in items:
         if not turn.add(item, path):
             messages += turn.messages()
             turn = _AssistantTurn()
-            messages += _message(item, path)
+            messages += _message(item, path, beyond)
     messages += turn.messages()
     return messages
 
@@ -274,16 +307,16 @@ class _AssistantTurn:
         ]
 
 
-def _message(item: InputItem, path: str) -> Iterable[Message]:
+def _message(item: InputItem, path: str, beyond: list[Unsupported]) -> Iterable[Message]:
     match item:
         case MessageItem(role=role, content=content):
             if role not in ROLES:
                 raise InvalidRequest(
                     f"{path}.role must be one of {', '.join(ROLES)}; got {format_value(role)}.", param=f"{path}.role"
                 )
-            yield Message(role=role, content=_content(content, f"{path}.content"))
+            yield Message(role=role, content=_content(content, f"{path}.content", beyond))
         case FunctionResultItem() | CustomResultItem():
-            output = _content(item.output, f"{path}.output")
+            output = _content(item.output, f"{path}.output", beyond)
             yield Message(role="tool", tool_call_id=item.call_id, content=output)
         case ItemReference():
             raise InvalidRequest(
@@ -291,18 +324,24 @@ def _message(item: InputItem, path: str) -> Iterable[Message]:
                 "itself.",
                 param=path,
             )
-        case ServerItem(item={"type": kind}):
-            raise InvalidRequest(
-                f"{path} is of the type {format_value(kind)}, which this server does not know. Send what it holds as a "
-                "message.",
-                param=path,
+        case ServerItem(item=foreign):
+            kind, param = foreign["type"], path
+            if kind in ITEM_TYPES and (part := find_foreign_part(foreign)) is not None:
+                path, kind = f"{path}.{part[0]}", part[1]
+                param = f"{path}.type"
+            beyond.append(
+                Unsupported(
+                    f"{path} is of the type {format_value(kind)}, which only a server of the Responses API reads. Send "
+                    "what it holds as a message.",
+                    param=param,
+                )
             )
 
 
-def _content(content: str | list[InputContent], path: str) -> str | list[ContentPart]:
+def _content(content: str | list[InputContent], path: str, beyond: list[Unsupported]) -> str | list[ContentPart]:
     if isinstance(content, str):
         return content
-    match [_part(part, f"{path}[{position}]") for position, part in enumerate(content)]:
+    match [_part(part, f"{path}[{position}]", beyond) for position, part in enumerate(content)]:
         case []:
             return ""
         case [ContentPart(type="text", text=str() as text)]:
@@ -311,7 +350,7 @@ def _content(content: str | list[InputContent], path: str) -> str | list[Content
             return parts
 
 
-def _part(part: InputContent, path: str) -> ContentPart:
+def _part(part: InputContent, path: str, beyond: list[Unsupported]) -> ContentPart:
     match part:
         case InputText(text=text) | PlainText(text=text) | AssistantText(text=text) | AssistantRefusal(refusal=text):
             return ContentPart(type="text", text=text)
@@ -320,10 +359,13 @@ def _part(part: InputContent, path: str) -> ContentPart:
         case InputFile(file_data=str() as data, filename=filename):
             return ContentPart(type="file", file=FilePart(file_data=data, filename=filename))
     member = "image_url" if isinstance(part, InputImage) else "file_data"
-    raise InvalidRequest(
-        f"{path}.{member} is required: no files are kept here. Send what the file holds as a data: URL.",
-        param=f"{path}.{member}",
+    beyond.append(
+        Unsupported(
+            f"{path}.{member} is required: no files are kept here. Send what the file holds as a data: URL.",
+            param=f"{path}.{member}",
+        )
     )
+    return ContentPart(type="file", file=FilePart())
 
 
 def _texts_of(content: str | list[InputContent], path: str) -> list[tuple[str, bool]]:
@@ -347,8 +389,8 @@ def _texts_of(content: str | list[InputContent], path: str) -> list[tuple[str, b
     return texts
 
 
-def _tools(request: InputTokensRequest) -> tuple[list[dict[str, Any]], Any]:
-    """Returns the tools and the choice among them as chat completions have them."""
+def _tools(request: InputTokensRequest, beyond: list[Unsupported]) -> tuple[list[dict[str, Any]], Any]:
+    """Returns the tools and the choice among them as chat completions have them; see `_convert_items`."""
     if not isinstance(request.tools, list | None):
         raise InvalidRequest(f"tools must be a list; got {format_value(request.tools)}.", param="tools")
     tools: dict[tuple[str, str], dict[str, Any]] = {}
@@ -379,6 +421,10 @@ def _tools(request: InputTokensRequest) -> tuple[list[dict[str, Any]], Any]:
         case {"type": "function" | "custom" as kind, "name": str() as name}:
             _require(tools, (kind, name))
             return [*tools.values()], {"type": kind, kind: {"name": name}}
+        case {"type": "allowed_tools", "mode": "auto" | "required", "tools": [*allowed]} if hosted := next(
+            filter(_is_hosted, allowed), None
+        ):
+            beyond.append(_unknown_choice(hosted, "tool_choice.tools"))
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": [*allowed]}:
             keys = [_key_of(entry) for entry in allowed]
             for key in keys:
@@ -386,12 +432,31 @@ def _tools(request: InputTokensRequest) -> tuple[list[dict[str, Any]], Any]:
             return [tools[key] for key in dict.fromkeys(keys)], mode
         case None | "none" | "auto" | "required" as choice:
             return [*tools.values()], choice if tools or choice == "required" else None
+        case other if _is_hosted(other):
+            beyond.append(_unknown_choice(other, "tool_choice"))
         case other:
             raise InvalidRequest(
                 "tool_choice must be none, auto, required, or an object that names functions or custom tools of tools; "
                 f"got {format_value(other)}.",
                 param="tool_choice",
             )
+    return [*tools.values()], None
+
+
+def _is_hosted(choice: object) -> bool:
+    """Returns whether a choice names a tool that runs at a provider."""
+    match choice:
+        case {"type": str() as kind}:
+            return kind not in ("function", "custom", "allowed_tools")
+    return False
+
+
+def _unknown_choice(choice: Mapping[str, Any], param: str) -> Unsupported:
+    return Unsupported(
+        f"{param} names {format_value(choice['type'])}, a tool that runs at a server of the Responses API only. Name "
+        "functions or custom tools of tools.",
+        param=param,
+    )
 
 
 def _key_of(entry: Any) -> tuple[str, str]:  # noqa: ANN401 - as it was sent

@@ -7,12 +7,14 @@ their results, and reasoning. Clients leave the type of a message out; `tag_item
 
 import base64
 import binascii
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from maitred.core.errors import Unsupported
 from maitred.wire.openai.requests import RequestBody, StreamOptions
 
 
@@ -177,7 +179,7 @@ class ItemReference(
 
 
 class ServerItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="server_item"):
-    """Record of a tool that ran at a provider; `tag_items` makes it of an item of any other type."""
+    """Record of a tool that ran at a provider; `tag_items` makes it of an item, or of parts, of any other type."""
 
     item: dict[str, Any]
 
@@ -205,6 +207,14 @@ SERVER_CALLS = (
 """Types of records that another model can do without: they say that a tool was called, and not what it gave."""
 
 
+_PART_TYPES = frozenset(
+    {
+        *("input_text", "text", "output_text", "refusal", "input_image", "input_file"),
+        *("reasoning_text", "summary_text"),
+    }
+)
+
+
 def tag_items(items: Any) -> Any:  # noqa: ANN401 - whatever JSON can be
     """Returns the items of an input with their types, where clients may leave them out, and foreign ones wrapped."""
     return list(map(_tag, items)) if isinstance(items, list) else items
@@ -212,15 +222,24 @@ def tag_items(items: Any) -> Any:  # noqa: ANN401 - whatever JSON can be
 
 def _tag(item: Any) -> Any:  # noqa: ANN401 - whatever JSON can be
     match item:
-        case {"type": str() as kind} if kind in ITEM_TYPES:
-            return item
-        case {"type": str()}:
-            return {"type": "server_item", "item": item}
         case {"type": None} | {"role": _} | {"id": _} if "type" not in item or item["type"] is None:
             rest = {name: value for name, value in item.items() if name != "type"}
-            return {"type": "message" if "role" in rest else "item_reference", **rest}
+            return _tag({"type": "message" if "role" in rest else "item_reference", **rest})
+        case {"type": str() as kind} if kind not in ITEM_TYPES or find_foreign_part(item) is not None:
+            return {"type": "server_item", "item": item}
         case _:
             return item
+
+
+def find_foreign_part(item: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Returns the path and the type of the first part of an item that has another type than those above; None: none."""
+    for member in ("content", "output", "summary"):
+        parts = item.get(member)
+        for position, part in enumerate(parts if isinstance(parts, list) else ()):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if isinstance(kind, str) and kind not in _PART_TYPES:
+                return f"{member}[{position}]", kind
+    return None
 
 
 def untag_item(item: dict[str, Any]) -> dict[str, Any]:
@@ -267,17 +286,49 @@ class InputTokensRequest(RequestBody, frozen=True, kw_only=True, omit_defaults=T
     reasoning: ReasoningOptions | None = None
     truncation: str | None = None
 
+    @cached_property
+    def sent(self) -> Mapping[str, Any]:
+        """The request as it was written; the decoder sets it."""
+        return {}
+
+    @cached_property
+    def beyond_chat(self) -> Unsupported | None:
+        """The error for the first field that no chat completion has; the decoder sets it. None: there is none."""
+        return None
+
     def items(self) -> list[InputItem]:
         """Returns the items of the request's own input, however it was written."""
         if isinstance(self.input, str):
             return [MessageItem(role="user", content=self.input)]
         return self.input or []
 
+    def written_items(self) -> list[dict[str, Any]]:
+        """Returns the same items as their client wrote them, each with its type."""
+        written = self.sent.get("input")
+        if isinstance(written, str):
+            return [{"type": "message", "role": "user", "content": written}]
+        return list(map(untag_item, tag_items(written or [])))
+
     @property
     def conversation_id(self) -> str | None:
         """Id of the conversation that the request goes on with."""
         conversation = self.conversation
         return conversation.id if isinstance(conversation, ConversationReference) else conversation
+
+
+R = TypeVar("R", bound=InputTokensRequest)
+
+
+def with_input(request: R, items: Sequence[Mapping[str, Any]]) -> R:
+    """Returns a request with other items in its input.
+
+    Args:
+        request: The request.
+        items: The items as they are written.
+    """
+    changed = msgspec.structs.replace(request, input=msgspec.convert(tag_items([*items]), list[InputItem]))
+    vars(changed).update(vars(request), sent={**request.sent, "input": items})
+    return changed
 
 
 class ResponsesRequest(InputTokensRequest, frozen=True, kw_only=True, omit_defaults=True):

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.core.request import FinishReason, Usage
-from maitred.wire.answer_event import AnswerBroken
-from maitred.wire.anthropic.answer import AnswerFailed, MessagesStreamParser
+from maitred.wire.answer_event import AnswerBroken, AnswerFailed
+from maitred.wire.anthropic.answer import MessagesStreamParser
 from maitred.wire.openai.written import merge_deltas
 from maitred.wire.sse import SSEDecoder, SSEEvent
 
