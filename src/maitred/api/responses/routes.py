@@ -52,6 +52,7 @@ from maitred.wire.responses.inbound import (
     drop_oldest_turns,
     rename_param,
     to_chat,
+    unread_items,
     with_functions_only,
 )
 from maitred.wire.responses.outbound import native_fields
@@ -171,6 +172,7 @@ class ResponsesRoutes:
         request, stored = await self._resolve(exchange, request)
         history, earlier = await self._read_history(exchange, stored)
         chat, beyond_chat = convert_to_chat(request, earlier)
+        vars(request)["ignored_fields"] = (*request.ignored_fields, *unread_items(earlier))
         keeps = stores or isinstance(exchange, ResponsesTurn)
         fields = native_fields(request.sent, [*history, *request.written_items()], keeps_state=keeps)
         native = NativeRequest("responses", fields, beyond_chat=beyond_chat)

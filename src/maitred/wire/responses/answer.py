@@ -106,10 +106,8 @@ class ResponsesStreamParser:
         """
         fields = self._decode(event)
         kind = fields.get("type")
-        if not isinstance(kind, str) or kind in _SIGNS_OF_LIFE or kind in _BEGINNINGS:
+        if self.is_complete or not isinstance(kind, str) or kind in _SIGNS_OF_LIFE or kind in _BEGINNINGS:
             return []
-        if self.is_complete:
-            raise AnswerBroken("it went on after its end")
         if kind in _ENDS:
             response = fields.get("response")
             return self._end(kind, response if isinstance(response, dict) else {})

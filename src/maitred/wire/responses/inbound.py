@@ -77,6 +77,8 @@ _PARAMS: Mapping[str, str] = {
     "logprobs": "include",
 }
 """Field of a chat completion -> field of a request for a response."""
+_STORED = "conversation"
+"""Place of all items of a stored conversation."""
 _CUSTOM_PARAMETERS: Mapping[str, Any] = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
@@ -223,7 +225,7 @@ def _response_format(request: ResponsesRequest) -> Any:  # noqa: ANN401 - JSON
 def _messages(request: InputTokensRequest, earlier: Sequence[InputItem], beyond: list[Unsupported]) -> list[Message]:
     messages = [] if not request.instructions else [Message(role="system", content=request.instructions)]
     own = [(f"input[{position}]", item) for position, item in enumerate(request.items())]
-    messages += _convert_items([*(("conversation", item) for item in earlier), *own], beyond)
+    messages += _convert_items([*((_STORED, item) for item in earlier), *own], beyond)
     if all(message.role in ("system", "developer") for message in messages):
         messages.append(Message(role="user", content=""))  # a client that only tries the connection sends no items
     return messages
@@ -235,6 +237,15 @@ def check_items(items: Sequence[InputItem]) -> None:
     _convert_items([(f"items[{position}]", item) for position, item in enumerate(items)], beyond)
     if beyond:
         raise beyond[0]
+
+
+def unread_items(earlier: Iterable[InputItem]) -> tuple[str, ...]:
+    """Returns the names of the items in a stored conversation that a chat completion leaves out.
+
+    The client has no way to leave them out itself.
+    """
+    kinds = [str(item.item["type"]) for item in earlier if isinstance(item, ServerItem)]
+    return tuple(dict.fromkeys(f"conversation ({kind[:64]})" for kind in kinds))
 
 
 def _convert_items(items: Iterable[tuple[str, InputItem]], beyond: list[Unsupported]) -> list[Message]:
@@ -282,8 +293,8 @@ class _AssistantTurn:
                 texts = [part.text for part in item.content or item.summary or ()]
                 self._thoughts += texts or [block["thinking"] for block in blocks if "thinking" in block]
                 self._blocks += [block for block in blocks if "signature" in block or "data" in block]
-            case ServerItem(item={"type": kind}) if kind in SERVER_CALLS:
-                pass
+            case ServerItem(item={"type": kind}) if kind in SERVER_CALLS or path == _STORED:
+                pass  # it is left out and named
             case _:
                 return False
         return True
