@@ -36,6 +36,8 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The response as the client received it, as JSON."""
     last_event: int | None = None
     """Sequence number of the event that ended its stream; None: it was no stream, or it goes on."""
+    item_ids: tuple[str, ...] = ()
+    """Ids in its output that its server has given, so that they say nothing of this response; they are only written."""
     owner: str | None = None
     """Gateway that runs it in the background; None: it has ended. To save one with an owner ends it, if that gateway
     still owns it."""

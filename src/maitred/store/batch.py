@@ -30,7 +30,7 @@ from maitred.store.conversations import append_items
 from maitred.store.database import Database
 from maitred.store.driver import make_insert, run_in_sqlite_thread
 from maitred.store.journal import Journal, JournalPosition
-from maitred.store.schema import StoredText, responses, spend, usage
+from maitred.store.schema import StoredText, response_items, responses, row_of, spend, usage
 
 _COLUMN_NAMES = [column.name for column in usage.columns]
 _TEXT_NAMES = [column.name for column in usage.columns if isinstance(column.type, StoredText)]
@@ -58,6 +58,7 @@ class BatchWriter:
         insert = make_insert(database.engine)
         self._insert = insert(usage).on_conflict_do_nothing().returning(usage.c.id)
         self._insert_response = insert(responses).on_conflict_do_nothing()
+        self._insert_item = insert(response_items).on_conflict_do_nothing()
         charge = insert(spend)
         self._charge = charge.on_conflict_do_update(
             index_elements=[spend.c.counter],
@@ -85,10 +86,13 @@ class BatchWriter:
             elif ordered:
                 await self._write_on_postgres(connection, ordered)
             if new := [response for response in stored if response.owner is None]:
-                await connection.execute(self._insert_response, list(map(msgspec.structs.asdict, new)))
+                await connection.execute(self._insert_response, [row_of(responses, response) for response in new])
             # In the order of their conversations, so that two writers never deadlock.
             for response in sorted(stored, key=lambda response: (response.conversation or "", response.id)):
                 is_written = response.owner is None or await _end_claimed(connection, response)
+                if is_written and response.item_ids:
+                    named = [{"item": item_id, "response": response.id} for item_id in response.item_ids]
+                    await connection.execute(self._insert_item, named)
                 if is_written and response.conversation is not None:
                     await append_items(connection, response.conversation, _items_of(response), response.expires_s)
 

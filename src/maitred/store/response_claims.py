@@ -12,14 +12,13 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 
-import msgspec
 from sqlalchemy import ColumnElement, false, insert, select, update
 
 from maitred.core.clock import Clock
 from maitred.core.errors import StoreUnavailable
 from maitred.core.stored_response import BackgroundClaim, StoredResponse
 from maitred.store.database import Database
-from maitred.store.schema import responses
+from maitred.store.schema import responses, row_of
 from maitred.wire.responses.resource import end_without_answer
 
 log = logging.getLogger(__name__)
@@ -62,7 +61,7 @@ class ResponseClaims:
         Raises:
             StoreUnavailable: The database cannot be written.
         """
-        row = {**msgspec.structs.asdict(response), "owner": self.owner, "claimed_until_s": self._claim_end_s()}
+        row = {**row_of(responses, response), "owner": self.owner, "claimed_until_s": self._claim_end_s()}
         async with self._database.begin() as connection:
             await connection.execute(insert(responses), row)
 

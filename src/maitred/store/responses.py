@@ -20,14 +20,14 @@ from maitred.store.conversations import MAX_CONVERSATION_BYTES, ConversationStor
 from maitred.store.database import Database
 from maitred.store.ledger import UsageLedger
 from maitred.store.response_claims import ResponseClaims
-from maitred.store.schema import owned_by, responses
+from maitred.store.schema import owned_by, response_items, responses
 
 log = logging.getLogger(__name__)
 
 _BATCH = 500
 """Most responses that one statement reads."""
 _SWEEP_INTERVAL_S = 600.0
-_COLUMNS = [responses.c[name] for name in StoredResponse.__struct_fields__]
+_COLUMNS = [responses.c[name] for name in StoredResponse.__struct_fields__ if name in responses.c]
 
 
 class ResponseStore:
@@ -73,6 +73,14 @@ class ResponseStore:
         query = select(*_COLUMNS).where(self._is_visible(principal), responses.c.id == response_id)
         async with self._database.begin_read() as connection:
             row = (await connection.execute(query)).one_or_none()
+        return None if row is None else _of_row(row)
+
+    async def find_by_item(self, principal: Principal, item_id: str) -> StoredResponse | None:
+        """Returns the latest response of the caller with an item that its server has given this id; None: none has."""
+        query = select(*_COLUMNS).join(response_items, response_items.c.response == responses.c.id)
+        query = query.where(self._is_visible(principal), response_items.c.item == item_id)
+        async with self._database.begin_read() as connection:
+            row = (await connection.execute(query.order_by(responses.c.id.desc()).limit(1))).one_or_none()
         return None if row is None else _of_row(row)
 
     async def conversation(

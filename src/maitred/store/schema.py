@@ -8,12 +8,16 @@ deleted row stays as a tombstone, so that readers see its deletion and its id is
 `rollouts` has the decisions on new versions of models.
 
 `usage` is append-only; `spend` is its running sum per budget counter, written in the same transaction, and `feedback`
-has the opinions of callers on its entries. `responses`, `conversations` and
+has the opinions of callers on its entries. `response_items` finds a response by the id of an item that its server has
+given; ids of this gateway lead to their response by themselves. `responses`, `conversations` and
 `conversation_items` have what later requests go on with; a row of `responses` that has an owner is one that still runs.
 
 The migrations in `maitred.store.migrations` make these tables; a test compares the two.
 """
 
+from typing import Any
+
+from msgspec import Struct
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -249,6 +253,13 @@ Index(
     postgresql_where=text("owner IS NOT NULL"),
 )
 
+response_items = Table(
+    "response_items",
+    metadata,
+    Column("item", _id_type(), primary_key=True),
+    Column("response", _id_type(), ForeignKey("responses.id", ondelete="CASCADE"), primary_key=True, index=True),
+)
+
 conversations = Table(
     "conversations",
     metadata,
@@ -275,6 +286,11 @@ spend = Table(
     Column("counter", StoredText, primary_key=True),
     Column("charged_nusd", BigInteger, nullable=False),
 )
+
+
+def row_of(table: Table, value: Struct) -> dict[str, Any]:
+    """Returns the fields of a struct that the table has columns for."""
+    return {name: getattr(value, name) for name in value.__struct_fields__ if name in table.c}
 
 
 def owned_by(table: Table, principal: Principal) -> ColumnElement[bool]:

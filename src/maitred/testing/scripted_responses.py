@@ -71,7 +71,9 @@ def _item_events(index: int, item: Item) -> Iterator[dict[str, Any]]:
     whole = {name: value for name, value in item.items() if name != "pieces"}
     place = {"item_id": item["id"], "output_index": index}
     empty: dict[str, Any] = {}
-    begin, end, deltas = [], [], ()
+    begin: list[dict[str, Any]] = []
+    end: list[dict[str, Any]] = []
+    deltas: tuple[str, dict[str, Any]] = ("", {})
     match item["type"]:
         case "message":
             (part,) = item["content"]

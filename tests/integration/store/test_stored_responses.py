@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 from maitred.core.errors import InvalidRequest, StoreUnavailable
 from maitred.core.stored_response import BackgroundClaim, StoredConversation, StoredItem, StoredResponse
 from maitred.core.tenancy import Principal, Scope
-from maitred.store.schema import responses, usage
+from maitred.store.schema import response_items, responses, usage
 from tests.support.clock import FakeClock
 from tests.support.stores import open_responses
 from tests.support.usage_events import usage_event
@@ -48,6 +48,19 @@ async def test_a_response_is_there_when_it_was_saved_with_the_usage_recorded_bef
             assert await connection.scalar(select(func.count()).select_from(usage)) == 1
         assert await store.find(TEAM, "resp_1") == response(1, input=b'["\\u0000"]')
         assert ledger.backlog == 0
+
+
+async def test_a_response_is_found_by_an_item_that_its_server_has_named(store_config):
+    async with open_responses(store_config, FakeClock()) as (store, _, database):
+        for number in range(2):
+            await store.save(response(number, item_ids=("msg_a", f"rs_{number}")))
+        assert (await store.find_by_item(TEAM, "rs_0")).id == "resp_0"
+        assert (await store.find_by_item(ORGANISATION, "msg_a")).id == "resp_1"
+        assert await store.find_by_item(SIBLING, "rs_0") is None
+        assert await store.delete(TEAM, "resp_1")
+        assert (await store.find_by_item(TEAM, "msg_a")).id == "resp_0"
+        async with database.begin_read() as connection:
+            assert await connection.scalar(select(func.count()).select_from(response_items)) == 2
 
 
 async def test_many_are_saved_at_once_and_behind_a_long_backlog(store_config):

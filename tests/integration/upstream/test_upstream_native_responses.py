@@ -149,9 +149,9 @@ async def test_items_of_the_server_survive_turns(tmp_path, streams, stores):
         if stores:
             second = await client.responses.create(**asked, input=[result], previous_response_id=first.id)
             assert second.previous_response_id == first.id
-            reference = {"type": "item_reference", "id": "msg_1"}
-            await client.responses.create(**asked, input=[reference], previous_response_id=first.id)
-            assert server.asked[2].body["input"][-1] == RAW[3]
+            references = [{"type": "item_reference", "id": item["id"]} for item in RAW]
+            await client.responses.create(**asked, input=[{"role": "user", "content": "Hi"}, *references, result])
+            assert server.asked[2].body["input"][1:] == [*RAW, result]
             stored = await client.responses.retrieve(first.id)
             assert stored.output == first.output
             replayed = [event async for event in await client.responses.retrieve(first.id, stream=True)]
@@ -278,14 +278,17 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize(("reply", "status", "words"), REFUSALS.values(), ids=REFUSALS)
-async def test_a_failure_before_the_answer_is_told_as_for_chat(tmp_path, reply, status, words):
-    async with behind(tmp_path, reply) as (system, _, _client):
-        for streams in (False, True):
-            asked = {"model": MODEL, "input": "Hi", "stream": streams}
+async def test_a_failure_before_the_answer_is_told_as_for_chat(tmp_path):
+    replies = [reply for refusal, _, _ in REFUSALS.values() for reply in (refusal, Reply(FIRST))]
+    async with behind(tmp_path, *replies) as (system, _, client):
+        for number, (name, (_, status, words)) in enumerate(REFUSALS.items()):
+            asked = {"model": MODEL, "input": "Hi", "stream": number % 2 == 1}
             answer = await system.client.post("/v1/responses", json=asked)
-            assert (answer.status_code, words in answer.text) == (status, True), answer.text
-        assert sum(event.output_tokens + event.prompt_tokens for event in system.ledger.events) == 0
+            assert (answer.status_code, words in answer.text) == (status, True), (name, answer.text)
+            assert (await client.responses.create(model=MODEL, input="Hi")).output_text == "Hello there"
+        failed = [event for event in system.ledger.events if event.outcome is not Outcome.FINISHED]
+        assert len(failed) == len(REFUSALS)
+        assert sum(event.prompt_tokens + event.output_tokens for event in failed) == 0
 
 
 BREAKS = {
@@ -297,27 +300,28 @@ BREAKS = {
 }
 
 
-@pytest.mark.parametrize("reply", BREAKS.values(), ids=BREAKS)
-async def test_an_answer_that_breaks_never_looks_whole(tmp_path, reply):
-    async with behind(tmp_path, reply) as (system, _, _client):
-        sent, is_cut = b"", False
-        asked = {"model": MODEL, "input": "Hi", "stream": True}
-        try:
-            async with system.client.stream("POST", "/v1/responses", json=asked) as answer:
-                async for piece in answer.aiter_bytes():
-                    sent += piece
-        except httpx.RemoteProtocolError:
-            is_cut = True
-        # If all of it came at once, nothing had been passed on yet.
-        assert is_cut or answer.status_code == 502
-        assert b"[DONE]" not in sent
-        if is_cut:
-            events = events_in(sent.decode())
-            assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
-            assert [item["status"] for item in events[-1]["response"]["output"]] == ["incomplete"]
-        await system.wait_until(lambda: bool(system.contexts))
-        assert system.contexts[-1].outcome is Outcome.FAILED
-        assert all(event.outcome is Outcome.FAILED and not event.charges for event in system.ledger.events)
+async def test_an_answer_that_breaks_never_looks_whole(tmp_path):
+    replies = [reply for broken in BREAKS.values() for reply in (broken, Reply(FIRST))]
+    async with behind(tmp_path, *replies) as (system, _, client):
+        for name in BREAKS:
+            sent, is_cut = b"", False
+            asked = {"model": MODEL, "input": "Hi", "stream": True}
+            try:
+                async with system.client.stream("POST", "/v1/responses", json=asked) as answer:
+                    async for piece in answer.aiter_bytes():
+                        sent += piece
+            except httpx.RemoteProtocolError:
+                is_cut = True
+            # If all of it came at once, nothing had been passed on yet.
+            assert is_cut or answer.status_code == 502, name
+            assert b"[DONE]" not in sent
+            if is_cut:
+                events = events_in(sent.decode())
+                assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
+                assert [item["status"] for item in events[-1]["response"]["output"]] == ["incomplete"]
+            assert (await client.responses.create(model=MODEL, input="Hi")).output_text == "Hello there"
+        lines = system.ledger.events
+        assert [line.charges for line in lines if line.outcome is not Outcome.FINISHED] == [{}] * (len(lines) - 5)
 
 
 async def test_a_whole_answer_in_place_of_a_stream_is_one(tmp_path):
@@ -371,6 +375,8 @@ async def test_another_tenant_goes_on_with_nothing(tmp_path):
                     await their_client.responses.retrieve(first.id)
                 with pytest.raises(openai.BadRequestError, match="not found"):
                     await their_client.responses.create(model=MODEL, input="And?", previous_response_id=first.id)
+                with pytest.raises(openai.BadRequestError, match="no item"):
+                    await their_client.responses.create(model=MODEL, input=[{"type": "item_reference", "id": "msg_1"}])
         assert len(server.asked) == 1
 
 

@@ -22,6 +22,7 @@ from maitred.api.exchange import HttpExchange
 from maitred.api.in_flight import CancelScope, ClientDisconnected, InFlightLimiter
 from maitred.api.recorded_exchange import RecordedExchange, perform, send_recorded
 from maitred.api.responses.formatter import ResponsesFormatter
+from maitred.api.responses.items import foreign_ids
 from maitred.api.responses.replay import ResumeFilter, replay
 from maitred.api.streaming import StreamHeartbeat
 from maitred.cache.idempotency import IdempotencyKey, RecordedResponse, RecordedResponseReader
@@ -83,11 +84,13 @@ class BackgroundResponse:
     def last_row(self, owner: str) -> StoredResponse:
         """Returns the row of the response that has ended, as its owner stores it."""
         has_answer = self.formatter.resource.status in ("completed", "incomplete")
+        items = self.formatter.items_to_keep()
         return replace(
             self.row,
             owner=owner,
             conversation=self.row.conversation if has_answer else None,  # to which nothing is added then
-            output=encode(self.formatter.items_to_keep()),
+            output=encode(items),
+            item_ids=foreign_ids(items, self.formatter.digits),
             resource=self.formatter.written(),
             last_event=self.formatter.last_event,
         )

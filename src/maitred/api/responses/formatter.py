@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, to_builtins
 from msgspec.structs import replace
 
+from maitred.api.responses.items import has_fit_id
 from maitred.api.responses.passthrough import PassthroughOutput
 from maitred.api.streaming import CollectedChoice
 from maitred.core.context import RequestContext
@@ -66,6 +67,7 @@ class ResponsesFormatter:
 
     Attributes:
         resource: The response as far as it is known, without the output of one that is in progress.
+        digits: Digits of its id, which the ids of its items have too.
         has_started: Whether the answer has begun.
     """
 
@@ -85,7 +87,7 @@ class ResponsesFormatter:
         self._custom_tools = custom_tools
         self._with_logprobs = with_logprobs
         self._with_encrypted_reasoning = with_encrypted_reasoning
-        self._digits = resource.id.rpartition("_")[2]
+        self.digits = resource.id.rpartition("_")[2]
         self._sequence_number = -1
         self._output: list[dict[str, Any]] = []
         """Items by their index, each as it was written last."""
@@ -251,7 +253,10 @@ class ResponsesFormatter:
     def items_to_keep(self) -> list[dict[str, Any]]:
         """Returns the items of the output as the next request needs them, with all signed thoughts."""
         if self._passthrough is not None:
-            return self._passthrough.items()
+            items = enumerate(self._passthrough.items())
+            return [
+                item if has_fit_id(item) else {**item, "id": f"item_{self.digits}_{index}"} for index, item in items
+            ]
         return [
             {**item, "encrypted_content": self._thoughts[index]} if index in self._thoughts else item
             for index, item in enumerate(self._output)
@@ -490,7 +495,7 @@ class ResponsesFormatter:
 
     def _new_id(self, prefix: str) -> str:
         """Returns the id of the next item, from which the response is found."""
-        return f"{prefix}_{self._digits}_{len(self._output)}"
+        return f"{prefix}_{self.digits}_{len(self._output)}"
 
 
 class _TextItem:

@@ -12,7 +12,7 @@ from msgspec import to_builtins
 
 from maitred.api.large_body import check_count
 from maitred.core.errors import InvalidRequest
-from maitred.wire.responses.requests import InputItem, tag_items, untag_item
+from maitred.wire.responses.requests import InputItem, ServerItem, tag_items, untag_item
 from maitred.wire.responses.resource import ItemList
 
 _DEFAULT_PAGE = 20
@@ -45,7 +45,7 @@ def with_ids(items: Iterable[dict[str, Any]], suffix: str) -> list[dict[str, Any
     for number, item in enumerate(items):
         kind = str(item["type"])
         item_id = item.get("id")
-        if not (isinstance(item_id, str) and _FIT_ID.fullmatch(item_id)):  # a provider's record can have any value
+        if not has_fit_id(item):  # a provider's record can have any value
             item_id = f"{_ID_PREFIXES.get(kind, 'item')}_{suffix}{number}"
         stored.append({**item, "id": item_id})
         if item.get("status") is None and (kind in _ID_PREFIXES or item_id != item.get("id")):
@@ -57,14 +57,34 @@ def with_ids(items: Iterable[dict[str, Any]], suffix: str) -> list[dict[str, Any
     return stored
 
 
+def foreign_ids(items: Iterable[Mapping[str, Any]], digits: str) -> tuple[str, ...]:
+    """Returns the ids of items that do not have the digits of their response."""
+    ids = dict.fromkeys(str(item["id"]) for item in items)
+    return tuple(item_id for item_id in ids if f"_{digits}_" not in item_id)
+
+
+def has_fit_id(item: Mapping[str, Any]) -> bool:
+    """Returns whether an item has an id that the database has room for."""
+    item_id = item.get("id")
+    return isinstance(item_id, str) and _FIT_ID.fullmatch(item_id) is not None
+
+
 def decode_items(stored: bytes) -> list[dict[str, Any]]:
     """Returns a stored list of items."""
     return msgspec.json.decode(stored, type=list[dict[str, Any]])
 
 
 def to_input(entries: Sequence[Mapping[str, Any]]) -> list[InputItem]:
-    """Returns stored items as those of an input."""
-    return msgspec.convert(tag_items([*entries]), list[InputItem])
+    """Returns stored items as those of an input; one that its server has written in another form is its record."""
+    return list(map(_to_input_item, tag_items([*entries])))
+
+
+def _to_input_item(tagged: dict[str, Any]) -> InputItem:
+    try:
+        item: InputItem = msgspec.convert(tagged, InputItem)
+        return item
+    except msgspec.ValidationError:
+        return ServerItem(item=untag_item(tagged))
 
 
 def read_history(stored: Sequence[bytes]) -> tuple[list[dict[str, Any]], list[InputItem]]:

@@ -23,7 +23,7 @@ from maitred.api.large_body import LARGE_BODY_BYTES
 from maitred.api.responses.background import BackgroundResponse, BackgroundResponses, Read
 from maitred.api.responses.conversations import ConversationRoutes
 from maitred.api.responses.formatter import ResponsesFormatter
-from maitred.api.responses.items import decode_items, page_of, read_history, with_ids
+from maitred.api.responses.items import decode_items, foreign_ids, page_of, read_history, with_ids
 from maitred.api.responses.turn import ResponsesTurn
 from maitred.api.routes import Route
 from maitred.api.streaming import CollectedChoice, send_response
@@ -361,12 +361,18 @@ class ResponsesRoutes:
         if item["type"] != "item_reference":
             return item
         item_id: str = item["id"]
-        response_id = f"resp_{item_id.split('_')[1]}" if item_id.count("_") > 1 else ""
-        if response_id not in known:
-            found = await self._store.find(exchange.principal, response_id)
-            stored = [] if found is None else decode_items(found.input) + decode_items(found.output)
-            known[response_id] = {entry["id"]: entry for entry in stored}
-        return known[response_id].get(item_id, item)
+        for items in known.values():
+            if item_id in items:
+                return items[item_id]
+        found = None
+        if item_id.count("_") > 1:
+            found = await self._store.find(exchange.principal, f"resp_{item_id.split('_')[1]}")
+        found = found or await self._store.find_by_item(exchange.principal, item_id)
+        if found is None:
+            return item
+        stored = decode_items(found.input) + decode_items(found.output)
+        known[found.id] = {entry["id"]: entry for entry in stored}
+        return known[found.id].get(item_id, item)
 
     async def _keep(
         self,
@@ -388,9 +394,11 @@ class ResponsesRoutes:
         if choices:
             formatter.collect(choices)
         formatter.complete(exchange.context.usage)
+        items = formatter.items_to_keep()
         stored = replace(
             self._to_row(exchange, request, formatter),
-            output=encode(formatter.items_to_keep()),
+            output=encode(items),
+            item_ids=foreign_ids(items, formatter.digits),
             # The event that ends a stream is written after this.
             last_event=None if formatter.last_event is None else formatter.last_event + 1,
         )
