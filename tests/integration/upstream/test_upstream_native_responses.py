@@ -340,13 +340,14 @@ async def test_it_goes_on_in_the_background_and_over_a_websocket(tmp_path):
         more = {"further": lambda pipeline: [*routes(pipeline), *sockets.routes()]}
         async with behind(tmp_path / "other", Reply(stream(*ITEMS)), **more) as (system, server, client):
             asked = {"model": MODEL, "reasoning": REASONS}
-            running_one = await client.responses.create(**asked, input="Hi", background=True)
+            conversation = (await client.conversations.create()).id
+            running_one = await client.responses.create(**asked, input="Hi", background=True, conversation=conversation)
             async with asyncio.timeout(300):
                 while running_one.status in ("queued", "in_progress"):
                     await asyncio.sleep(0.02)
                     running_one = await client.responses.retrieve(running_one.id)
             assert (running_one.background, running_one.output_text) == (True, "Hello there")
-            await client.responses.create(**asked, input="And?", previous_response_id=running_one.id)
+            await client.responses.create(**asked, input="And?", conversation=conversation)
             before = None
             async with client.responses.connect() as connection:
                 for _ in range(2):

@@ -134,7 +134,10 @@ class PassthroughOutput:
         self._places[TEXT_EVENTS[kind]] = place
         if kind == "response.output_text.delta":
             is_plain = place.keys() == _PLAIN_PLACE
-            self.plain_place = (place["item_id"], place["output_index"], place["content_index"]) if is_plain else None
+            self.plain_place = None
+            match place:
+                case {"item_id": str() as item_id, "output_index": int() as index, "content_index": int() as part}:
+                    self.plain_place = (item_id, index, part) if is_plain else None
 
     def _texts(self, part: TextDelta) -> Iterator[dict[str, Any]]:
         """Yields an event for each text of a delta, at the place of the text before it."""
@@ -174,7 +177,9 @@ class PassthroughOutput:
                 continue
             text = "".join(pieces)
             match inner:
-                case [int() as part, str() as name] if part < len(parts := item.get(str(member)) or ()):
+                case [int() as part, str() as name] if part < len(parts := item.get(str(member)) or ()) and isinstance(
+                    parts[part], dict
+                ):
                     item = {**item, str(member): [*parts[:part], {**parts[part], name: text}, *parts[part + 1 :]]}
                 case []:
                     item = {**item, str(member): text}

@@ -88,7 +88,8 @@ def item_events(index: int, item: Mapping[str, Any]) -> Iterator[dict[str, Any]]
     match item:
         case {"content": list() as parts}:
             for number, part in enumerate(parts):
-                yield from _events_of_part({**place, "content_index": number}, part)
+                if isinstance(part, dict):
+                    yield from _events_of_part({**place, "content_index": number}, part)
         case {"type": "function_call", "arguments": str() as arguments, "name": name}:
             kind = "response.function_call_arguments"
             if arguments:
@@ -104,8 +105,8 @@ def item_events(index: int, item: Mapping[str, Any]) -> Iterator[dict[str, Any]]
 
 def _events_of_part(place: Mapping[str, Any], part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields the events of one part of a message or of reasoning."""
-    kind: str = part["type"]
-    member = _TEXTS.get(kind, "")
+    kind = part.get("type")
+    member = _TEXTS.get(str(kind), "")
     if not isinstance(part.get(member), str):  # a part that only its server knows
         yield {"type": "response.content_part.added", **place, "part": part}
         yield {"type": "response.content_part.done", **place, "part": part}

@@ -55,7 +55,7 @@ from maitred.wire.responses.inbound import (
     unread_items,
     with_functions_only,
 )
-from maitred.wire.responses.outbound import native_fields
+from maitred.wire.responses.outbound import keep_latest_turns, native_fields
 from maitred.wire.responses.requests import (
     InputItem,
     InputTokensRequest,
@@ -232,13 +232,14 @@ class ResponsesRoutes:
                         await read(answer if generates else _drop_text(answer))
                 return
             except ContextLengthExceeded as error:
-                # A server that got the request as it was written has truncated it itself.
-                may_drop = request.truncation == "auto" and not exchange.context.is_passthrough
-                may_drop = may_drop and not formatter.has_started
+                may_drop = request.truncation == "auto" and not formatter.has_started
                 shorter = drop_oldest_turns(chat, _share_that_fits(error)) if may_drop else None
                 if shorter is None:
                     raise
                 chat = shorter
+                turns = sum(message.role == "user" for message in chat.messages)
+                items = keep_latest_turns(native.fields["input"], turns)
+                native = replace(native, fields={**native.fields, "input": items})
 
     async def count(self, exchange: HttpExchange) -> None:
         """Counts the tokens of an input as the model would read them."""

@@ -8,6 +8,7 @@ events as they came, except for those that begin and end the response.
 A stream is complete when an event has said how the response ended. Items and events of unknown types pass through.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,8 @@ _BEGINNINGS = frozenset({"response.created", "response.queued", "response.in_pro
 _ENDS = frozenset({"response.completed", "response.incomplete"})
 _SIGNS_OF_LIFE = frozenset({"keepalive", "ping"})
 _END_MARKERS = ("", "[DONE]")
+_KIND = re.compile(r"[A-Za-z0-9_.:-]{1,256}")
+"""Pattern of the types of events, which are also the names of events in a stream."""
 _OF_CONNECTION = frozenset({"sequence_number", "obfuscation"})
 """Members of an event that are about this stream only."""
 _READ_OF_TOKEN = frozenset({"token", "logprob", "bytes", "top_logprobs"})
@@ -106,7 +109,9 @@ class ResponsesStreamParser:
         """
         fields = self._decode(event)
         kind = fields.get("type")
-        if self.is_complete or not isinstance(kind, str) or kind in _SIGNS_OF_LIFE or kind in _BEGINNINGS:
+        if self.is_complete or not isinstance(kind, str) or not _KIND.fullmatch(kind):
+            return []
+        if kind in _SIGNS_OF_LIFE or kind in _BEGINNINGS:
             return []
         if kind in _ENDS:
             response = fields.get("response")
@@ -164,7 +169,7 @@ class ResponsesStreamParser:
         self.is_complete = True
         self.usage = read_usage(response.get("usage"))
         output = response.get("output")
-        items = [item for item in (output if isinstance(output, list) else ()) if isinstance(item, dict)]
+        items = [item for item in (output if isinstance(output, list) else ()) if isinstance(_type_of(item), str)]
         told = {"type": kind, "response": {**response, "output": list(map(self._name_origin, items))}}
         finish = FinishReason.STOP
         if kind == "response.incomplete":

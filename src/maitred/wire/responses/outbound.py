@@ -19,6 +19,8 @@ GATEWAY_FIELDS = frozenset(
     }
 )
 """Fields that a server does not get as they came, because the gateway honours them or sets them anew."""
+_PARAMETERS = HONOURED_FIELDS - GATEWAY_FIELDS
+"""Names of the parameters of a server that it gets in a request of this API."""
 ORIGIN = "maitred"
 """Member of an item of reasoning that names the model which made it."""
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
@@ -46,6 +48,21 @@ def native_fields(
     return {**sent, "input": items, "store": keeps_state}
 
 
+def keep_latest_turns(items: Sequence[Mapping[str, Any]], turns: int) -> list[Mapping[str, Any]]:
+    """Returns items without the oldest turns of their conversation.
+
+    A turn begins with a message of the user. What stands before the first one stays.
+
+    Args:
+        items: All items of a conversation.
+        turns: Number of the turns that stay.
+    """
+    starts = [position for position, item in enumerate(items) if item.get("role") == "user"]
+    if not 0 < turns < len(starts):
+        return [*items]
+    return [*items[: starts[0]], *items[starts[-turns] :]]
+
+
 def native_body(
     fields: Mapping[str, Any], parameters: Mapping[str, Any], *, model: str, reads_thoughts: bool, reasons: bool
 ) -> tuple[dict[str, Any], list[str]]:
@@ -59,14 +76,15 @@ def native_body(
         reasons: Whether the model is known to reason.
     """
     items, ignored = adapt_history(fields["input"], model, reads_thoughts=reads_thoughts)
-    body = {name: value for name, value in parameters.items() if name in HONOURED_FIELDS - GATEWAY_FIELDS}
+    body = {name: value for name, value in parameters.items() if name in _PARAMETERS}
     body |= {name: value for name, value in fields.items() if name not in GATEWAY_FIELDS}
     body |= {"input": items, "store": False, "stream": True}
     reasons = reasons or "reasoning" in body or any(item.get("type") == "reasoning" for item in items)
     included = body.get("include") or []
     if fields["store"] and reasons and ENCRYPTED_REASONING not in included:
         body["include"] = [*included, ENCRYPTED_REASONING]  # the next request needs it, also if its client does not
-    return body, ignored
+    options = fields.get("stream_options")
+    return body, [*ignored, *(f"stream_options.{name}" for name in (options if isinstance(options, dict) else ()))]
 
 
 def adapt_history(
