@@ -43,8 +43,9 @@ table, and so is what becomes here of other fields of that table.
 """
 RESPONSES = """## Responses
 
-A request becomes the equivalent chat completion, too; fields of the first table that are not below are refused or
-ignored as they are there.
+A server that speaks this API gets a request as it was written
+([upstreams.md](upstreams.md#servers-that-speak-the-responses-api)). For other models it becomes the equivalent chat
+completion, too; fields of the first table that are not below are refused or ignored as they are there.
 
 """
 ALL = "all"

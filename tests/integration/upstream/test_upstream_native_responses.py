@@ -175,6 +175,16 @@ async def test_a_model_that_is_seen_to_reason_is_asked_for_its_reasoning(tmp_pat
     assert ["include" in request.body for request in server.asked] == [False, False, True, False]
 
 
+async def test_the_oldest_turns_are_dropped_where_the_server_does_not_do_it(tmp_path):
+    too_long = Reply(status=400, error=("invalid_request_error", "This exceeds the context window."))
+    turns = [{"role": "user", "content": text} for text in ("a" * 90, "b" * 90, "c")]
+    asked = {"model": MODEL, "input": [{"role": "developer", "content": "Be kind."}, *turns], "truncation": "auto"}
+    async with behind(tmp_path, too_long, Reply(stream(message("So.")))) as (_, server, client):
+        assert (await client.responses.create(**asked)).output_text == "So."
+    sent = [[item["content"] for item in request.body["input"]] for request in server.asked]
+    assert sent == [["Be kind.", "a" * 90, "b" * 90, "c"], ["Be kind.", "b" * 90, "c"]]
+
+
 async def test_what_other_models_have_said_is_sent_as_the_server_takes_it(tmp_path):
     """The first turn is answered by a server of chat completions, the second by one of responses, the third by both."""
     piece = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
