@@ -68,7 +68,7 @@ class PassthroughOutput:
         elif event is not None and kind not in TEXT_EVENTS and kind not in CALL_EVENTS:
             self._note(kind, event)
             item = event.get("item")
-            yield {**event, "item": self._shown(item)} if isinstance(item, dict) else event
+            yield {**event, "item": self._to_client(item)} if isinstance(item, dict) else event
         else:
             if event is not None:
                 self._move(kind, event)
@@ -85,7 +85,7 @@ class PassthroughOutput:
         for index in sorted(self._items.keys() - self._whole):
             item = self._items[index] = {**self._current(index), "status": "incomplete"}
             self._whole.add(index)
-            yield {"type": "response.output_item.done", "output_index": index, "item": self._shown(item)}
+            yield {"type": "response.output_item.done", "output_index": index, "item": self._to_client(item)}
 
     def items(self) -> list[dict[str, Any]]:
         """Returns the items as their server wrote them so far."""
@@ -93,9 +93,9 @@ class PassthroughOutput:
 
     def shown_items(self) -> list[dict[str, Any]]:
         """Returns the items as the client gets them."""
-        return list(map(self._shown, self.items()))
+        return list(map(self._to_client, self.items()))
 
-    def _shown(self, item: dict[str, Any]) -> dict[str, Any]:
+    def _to_client(self, item: dict[str, Any]) -> dict[str, Any]:
         if item.get("type") != "reasoning" or self._with_encrypted_reasoning:
             return item
         return {name: value for name, value in item.items() if name not in ("encrypted_content", ORIGIN)}
@@ -105,7 +105,7 @@ class PassthroughOutput:
         self.members = {name: value for name, value in response.items() if name not in _DECIDED}
         for index, item in enumerate(response["output"]):
             if index not in self._items:
-                yield from item_events(index, self._shown(item))
+                yield from item_events(index, self._to_client(item))
             self._items[index] = item
             self._whole.add(index)
 

@@ -13,7 +13,7 @@ from maitred.wire.answer_event import AnswerBroken, AnswerFailed, decode_event, 
 from maitred.wire.sse import SSEDecoder, SSEEvent
 
 
-class AnswerParser(Protocol):
+class EventParser(Protocol):
     """Parser of the events of one API."""
 
     is_complete: bool
@@ -56,7 +56,7 @@ class EventStreamParser:
         is_complete: Whether the whole response was received.
     """
 
-    def __init__(self, server: str, request_body: bytes | None, parser: AnswerParser) -> None:
+    def __init__(self, server: str, request_body: bytes | None, parser: EventParser) -> None:
         self.has_begun = False
         self.is_complete = False
         self._server = server
