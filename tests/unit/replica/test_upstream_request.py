@@ -15,7 +15,7 @@ from maitred.core.errors import (
 from maitred.core.text_replica import TextRequest
 from maitred.replica.health.breaker import BreakerState
 from maitred.replica.http.pool import OpenConnections
-from maitred.replica.upstream.config import UpstreamConfig
+from maitred.replica.upstream.config import UpstreamConfig, upstream_faults
 from maitred.replica.upstream.dialects import DIALECTS
 from maitred.replica.upstream.errors import (
     ReportedError,
@@ -516,3 +516,27 @@ async def test_what_cannot_be_written_for_a_server_leaves_nothing_open_there():
                 pass
         assert upstream.open_streams == 0
         assert upstream.status.breaker_state is BreakerState.CLOSED, "it is not the server's fault"
+
+
+@pytest.mark.parametrize(
+    ("settings", "api"),
+    [
+        ({"url": "https://api.openai.com/v1", "dialect": "openai"}, "responses"),
+        ({"url": "https://eu.api.openai.com/v1", "dialect": "openai"}, "responses"),
+        ({"url": "https://api.openai.com/v1", "dialect": "openai", "responses": False}, None),
+        ({"url": "https://api.openai.com/v1"}, None),
+        ({"url": "https://notapi.openai.com.example/v1", "dialect": "openai"}, None),
+        ({"url": "http://127.0.0.1:9/v1", "dialect": "vllm", "responses": True}, "responses"),
+        ({"url": "https://api.anthropic.com/v1", "kind": "anthropic"}, "messages"),
+    ],
+)
+async def test_a_server_gets_requests_as_they_were_written_in_the_api_that_it_speaks(settings, api):
+    async with OpenConnections() as connections:
+        assert UpstreamReplica(UpstreamConfig(**settings), "ours", connections).native_api == api
+
+
+def test_a_server_of_messages_has_no_responses():
+    upstream = UpstreamConfig(url="https://api.anthropic.com/v1", kind="anthropic", responses=True)
+    ((setting, message),) = upstream_faults([upstream], "m.upstreams")
+    assert setting == "m.upstreams[0].responses"
+    assert "kind `openai`" in message
