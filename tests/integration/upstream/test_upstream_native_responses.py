@@ -49,7 +49,13 @@ LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}, "s
 HOSTED = [
     {"type": "web_search", "search_context_size": "low"},
     {"type": "file_search", "vector_store_ids": ["vs_1"]},
-    {"type": "mcp", "server_label": "m", "server_url": "https://mcp.e.x", "require_approval": "never"},
+    {
+        "type": "mcp",
+        "server_label": "m",
+        "server_url": "https://mcp.e.x",
+        "authorization": "t0k3n",
+        "headers": {"x": "t0k3n"},
+    },
     {"type": "image_generation"},
     {"type": "code_interpreter", "container": {"type": "auto"}},
 ]
@@ -110,6 +116,7 @@ async def test_everything_that_a_client_says_reaches_the_server(tmp_path):
             answer = await system.client.post("/v1/responses", json={**ASKED, **decided})
             assert answer.status_code == 200, answer.text
             assert "x-maitred-ignored" not in answer.headers
+            assert "t0k3n" not in answer.text, "it is kept nowhere"
             typed = [{"type": "message", **ASKED["input"][0]}, *ASKED["input"][1:]]
             assert server.asked[-1].body == {**ASKED, "input": typed, "store": False, "stream": True, "user": "u"}
             assert server.asked[-1].path == "/v1/responses"

@@ -17,7 +17,7 @@ _DECIDED = frozenset(
     {
         *("id", "object", "created_at", "completed_at", "status", "background", "error", "instructions", "model"),
         *("max_output_tokens", "output", "previous_response_id", "conversation", "store", "usage", "metadata"),
-        *("billing", "user"),
+        *("billing", "user", "tools"),
     }
 )
 """Members of a response that the gateway decides."""

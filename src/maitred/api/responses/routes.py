@@ -80,6 +80,7 @@ log = logging.getLogger(__name__)
 
 _UNKNOWN_SHARE = 0.75
 """Share of a conversation that stays where nobody says how much of it fits."""
+_REDACTED = "<redacted>"
 _MAX_DIGITS = 15
 """Most digits of the number of an event."""
 R = TypeVar("R", ResponsesRequest, InputTokensRequest)
@@ -526,9 +527,13 @@ def _new_resource(request: ResponsesRequest, response_id: str, *, stores: bool) 
 
 
 def _described_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """Returns a tool with all members that a function has in a response."""
+    """Returns a tool with all members that a function has in a response, and without credentials of its server."""
     defaults = {"description": None, "parameters": None, "strict": None} if tool.get("type") == "function" else {}
-    return {**defaults, **tool}
+    described = {**defaults, **tool}
+    described.pop("authorization", None)
+    if isinstance(headers := tool.get("headers"), dict):
+        described["headers"] = dict.fromkeys(headers, _REDACTED)
+    return described
 
 
 def _not_found(response_id: str) -> ResourceNotFound:
