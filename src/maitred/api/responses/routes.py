@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from msgspec import to_builtins
+from msgspec import UNSET, to_builtins
 from msgspec.structs import replace
 
 from maitred.api.chat import to_inference_request
@@ -35,7 +35,7 @@ from maitred.core.errors import (
     StoreUnavailable,
     Unsupported,
 )
-from maitred.core.inference import Conversation, InferenceRequest, TextDelta
+from maitred.core.inference import InferenceRequest, TextDelta
 from maitred.core.service import InferenceService, ResponseStream
 from maitred.core.stored_response import StoredResponse
 from maitred.core.tenancy import Scope
@@ -43,7 +43,7 @@ from maitred.store.responses import ResponseStore
 from maitred.wire.openai.decode import unsupported_by_engine
 from maitred.wire.openai.fields import without_positions
 from maitred.wire.openai.requests import ChatRequest
-from maitred.wire.openai.sampling import TOOL_FIELDS, to_tool_rules
+from maitred.wire.openai.sampling import to_tool_rules
 from maitred.wire.responses.decode import decode_input_tokens, decode_responses
 from maitred.wire.responses.inbound import custom_tools, drop_oldest_turns, rename_param, to_chat, with_functions_only
 from maitred.wire.responses.requests import (
@@ -224,18 +224,9 @@ class ResponsesRoutes:
         request, stored = await self._resolve(exchange, request)
         chat = to_chat(request, await self._read_history(exchange, stored))
         exchange.context.ignored_fields = request.ignored_fields
-        if needs := [need for need in unsupported_by_engine(chat).refused if need not in TOOL_FIELDS]:
-            path = _own_path(needs[0])
-            raise InvalidRequest(f"Tokens are counted of text only here. Remove {path}.", param=path)
-        rules = to_tool_rules(with_functions_only(chat))
-        prompt = Conversation(
-            chat.conversation(),
-            tools=[] if rules is None else rules.declared,
-            template_arguments=chat.template_arguments(),
-        )
         with _own_params():
-            tokens = await self._service.tokenize(exchange.principal, chat.model, prompt, add_special_tokens=None)
-        await exchange.respond(encode(InputTokens(input_tokens=len(tokens))))
+            counted = await self._service.count_tokens(exchange.principal, _to_inference_request(request, chat))
+        await exchange.respond(encode(InputTokens(input_tokens=counted.tokens, estimated=counted.estimated or UNSET)))
 
     async def show(self, exchange: HttpExchange) -> None:
         """Returns a stored response."""
@@ -421,7 +412,7 @@ def _own_params() -> Iterator[None]:
         raise
 
 
-def _to_inference_request(request: ResponsesRequest, chat: ChatRequest) -> InferenceRequest:
+def _to_inference_request(request: InputTokensRequest, chat: ChatRequest) -> InferenceRequest:
     """Converts a request for a response, whose chat completion is known, into an inference request."""
     inference_request = to_inference_request(chat)
     if custom_tools(chat):

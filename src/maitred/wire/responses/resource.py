@@ -225,6 +225,8 @@ class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
 
     object: Literal["response.input_tokens"] = "response.input_tokens"
     input_tokens: int
+    estimated: bool | UnsetType = UNSET
+    """Whether the number is an estimate. The field is not OpenAI's; omitted if the tokens were counted."""
 
 
 class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
