@@ -165,8 +165,9 @@ async def test_a_custom_tool_is_called_with_a_text(tmp_path, tokenizers, streams
             async with client.responses.stream(**asked) as stream:
                 response = await stream.get_final_response()
         else:
+            asked["include"] = ["reasoning.encrypted_content", "web_search_call.results"]
             raw = await client.responses.with_raw_response.create(**asked)
-            assert raw.headers["x-maitred-ignored"] == "tools[1] (web_search)"
+            assert raw.headers["x-maitred-ignored"] == "tools[1] (web_search), include[1] (web_search_call.results)"
             response = raw.parse()
         (call,) = response.output
         assert (call.type, call.name, call.input) == ("custom_tool_call", "patch", '*** "a"\n+b')
@@ -209,6 +210,36 @@ async def test_thoughts_are_items_and_come_back(tmp_path, tokenizers, streams):
             )
         *_, first, second = prompts_of(system)
         assert first == second
+
+
+async def test_parts_can_be_had_when_a_stored_response_is_read(tmp_path, tokenizers):
+    text = "Is it a bird?\n</think>\n\nA bird."
+    async with serving(tmp_path, [text], tokenizers["thinking"]) as (system, client):
+        made = await client.responses.create(model=MODEL, input="What?", include=["reasoning.encrypted_content"])
+        response = await client.responses.create(model=MODEL, input="What?")
+        assert response.output[0].encrypted_content is None
+        wanted = ["reasoning.encrypted_content", "message.output_text.logprobs", "file_search_call.results"]
+        reading = client.responses.with_raw_response
+        raw = await reading.retrieve(response.id, include=wanted)
+        assert raw.parse().output[0].encrypted_content == made.output[0].encrypted_content
+        ignored = raw.headers["x-maitred-ignored"]
+        assert ignored == "include[2] (file_search_call.results), include (message.output_text.logprobs)"
+        streamed = await reading.retrieve(response.id, stream=True, include=wanted[:1])
+        assert streamed.headers["x-maitred-ignored"] == f"include ({wanted[0]})"
+        listing = client.responses.input_items.with_raw_response
+        listed = await listing.list(response.id, include=["message.input_image.image_url", wanted[2]])
+        assert listed.headers["x-maitred-ignored"] == f"include[1] ({wanted[2]})"
+        conversation = await client.conversations.create()
+        for reads in (
+            client.responses.retrieve(response.id, include=["all"]),
+            client.responses.create(model=MODEL, input="What?", include=["all"]),
+            client.responses.input_items.list(response.id, include=["all"]),
+            client.conversations.items.list(conversation.id, include=["all"]),
+            client.conversations.items.create(conversation.id, items=USER, include=["all"]),
+        ):
+            with pytest.raises(openai.BadRequestError) as caught:
+                await reads
+            assert caught.value.param == "include[0]"
 
 
 async def test_items_of_stored_responses_can_be_sent_by_reference(tmp_path):

@@ -23,7 +23,15 @@ from maitred.api.large_body import LARGE_BODY_BYTES
 from maitred.api.responses.background import BackgroundResponse, BackgroundResponses, Read
 from maitred.api.responses.conversations import ConversationRoutes
 from maitred.api.responses.formatter import ResponsesFormatter
-from maitred.api.responses.items import decode_items, page_of, read_history, to_input, with_ids
+from maitred.api.responses.items import (
+    decode_items,
+    include_parts,
+    page_of,
+    read_history,
+    read_includes,
+    to_input,
+    with_ids,
+)
 from maitred.api.responses.turn import ResponsesTurn
 from maitred.api.routes import Route
 from maitred.api.streaming import CollectedChoice, send_response
@@ -45,6 +53,7 @@ from maitred.wire.openai.fields import without_positions
 from maitred.wire.openai.requests import ChatRequest
 from maitred.wire.openai.sampling import to_tool_rules
 from maitred.wire.responses.decode import decode_input_tokens, decode_responses
+from maitred.wire.responses.fields import ignored_includes
 from maitred.wire.responses.inbound import custom_tools, drop_oldest_turns, rename_param, to_chat, with_functions_only
 from maitred.wire.responses.requests import (
     InputItem,
@@ -232,10 +241,18 @@ class ResponsesRoutes:
         """Returns a stored response."""
         stored = await self._find(exchange)
         streams, starting_after = _read_query(dict(exchange.query))
+        includes = read_includes(exchange.query)
         if streams:
+            # Its events are those that were sent, with what was asked for then.
+            exchange.context.ignored_fields = [f"include ({name})" for name in includes]
             await self._background.stream(exchange, stored, starting_after)
-        else:
-            await exchange.respond(self._background.resource_of(stored))
+            return
+        body = self._background.resource_of(stored)
+        if includes:
+            resource = decode_item(body)
+            exchange.context.ignored_fields = include_parts(resource, decode_items(stored.output), includes)
+            body = encode(resource)
+        await exchange.respond(body)
 
     async def delete(self, exchange: HttpExchange) -> None:
         """Deletes a stored response; one that runs in the background is cancelled."""
@@ -257,6 +274,7 @@ class ResponsesRoutes:
 
     async def list_input(self, exchange: HttpExchange) -> None:
         """Returns a page of the items of a response's own input."""
+        exchange.context.ignored_fields = ignored_includes(read_includes(exchange.query))
         items = decode_items((await self._find(exchange)).input)
         await exchange.respond(encode(page_of(items, dict(exchange.query))))
 

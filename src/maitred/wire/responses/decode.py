@@ -14,7 +14,13 @@ from maitred.wire.openai.decode import MAX_TOKEN_ID, FieldSchema, NumberRange, c
 from maitred.wire.openai.decode import body_schemas as openai_schemas
 from maitred.wire.openai.faults import DECODE_ERRORS, describe_body_fault, format_value
 from maitred.wire.openai.requests import ChatRequest
-from maitred.wire.responses.fields import RESPONSES_FIELDS, refuse_field, unsupported_fields
+from maitred.wire.responses.fields import (
+    INCLUDES,
+    RESPONSES_FIELDS,
+    check_includes,
+    refuse_field,
+    unsupported_fields,
+)
 from maitred.wire.responses.requests import (
     AddItems,
     CreateConversation,
@@ -30,12 +36,6 @@ R = TypeVar("R", ResponsesRequest, InputTokensRequest)
 T = TypeVar("T")
 C = TypeVar("C", CreateConversation, UpdateConversation, AddItems)
 
-INCLUDES = (
-    *("reasoning.encrypted_content", "message.output_text.logprobs", "message.input_image.image_url"),
-    *("web_search_call.action.sources", "web_search_call.results", "file_search_call.results"),
-    *("code_interpreter_call.outputs", "computer_call_output.output.image_url"),
-)
-"""Additional parts of an answer; those of tools that run at a provider are never in an answer of this server."""
 _TRUNCATIONS = ("disabled", "auto")
 _MAX_OUTPUT_TOKENS = NumberRange(1, MAX_TOKEN_ID)
 _MAX_TOOL_CALLS = NumberRange(1, MAX_TOKEN_ID)
@@ -70,12 +70,7 @@ def decode_responses(body: bytes, *, strict: bool) -> ResponsesRequest:
             "background: true needs a response that is stored, because it is read later. Leave store out.",
             param="background",
         )
-    for position, name in enumerate(request.include or ()):
-        if name not in INCLUDES:
-            raise InvalidRequest(
-                f"include[{position}] must be one of {', '.join(INCLUDES)}; got {format_value(name)}.",
-                param=f"include[{position}]",
-            )
+    check_includes(request.include or ())
     return request
 
 
@@ -89,7 +84,9 @@ def decode_conversation(body: bytes, kind: type[C], *, strict: bool) -> C:
     request, fields = _convert(kind, body or b"{}", "items")
     if strict:
         check_known(fields, kind)
-    if not isinstance(request, AddItems):
+    if isinstance(request, AddItems):
+        check_includes(request.include or ())
+    else:
         _check_metadata(request.metadata or {})
     if not isinstance(request, UpdateConversation):
         if len(request.items or ()) > _MAX_ITEMS:
@@ -197,6 +194,7 @@ def body_schemas() -> dict[type, dict[str, FieldSchema]]:
         "truncation": {"enum": [*_TRUNCATIONS]},
     }
     items: FieldSchema = {"maxItems": _MAX_ITEMS}
+    include: FieldSchema = {"items": {"enum": [*INCLUDES]}}
     return {
         InputTokensRequest: prompt,
         ResponsesRequest: {
@@ -206,10 +204,10 @@ def body_schemas() -> dict[type, dict[str, FieldSchema]]:
             "max_output_tokens": _MAX_OUTPUT_TOKENS.schema(),
             "max_tool_calls": _MAX_TOOL_CALLS.schema(),
             "metadata": metadata,
-            "include": {"items": {"enum": [*INCLUDES]}},
+            "include": include,
         },
         CreateConversation: {"items": items, "metadata": metadata},
         UpdateConversation: {"metadata": metadata},
-        AddItems: {"items": items},
+        AddItems: {"items": items, "include": include},
         MessageItem: {"role": {"enum": [*ROLES]}},
     }

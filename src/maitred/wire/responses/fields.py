@@ -4,10 +4,11 @@ The rules are those of `maitred.wire.openai.fields`: a field that changes the an
 left out and named in the response.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from maitred.core.errors import Unsupported
+from maitred.core.errors import InvalidRequest, Unsupported
+from maitred.wire.openai.faults import format_value
 from maitred.wire.openai.fields import (
     FIELDS,
     HINT,
@@ -49,6 +50,14 @@ _ALL_FIELDS: Mapping[str, RequestField] = {
     **RESPONSES_FIELDS,
 }
 """Fields of Responses, and those of other APIs: a client that sends one of these here wants it to be heeded."""
+INCLUDES = (
+    *("reasoning.encrypted_content", "message.output_text.logprobs", "message.input_image.image_url"),
+    *("web_search_call.action.sources", "web_search_call.results", "file_search_call.results"),
+    *("code_interpreter_call.outputs", "computer_call_output.output.image_url"),
+)
+"""Additional parts of items that OpenAI names."""
+_INCLUDES_HERE = frozenset(INCLUDES[:3])
+"""Those of items that this server has. The others are parts of items of tools that run at a provider."""
 _TEXT_MEMBERS = frozenset({"format", "verbosity"})
 _REASONING_MEMBERS = frozenset({"effort"})
 _TOOL_MEMBERS: Mapping[str, frozenset[str]] = {
@@ -77,7 +86,23 @@ def unsupported_fields(sent: Mapping[str, Any]) -> UnsupportedFields:
     for position, (kind, _) in _entries_by_type(sent.get("input")):
         if kind in SERVER_CALLS:
             ignored[f"input[{position}] ({kind})"] = None
+    ignored |= dict.fromkeys(ignored_includes(sent.get("include") or ()))
     return UnsupportedFields(fields.refused, tuple(ignored))
+
+
+def check_includes(names: Sequence[str]) -> None:
+    """Raises InvalidRequest for the first name in ``include`` that OpenAI does not know."""
+    for position, name in enumerate(names):
+        if name not in INCLUDES:
+            raise InvalidRequest(
+                f"include[{position}] must be one of {', '.join(INCLUDES)}; got {format_value(name)}.",
+                param=f"include[{position}]",
+            )
+
+
+def ignored_includes(names: Sequence[str]) -> list[str]:
+    """Returns the entries of ``include`` that ask for parts of items which this server never has."""
+    return [f"include[{position}] ({name[:64]})" for position, name in enumerate(names) if name not in _INCLUDES_HERE]
 
 
 def _entries_by_type(entries: object) -> Iterator[tuple[int, tuple[str, Mapping[str, Any]]]]:

@@ -345,6 +345,7 @@ class ItemsQuery(msgspec.Struct, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=100, description="Most items of the page.")] = 20
     order: Annotated[str, Meta(description="`asc`, or `desc` for the newest first.")] = "desc"
     after: Annotated[str | None, Meta(description="Id of the last item of the page before.")] = None
+    include: Annotated[list[str], Meta(description="Additional parts; an item has all that it was made with.")] = []
 
 
 class RetrieveQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -355,3 +356,4 @@ class RetrieveQuery(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=0)] | None,
         Meta(description="Number of the event after which the stream begins; with `stream` only."),
     ] = None
+    include: Annotated[list[str], Meta(description="Additional parts of its items.")] = []
