@@ -214,7 +214,7 @@ async def test_thoughts_are_items_and_come_back(tmp_path, tokenizers, streams):
 
 async def test_parts_can_be_had_when_a_stored_response_is_read(tmp_path, tokenizers):
     text = "Is it a bird?\n</think>\n\nA bird."
-    async with serving(tmp_path, [text], tokenizers["thinking"]) as (system, client):
+    async with serving(tmp_path, [text], tokenizers["thinking"]) as (_, client):
         made = await client.responses.create(model=MODEL, input="What?", include=["reasoning.encrypted_content"])
         response = await client.responses.create(model=MODEL, input="What?")
         assert response.output[0].encrypted_content is None

@@ -20,6 +20,7 @@ from maitred.api.exchange import HttpExchange
 from maitred.api.fair_thread_pool import FairThreadPool
 from maitred.api.headers import apply_priority_headers
 from maitred.api.large_body import LARGE_BODY_BYTES
+from maitred.api.recorded_exchange import RecordedExchange
 from maitred.api.responses.background import BackgroundResponse, BackgroundResponses, Read
 from maitred.api.responses.conversations import ConversationRoutes
 from maitred.api.responses.formatter import ResponsesFormatter
@@ -181,6 +182,8 @@ class ResponsesRoutes:
             generate = partial(self._generate, request, chat, formatter)
             await self._background.answer(exchange, response, generate, streams=request.streams)
             return
+        if stores and request.streams and isinstance(exchange, RecordedExchange):
+            self._background.keep_events(exchange, formatter.resource.id)
         exchange.error_events = formatter.error_events
         keeps = stores or isinstance(exchange, ResponsesTurn)
         keep = partial(self._keep, exchange, request, formatter, stored) if keeps else None
