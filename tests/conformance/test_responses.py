@@ -53,12 +53,13 @@ async def serving(folder, answers, tokenizer=None, *, ttl_s=3600.0, **options):
     if tokenizer is not None:
         card = replace(CARD, vocab_size=tokenizer.vocab_size, eos_token_ids=(END,), context_tokens=4096)
         options = {"tokenizer": tokenizer, "card": card, **options}
-        answers = [
-            ScriptedAnswer(tokens=[*tokenizer.encode(answer, add_special_tokens=False), END])
-            if isinstance(answer, str)
-            else answer
-            for answer in answers
-        ]
+        if not callable(answers):
+            answers = [
+                ScriptedAnswer(tokens=[*tokenizer.encode(answer, add_special_tokens=False), END])
+                if isinstance(answer, str)
+                else answer
+                for answer in answers
+            ]
     kept, gate = MemoryIdempotencyStore(IdempotencyConfig(), SystemClock()), InFlightLimiter(1000)
     async with open_responses(config, ttl_s=ttl_s) as (store, _, _):
         background = BackgroundResponses(store, kept, gate, heartbeat_s=15.0)

@@ -63,6 +63,12 @@ def _events(resource: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for index, item in enumerate(resource["output"]):
         empty: dict[str, Any]
         match item["type"]:
+            case "compaction":
+                yield from (
+                    {"type": f"response.output_item.{name}", "output_index": index, "item": item}
+                    for name in ("added", "done")
+                )
+                continue
             case "function_call":
                 empty = {"arguments": ""}
             case "custom_tool_call":

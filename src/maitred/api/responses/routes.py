@@ -7,11 +7,12 @@ request can name it as `previous_response_id`.
 
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 from msgspec import UNSET, to_builtins
 from msgspec.structs import replace
 
@@ -22,6 +23,7 @@ from maitred.api.headers import apply_priority_headers
 from maitred.api.large_body import LARGE_BODY_BYTES
 from maitred.api.recorded_exchange import RecordedExchange
 from maitred.api.responses.background import BackgroundResponse, BackgroundResponses, Read
+from maitred.api.responses.compaction import CompactionCodec, for_summary, read_summary, with_half_the_cost
 from maitred.api.responses.conversations import ConversationRoutes
 from maitred.api.responses.formatter import ResponsesFormatter
 from maitred.api.responses.items import (
@@ -36,6 +38,7 @@ from maitred.api.responses.items import (
 from maitred.api.responses.turn import ResponsesTurn
 from maitred.api.routes import Route
 from maitred.api.streaming import CollectedChoice, send_response
+from maitred.core.context import Compaction
 from maitred.core.errors import (
     ContextLengthExceeded,
     InvalidRequest,
@@ -53,10 +56,22 @@ from maitred.wire.openai.decode import unsupported_by_engine
 from maitred.wire.openai.fields import without_positions
 from maitred.wire.openai.requests import ChatRequest
 from maitred.wire.openai.sampling import to_tool_rules
-from maitred.wire.responses.decode import decode_input_tokens, decode_responses
+from maitred.wire.responses.compaction import CompactedWindow, compact_all, compact_earlier, is_user_message
+from maitred.wire.responses.decode import decode_compact, decode_input_tokens, decode_responses
 from maitred.wire.responses.fields import ignored_includes
-from maitred.wire.responses.inbound import custom_tools, drop_oldest_turns, rename_param, to_chat, with_functions_only
+from maitred.wire.responses.inbound import (
+    SUMMARY_PLACE,
+    conversation_items,
+    custom_tools,
+    drop_oldest_turns,
+    rename_param,
+    summary_chat,
+    to_chat,
+    with_functions_only,
+)
 from maitred.wire.responses.requests import (
+    CompactionItem,
+    CompactRequest,
     InputItem,
     InputTokensRequest,
     ItemReference,
@@ -65,12 +80,15 @@ from maitred.wire.responses.requests import (
     RetrieveQuery,
 )
 from maitred.wire.responses.resource import (
+    CompactedResponse,
     ConversationName,
     InputTokens,
     ItemList,
+    OutputCompaction,
     ResponseDeleted,
     ResponseEvent,
     ResponseResource,
+    ResponseUsage,
     decode_item,
     encode,
 )
@@ -81,7 +99,7 @@ _UNKNOWN_SHARE = 0.75
 """Share of a conversation that stays where nobody says how much of it fits."""
 _MAX_DIGITS = 15
 """Most digits of the number of an event."""
-R = TypeVar("R", ResponsesRequest, InputTokensRequest)
+R = TypeVar("R", ResponsesRequest, InputTokensRequest, CompactRequest)
 
 
 class ResponsesRoutes:
@@ -110,6 +128,7 @@ class ResponsesRoutes:
         self._strict = strict
         self._heartbeat_s = heartbeat_s
         self._threads = FairThreadPool(1, "stored-items")
+        self._compactions = CompactionCodec(store, self._threads)
 
     def routes(self) -> list[Route]:
         """Returns the routes that create, read, cancel and delete responses."""
@@ -132,6 +151,14 @@ class ResponsesRoutes:
                 reads=InputTokensRequest,
                 returns=InputTokens,
                 needs=Scope.INFERENCE,
+            ),
+            Route(
+                *("POST", "/v1/responses/compact", self.compact, "Compact a conversation to what later requests need."),
+                reads=CompactRequest,
+                returns=CompactedResponse,
+                needs=Scope.INFERENCE,
+                idempotent=True,
+                least_output=1,
             ),
             Route(
                 *("GET", one, self.show, "A stored response, whole or as the events of its stream."),
@@ -169,7 +196,10 @@ class ResponsesRoutes:
                 param="background",
             )
         request, stored = await self._resolve(exchange, request)
-        chat = to_chat(request, await self._read_history(exchange, stored))
+        history = await self._read_history(exchange, stored)
+        window = await self._compactions.open_last(exchange, history, request.items())
+        chat = to_chat(request, history, window)
+        compaction = await self._plan_compaction(exchange, request, chat, conversation_items(request, history, window))
         formatter = ResponsesFormatter(
             _new_resource(request, exchange.id_for("resp").replace("-", "_"), stores=stores),
             exchange.context,
@@ -179,7 +209,7 @@ class ResponsesRoutes:
         )
         if request.background:
             response = BackgroundResponse(self._to_row(exchange, request, formatter), formatter)
-            generate = partial(self._generate, request, chat, formatter)
+            generate = partial(self._generate, request, chat, formatter, compaction=compaction)
             await self._background.answer(exchange, response, generate, streams=request.streams)
             return
         if stores and request.streams and isinstance(exchange, RecordedExchange):
@@ -199,7 +229,7 @@ class ResponsesRoutes:
                 before_end=keep,
             )
 
-        await self._generate(request, chat, formatter, exchange, send)
+        await self._generate(request, chat, formatter, exchange, send, compaction=compaction)
 
     async def _generate(
         self,
@@ -208,14 +238,17 @@ class ResponsesRoutes:
         formatter: ResponsesFormatter,
         exchange: HttpExchange,
         read: Read,
+        *,
+        compaction: "_CompactionPlan | None",
     ) -> None:
         """Generates the answer to a request, and hands it to a reader."""
         while True:
             try:
                 with _own_params():
-                    inference_request = apply_priority_headers(
-                        _to_inference_request(request, chat), exchange.header, retries=exchange.retries
-                    )
+                    if compaction is not None:
+                        await self._compact_and_answer(request, compaction, formatter, exchange, read)
+                        return
+                    inference_request = _with_headers(_to_inference_request(request, chat), exchange)
                     generates = not isinstance(exchange, ResponsesTurn) or exchange.event.generate
                     if not generates:
                         # One token is the least that a replica generates; then the prompt is in its prefix cache.
@@ -224,17 +257,119 @@ class ResponsesRoutes:
                         await read(answer if generates else _drop_text(answer))
                 return
             except ContextLengthExceeded as error:
-                may_drop = request.truncation == "auto" and not formatter.has_started
-                shorter = drop_oldest_turns(chat, _share_that_fits(error)) if may_drop else None
+                may_drop = request.truncation == "auto" and not (formatter.has_started or formatter.has_compaction)
+                read_first = chat if compaction is None else compaction.chat
+                shorter = drop_oldest_turns(read_first, _share_that_fits(error)) if may_drop else None
                 if shorter is None:
                     raise
-                chat = shorter
+                if compaction is None:
+                    chat = shorter
+                else:
+                    compaction = replace(compaction, chat=shorter)
+
+    async def _plan_compaction(
+        self,
+        exchange: HttpExchange,
+        request: ResponsesRequest,
+        chat: ChatRequest,
+        items: Sequence[tuple[str, InputItem]],
+    ) -> "_CompactionPlan | None":
+        """Returns how the conversation is compacted before the answer; None: it is not.
+
+        Args:
+            exchange: The exchange of the request.
+            request: The request.
+            chat: The chat completion for all of the conversation.
+            items: Items of the conversation, with their places.
+        """
+        thresholds = [entry.compact_threshold for entry in request.context_management or () if entry.compact_threshold]
+        if not thresholds or (isinstance(exchange, ResponsesTurn) and not exchange.event.generate):
+            return None
+        parts = compact_earlier([item for _, item in items])
+        if parts is None:
+            return None
+        with _own_params():
+            counted = await self._service.count_tokens(exchange.principal, _to_inference_request(request, chat))
+        if counted.tokens <= min(thresholds):
+            return None
+        await self._compactions.prepare()
+        earlier, window = parts
+        return _CompactionPlan(summary_chat(to_chat(replace(request, input=earlier))), window)
+
+    async def _compact_and_answer(
+        self,
+        request: ResponsesRequest,
+        plan: "_CompactionPlan",
+        formatter: ResponsesFormatter,
+        exchange: HttpExchange,
+        read: Read,
+    ) -> None:
+        """Generates a summary and then the answer; for the reader both are one answer."""
+        inference_request = _with_headers(_to_inference_request(request, plan.chat), exchange)
+        async with AsyncExitStack() as stack:
+            answering = self._service.generate(with_half_the_cost(for_summary(inference_request)), exchange.context)
+            summary = await stack.enter_async_context(answering)
+
+            async def answer_after() -> AsyncGenerator[list[TextDelta]]:
+                context = exchange.context
+                window = replace(plan.window, summary=await read_summary(summary))
+                await stack.aclose()  # the answer may need what the summary has held
+                item = CompactionItem(encrypted_content=await self._compactions.seal(exchange, window))
+                context.compaction = Compaction(context.model, context.usage)
+                formatter.add_compaction(item.encrypted_content, context.usage)
+                context.reset_for_next_answer()
+                yield []  # so that a stream has what it paid for, whatever becomes of the answer
+                chat = to_chat(replace(request, input=[item]), window=window)
+                answer_request = with_half_the_cost(_with_headers(_to_inference_request(request, chat), exchange))
+                async with self._service.generate(answer_request, context) as answer:
+                    async for parts in answer:
+                        yield parts
+
+            async with aclosing(answer_after()) as answers:
+                await read(answers)
+
+    async def compact(self, exchange: HttpExchange) -> None:
+        """Compacts a conversation: messages of the user stay, and a summary stands for all other items."""
+        request = await exchange.decode(decode_compact, strict=self._strict)
+        request, stored = await self._resolve(exchange, request)
+        history = await self._read_history(exchange, stored)
+        window = await self._compactions.open_last(exchange, history, request.items())
+        items = conversation_items(request, history, window)
+        if not items:
+            raise InvalidRequest("input has no items to compact.", param="input")
+        chat = summary_chat(to_chat(request, history, window))
+        await self._compactions.prepare()
+        with _own_params():
+            inference_request = for_summary(_with_headers(_to_inference_request(request, chat), exchange))
+            async with self._service.generate(inference_request, exchange.context) as answer:
+                summary = await read_summary(answer)
+        response_id = exchange.id_for("resp").replace("-", "_")
+        kept = with_ids(
+            (item for place, item in items if is_user_message(item) and place != SUMMARY_PLACE),
+            response_id.removeprefix("resp_") + "_",
+        )
+        compacted = replace(compact_all([item for _, item in items]), summary=summary)
+        item = OutputCompaction(
+            id=f"cmp_{response_id.removeprefix('resp_')}_{len(kept)}",
+            encrypted_content=await self._compactions.seal(exchange, compacted),
+        )
+        await exchange.respond(
+            encode(
+                CompactedResponse(
+                    id=response_id,
+                    created_at=int(time.time()),
+                    output=[*kept, to_builtins(item)],
+                    usage=ResponseUsage.of(exchange.context.usage),
+                )
+            )
+        )
 
     async def count(self, exchange: HttpExchange) -> None:
         """Counts the tokens of an input as the model would read them."""
         request = await exchange.decode(decode_input_tokens, strict=self._strict)
         request, stored = await self._resolve(exchange, request)
-        chat = to_chat(request, await self._read_history(exchange, stored))
+        history = await self._read_history(exchange, stored)
+        chat = to_chat(request, history, await self._compactions.open_last(exchange, history, request.items()))
         exchange.context.ignored_fields = request.ignored_fields
         with _own_params():
             counted = await self._service.count_tokens(exchange.principal, _to_inference_request(request, chat))
@@ -407,6 +542,15 @@ class ResponsesRoutes:
         )
 
 
+class _CompactionPlan(msgspec.Struct, frozen=True):
+    """How a conversation is compacted before an answer."""
+
+    chat: ChatRequest
+    """The chat completion that summarises its earlier items."""
+    window: CompactedWindow
+    """What stands for it then, still without the summary."""
+
+
 async def _drop_text(answer: ResponseStream) -> AsyncIterator[list[TextDelta]]:
     """Reads an answer to its end, and yields one batch without text."""
     async for _ in answer:
@@ -450,6 +594,10 @@ def _to_inference_request(request: InputTokensRequest, chat: ChatRequest) -> Inf
         hints=tuple(map(rename_param, inference_request.hints)),
         left_out=request.ignored_fields,
     )
+
+
+def _with_headers(inference_request: InferenceRequest, exchange: HttpExchange) -> InferenceRequest:
+    return apply_priority_headers(inference_request, exchange.header, retries=exchange.retries)
 
 
 def _own_path(path: str) -> str:

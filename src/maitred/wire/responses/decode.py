@@ -4,7 +4,7 @@ This module checks only the rules that a chat completion does not have; the othe
 to a chat completion (`maitred.wire.responses.inbound`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,6 +23,8 @@ from maitred.wire.responses.fields import (
 )
 from maitred.wire.responses.requests import (
     AddItems,
+    CompactRequest,
+    ContextManagement,
     CreateConversation,
     InputTokensRequest,
     ItemReference,
@@ -32,13 +34,14 @@ from maitred.wire.responses.requests import (
     tag_items,
 )
 
-R = TypeVar("R", ResponsesRequest, InputTokensRequest)
+R = TypeVar("R", ResponsesRequest, InputTokensRequest, CompactRequest)
 T = TypeVar("T")
 C = TypeVar("C", CreateConversation, UpdateConversation, AddItems)
 
 _TRUNCATIONS = ("disabled", "auto")
 _MAX_OUTPUT_TOKENS = NumberRange(1, MAX_TOKEN_ID)
 _MAX_TOOL_CALLS = NumberRange(1, MAX_TOKEN_ID)
+_COMPACT_THRESHOLD = NumberRange(1, MAX_TOKEN_ID)
 _MAX_METADATA = 16
 _MAX_METADATA_KEY = 64
 _MAX_METADATA_VALUE = 512
@@ -71,12 +74,18 @@ def decode_responses(body: bytes, *, strict: bool) -> ResponsesRequest:
             param="background",
         )
     check_includes(request.include or ())
+    _check_context_management(request.context_management or ())
     return request
 
 
 def decode_input_tokens(body: bytes, *, strict: bool) -> InputTokensRequest:
     """Decodes the body of a request to count the tokens of an input, as `decode_responses` does."""
     return _decode(InputTokensRequest, body, strict)
+
+
+def decode_compact(body: bytes, *, strict: bool) -> CompactRequest:
+    """Decodes the body of a request to compact a conversation, as `decode_responses` does."""
+    return _decode(CompactRequest, body, strict)
 
 
 def decode_conversation(body: bytes, kind: type[C], *, strict: bool) -> C:
@@ -117,7 +126,7 @@ def _decode(kind: type[R], body: bytes, strict: bool) -> R:
     if strict:
         check_known(fields, kind, also=RESPONSES_FIELDS)
     fields = {name: value for name, value in fields.items() if value is not None}
-    unsupported = unsupported_fields(fields)
+    unsupported = unsupported_fields(fields, kind)
     if unsupported.refused:
         raise refuse_field(unsupported.refused[0])
     vars(request)["ignored_fields"] = unsupported.ignored
@@ -165,6 +174,21 @@ def _check_input(request: InputTokensRequest) -> None:
             )
 
 
+def _check_context_management(entries: Sequence[ContextManagement]) -> None:
+    for position, entry in enumerate(entries):
+        path = f"context_management[{position}]"
+        if entry.type != "compaction":
+            raise InvalidRequest(
+                f"{path}.type must be compaction; got {format_value(entry.type)}.", param=f"{path}.type"
+            )
+        if entry.compact_threshold is None:
+            raise InvalidRequest(
+                f"{path}.compact_threshold is required: no number of tokens fits all models.",
+                param=f"{path}.compact_threshold",
+            )
+        _COMPACT_THRESHOLD.check(f"{path}.compact_threshold", entry.compact_threshold)
+
+
 def _check_metadata(metadata: Mapping[str, str]) -> None:
     if len(metadata) > _MAX_METADATA:
         raise InvalidRequest(
@@ -197,6 +221,11 @@ def body_schemas() -> dict[type, dict[str, FieldSchema]]:
     include: FieldSchema = {"items": {"enum": [*INCLUDES]}}
     return {
         InputTokensRequest: prompt,
+        CompactRequest: {
+            **{field: rules for field, rules in chat.items() if field in CompactRequest.__struct_fields__},
+            **prompt,
+        },
+        ContextManagement: {"type": {"enum": ["compaction"]}, "compact_threshold": _COMPACT_THRESHOLD.schema()},
         ResponsesRequest: {
             **{field: rules for field, rules in chat.items() if field in ResponsesRequest.__struct_fields__},
             **prompt,

@@ -18,12 +18,18 @@ from maitred.wire.openai.fields import (
     refuse,
     split_unsupported,
 )
-from maitred.wire.responses.requests import SERVER_CALLS, ResponsesRequest
+from maitred.wire.responses.requests import (
+    SERVER_CALLS,
+    CompactRequest,
+    ContextManagement,
+    InputTokensRequest,
+    ResponsesRequest,
+)
 
 HONOURED_FIELDS = frozenset(ResponsesRequest.__struct_fields__)
+_COMPACT_FIELDS = frozenset(CompactRequest.__struct_fields__)
 RESPONSES_FIELDS: Mapping[str, RequestField] = {
     "prompt": RequestField(alternative="Send the text of the template as instructions and input."),
-    "context_management": RequestField(neutral_values=([],), alternative="Send fewer items in input."),
     "moderation": RequestField(alternative="Check the answer by a request of your own."),
     "prompt_cache_retention": HINT,
     "prompt_cache_options": HINT,
@@ -60,6 +66,7 @@ _INCLUDES_HERE = frozenset(INCLUDES[:3])
 """Those of items that this server has. The others are parts of items of tools that run at a provider."""
 _TEXT_MEMBERS = frozenset({"format", "verbosity"})
 _REASONING_MEMBERS = frozenset({"effort"})
+_COMPACTION_MEMBERS = frozenset(ContextManagement.__struct_fields__)
 _TOOL_MEMBERS: Mapping[str, frozenset[str]] = {
     "function": frozenset({"type", "name", "description", "parameters", "strict"}),
     "custom": frozenset({"type", "name", "description", "format"}),
@@ -67,25 +74,29 @@ _TOOL_MEMBERS: Mapping[str, frozenset[str]] = {
 """Members of a tool that are read, by its type; tools of other types run at a provider."""
 
 
-def unsupported_fields(sent: Mapping[str, Any]) -> UnsupportedFields:
+def unsupported_fields(sent: Mapping[str, Any], kind: type[InputTokensRequest]) -> UnsupportedFields:
     """Returns the fields and members of a request that this server does not honour.
 
     Args:
         sent: The request as it was written, of the right types.
+        kind: Its struct.
     """
-    fields = split_unsupported(sent, HONOURED_FIELDS, _ALL_FIELDS)
+    honoured = _COMPACT_FIELDS if kind is CompactRequest else HONOURED_FIELDS
+    fields = split_unsupported(sent, honoured, _ALL_FIELDS)
     ignored = dict.fromkeys(fields.ignored)
     ignored |= members_beyond("text", sent.get("text"), _TEXT_MEMBERS)
     ignored |= members_beyond("reasoning", sent.get("reasoning"), _REASONING_MEMBERS)
     ignored |= members_beyond("stream_options", sent.get("stream_options"), frozenset())
-    for position, (kind, tool) in _entries_by_type(sent.get("tools")):
-        if kind in _TOOL_MEMBERS:
-            ignored |= members_beyond("tools", tool, _TOOL_MEMBERS[kind])
+    for position, (tool_type, tool) in _entries_by_type(sent.get("tools")):
+        if tool_type in _TOOL_MEMBERS:
+            ignored |= members_beyond("tools", tool, _TOOL_MEMBERS[tool_type])
         else:
-            ignored[f"tools[{position}] ({kind[:64]})"] = None
-    for position, (kind, _) in _entries_by_type(sent.get("input")):
-        if kind in SERVER_CALLS:
-            ignored[f"input[{position}] ({kind})"] = None
+            ignored[f"tools[{position}] ({tool_type[:64]})"] = None
+    for position, (item_type, _) in _entries_by_type(sent.get("input")):
+        if item_type in SERVER_CALLS:
+            ignored[f"input[{position}] ({item_type})"] = None
+    for _, (_, entry) in _entries_by_type(sent.get("context_management")):
+        ignored |= members_beyond("context_management", entry, _COMPACTION_MEMBERS)
     ignored |= dict.fromkeys(ignored_includes(sent.get("include") or ()))
     return UnsupportedFields(fields.refused, tuple(ignored))
 

@@ -83,7 +83,14 @@ class OutputReasoning(msgspec.Struct, frozen=True, kw_only=True, tag_field="type
     """The reasoning for the next request of a client that keeps the conversation itself, if it asked for it."""
 
 
-OutputItem = OutputMessage | OutputFunctionCall | OutputCustomCall | OutputReasoning
+class OutputCompaction(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="compaction"):
+    """Item that stands for the conversation before it; see `maitred.wire.responses.compaction`."""
+
+    id: str
+    encrypted_content: str
+
+
+OutputItem = OutputMessage | OutputFunctionCall | OutputCustomCall | OutputReasoning | OutputCompaction
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,6 +190,17 @@ class ResponseResource(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: str = "default"
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+
+class CompactedResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of `POST /v1/responses/compact`."""
+
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int
+    output: list[dict[str, Any]]
+    """Messages of the user, then a compaction item that stands for all other items."""
+    usage: ResponseUsage
 
 
 class ResponseDeleted(msgspec.Struct, frozen=True, kw_only=True):
