@@ -149,10 +149,7 @@ async def test_a_long_conversation_is_compacted_before_the_answer(tmp_path, toke
             assert items == response.output
         else:
             response = await client.responses.create(**asked, input=[*HISTORY, QUESTION])
-            async with asyncio.timeout(300):
-                while response.status in ("queued", "in_progress"):
-                    await asyncio.sleep(0.02)
-                    response = await client.responses.retrieve(response.id)
+            response = await ended(client, response)
         assert [item.type for item in response.output] == ["compaction", "message"]
         assert response.output_text == TEXT
         asked_for, read = texts_of(system, tokenizer)
@@ -184,6 +181,28 @@ async def test_a_long_conversation_is_compacted_before_the_answer(tmp_path, toke
         assert of_stored == of_all == of_pruned
         replayed = await client.responses.retrieve(response.id, stream=True)
         assert [event async for event in replayed][-1].response == response
+
+
+async def ended(client, response):
+    async with asyncio.timeout(300):
+        while response.status in ("queued", "in_progress"):
+            await asyncio.sleep(0.02)
+            response = await client.responses.retrieve(response.id)
+    return response
+
+
+async def test_turns_before_a_compaction_are_not_needed_any_more(tmp_path, tokenizer):
+    async with compacting(tmp_path, tokenizer) as (system, client):
+        asked = {"model": MODEL, "input": [QUESTION], "context_management": COMPACTING}
+        for background in (False, True):
+            first = await client.responses.create(model=MODEL, input=HISTORY)
+            begun = await client.responses.create(**asked, previous_response_id=first.id, background=background)
+            second = await ended(client, begun)
+            assert (second.output[0].type, second.previous_response_id) == ("compaction", first.id)
+            await client.responses.delete(first.id)
+            third = await client.responses.create(model=MODEL, input="Sure?", previous_response_id=second.id)
+            assert third.output_text == TEXT
+            assert in_order(texts_of(system, tokenizer)[-1], "Be brief.", SUMMARY, "What was it?", TEXT, "Sure?")
 
 
 async def test_a_model_at_work_goes_on_with_its_question(tmp_path, tokenizer):

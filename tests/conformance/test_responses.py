@@ -96,13 +96,6 @@ async def test_whole_and_streamed(tmp_path):
         assert (stored.id, stored.output_text, stored.usage) == (final.id, TEXT, final.usage)
 
 
-async def test_a_stream_ends_with_the_mark_that_open_responses_demands(tmp_path):
-    async with serving(tmp_path, [ANSWER]) as (system, _):
-        answer = await system.client.post("/v1/responses", json={"model": MODEL, "input": "Hi", "stream": True})
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        assert answer.text.endswith("\n\ndata: [DONE]\n\n")
-
-
 async def test_a_form_is_held_and_parsed(tmp_path):
     class Friend(BaseModel):
         name: str

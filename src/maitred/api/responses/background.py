@@ -86,6 +86,7 @@ class BackgroundResponse:
         return replace(
             self.row,
             owner=owner,
+            previous=None if self.formatter.has_compaction else self.row.previous,
             conversation=self.row.conversation if has_answer else None,  # to which nothing is added then
             output=encode(self.formatter.items_to_keep()),
             resource=self.formatter.written(),

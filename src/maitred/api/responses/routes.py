@@ -513,7 +513,8 @@ class ResponsesRoutes:
             last_event=None if formatter.last_event is None else formatter.last_event + 1,
         )
         if isinstance(exchange, ResponsesTurn):
-            exchange.recent.keep(exchange.event.stream_id, stored.id, (*before, stored.input, stored.output))
+            conversation = () if formatter.has_compaction else (*before, stored.input)
+            exchange.recent.keep(exchange.event.stream_id, stored.id, (*conversation, stored.output))
         if not formatter.resource.store:
             return
         try:
@@ -532,7 +533,8 @@ class ResponsesRoutes:
             id=resource.id,
             tenant=principal.tenants[0],
             organisation=principal.tenants[-1],
-            previous=request.previous_response_id,
+            # A compaction item stands for all before it, so the conversation begins here for who goes on with it.
+            previous=None if formatter.has_compaction else request.previous_response_id,
             conversation=request.conversation_id,
             created_s=created_s,
             expires_s=expires_s,
