@@ -109,6 +109,22 @@ async def test_a_stream_goes_on_where_it_was_left(tmp_path):
             assert caught.value.param == param
 
 
+async def test_a_stream_with_a_key_goes_on_without_its_client(tmp_path):
+    """It is not in the background, but what is recorded for a repeat also serves who reads the response."""
+    async with serving(tmp_path, [LONG], step_s=0.005) as (system, client):
+        asked = {"model": MODEL, "input": "Hi", "max_output_tokens": 400, "stream": True}
+        stream = await client.responses.create(**asked, extra_headers={"Idempotency-Key": "k"})
+        before = [await anext(stream) for _ in range(20)]
+        await stream.close()
+        await system.wait_until(lambda: len(system.contexts) == 1)
+        response_id = before[0].response.id
+        rest = await read(await client.responses.retrieve(response_id, stream=True, starting_after=19))
+        assert [event.sequence_number for event in [*before, *rest]] == [*range(len(before) + len(rest))]
+        assert rest[-1].response == await client.responses.retrieve(response_id)
+        assert sum(event.type == "response.output_text.delta" for event in rest) > 10
+        assert len(system.engine.submitted) == len(system.ledger.events) == 1
+
+
 async def test_any_stored_response_is_read_as_a_stream(tmp_path):
     async with serving(tmp_path, [ANSWER]) as (_, client):
         whole = await client.responses.create(model=MODEL, input="Hi")

@@ -53,12 +53,13 @@ async def serving(folder, answers, tokenizer=None, *, ttl_s=3600.0, **options):
     if tokenizer is not None:
         card = replace(CARD, vocab_size=tokenizer.vocab_size, eos_token_ids=(END,), context_tokens=4096)
         options = {"tokenizer": tokenizer, "card": card, **options}
-        answers = [
-            ScriptedAnswer(tokens=[*tokenizer.encode(answer, add_special_tokens=False), END])
-            if isinstance(answer, str)
-            else answer
-            for answer in answers
-        ]
+        if not callable(answers):
+            answers = [
+                ScriptedAnswer(tokens=[*tokenizer.encode(answer, add_special_tokens=False), END])
+                if isinstance(answer, str)
+                else answer
+                for answer in answers
+            ]
     kept, gate = MemoryIdempotencyStore(IdempotencyConfig(), SystemClock()), InFlightLimiter(1000)
     async with open_responses(config, ttl_s=ttl_s) as (store, _, _):
         background = BackgroundResponses(store, kept, gate, heartbeat_s=15.0)
@@ -93,13 +94,6 @@ async def test_whole_and_streamed(tmp_path):
         assert {event.response.id for event in events if hasattr(event, "response")} == {final.id}
         stored = await client.responses.retrieve(final.id)
         assert (stored.id, stored.output_text, stored.usage) == (final.id, TEXT, final.usage)
-
-
-async def test_a_stream_ends_with_the_mark_that_open_responses_demands(tmp_path):
-    async with serving(tmp_path, [ANSWER]) as (system, _):
-        answer = await system.client.post("/v1/responses", json={"model": MODEL, "input": "Hi", "stream": True})
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        assert answer.text.endswith("\n\ndata: [DONE]\n\n")
 
 
 async def test_a_form_is_held_and_parsed(tmp_path):
@@ -165,8 +159,9 @@ async def test_a_custom_tool_is_called_with_a_text(tmp_path, tokenizers, streams
             async with client.responses.stream(**asked) as stream:
                 response = await stream.get_final_response()
         else:
+            asked["include"] = ["reasoning.encrypted_content", "web_search_call.results"]
             raw = await client.responses.with_raw_response.create(**asked)
-            assert raw.headers["x-maitred-ignored"] == "tools[1] (web_search)"
+            assert raw.headers["x-maitred-ignored"] == "tools[1] (web_search), include[1] (web_search_call.results)"
             response = raw.parse()
         (call,) = response.output
         assert (call.type, call.name, call.input) == ("custom_tool_call", "patch", '*** "a"\n+b')
@@ -209,6 +204,36 @@ async def test_thoughts_are_items_and_come_back(tmp_path, tokenizers, streams):
             )
         *_, first, second = prompts_of(system)
         assert first == second
+
+
+async def test_parts_can_be_had_when_a_stored_response_is_read(tmp_path, tokenizers):
+    text = "Is it a bird?\n</think>\n\nA bird."
+    async with serving(tmp_path, [text], tokenizers["thinking"]) as (_, client):
+        made = await client.responses.create(model=MODEL, input="What?", include=["reasoning.encrypted_content"])
+        response = await client.responses.create(model=MODEL, input="What?")
+        assert response.output[0].encrypted_content is None
+        wanted = ["reasoning.encrypted_content", "message.output_text.logprobs", "file_search_call.results"]
+        reading = client.responses.with_raw_response
+        raw = await reading.retrieve(response.id, include=wanted)
+        assert raw.parse().output[0].encrypted_content == made.output[0].encrypted_content
+        ignored = raw.headers["x-maitred-ignored"]
+        assert ignored == "include[2] (file_search_call.results), include (message.output_text.logprobs)"
+        streamed = await reading.retrieve(response.id, stream=True, include=wanted[:1])
+        assert streamed.headers["x-maitred-ignored"] == f"include ({wanted[0]})"
+        listing = client.responses.input_items.with_raw_response
+        listed = await listing.list(response.id, include=["message.input_image.image_url", wanted[2]])
+        assert listed.headers["x-maitred-ignored"] == f"include[1] ({wanted[2]})"
+        conversation = await client.conversations.create()
+        for reads in (
+            client.responses.retrieve(response.id, include=["all"]),
+            client.responses.create(model=MODEL, input="What?", include=["all"]),
+            client.responses.input_items.list(response.id, include=["all"]),
+            client.conversations.items.list(conversation.id, include=["all"]),
+            client.conversations.items.create(conversation.id, items=USER, include=["all"]),
+        ):
+            with pytest.raises(openai.BadRequestError) as caught:
+                await reads
+            assert caught.value.param == "include[0]"
 
 
 async def test_items_of_stored_responses_can_be_sent_by_reference(tmp_path):

@@ -20,7 +20,7 @@ from maitred.api.config import WebSocketConfig
 from maitred.core.context import Outcome
 from maitred.core.limits import Limit, LimitKind
 from maitred.testing.script import AnswerFault, ScriptedAnswer
-from tests.support.gateway import MODEL, gateway, tokens_of
+from tests.support.gateway import MODEL, TOKENIZER, gateway, tokens_of
 from tests.support.stores import response_routes
 
 EOS = 2
@@ -107,6 +107,31 @@ async def nothing_is_left(system):
     await system.engine.wait_until(lambda: system.engine.load().running == 0)
     core = system.dispatcher.core
     assert (core.waiting, core.running, system.link.open_streams) == (0, 0, 0)
+
+
+async def test_a_turn_compacts_the_conversation_of_its_lane(tmp_path):
+    """What is remembered of the lane is short from then on."""
+
+    def answer(request):
+        asks = "Summarise the conversation" in TOKENIZER.decode(request.prompt)
+        return ScriptedAnswer(tokens=[*tokens_of("They met." if asks else TEXT), EOS])
+
+    async with serving(tmp_path, answer) as system, opened(system) as one:
+        begun = await turn(one, "Hello", store=False)
+        asked = {"store": False, "context_management": [{"type": "compaction", "compact_threshold": 20}]}
+        await one.send(creating("And?", previous_response_id=begun["response"]["id"], generate=False, **asked))
+        prepared = (await next_end(one))["response"]
+        assert prepared["output"] == [], "nothing is summarised for it"
+        await one.send(creating([], previous_response_id=prepared["id"], **asked))
+        events = await until_end(one)
+        assert [event["item"]["type"] for event in events if event["type"] == "response.output_item.done"] == [
+            *("compaction", "message")
+        ]
+        await turn(one, "Sure?", store=False, previous_response_id=events[-1]["response"]["id"])
+        read = TOKENIZER.decode(system.engine.submitted[-1].prompt)
+        assert "Hello" not in read.replace(TEXT, "")
+        assert sorted(("They met.", "And?", TEXT, "Sure?"), key=read.index) == ["They met.", "And?", TEXT, "Sure?"]
+        assert len(system.ledger.events) == 5
 
 
 async def test_the_official_client_goes_on_with_what_is_stored_nowhere(tmp_path):

@@ -119,6 +119,30 @@ async def test_the_answer_ends_with_its_stop_string_or_its_last_token_if_asked()
 
 
 @pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        ({"stop": ["nobody", "friend"]}, "friend"),
+        ({"stop_token_ids": [EOS], "ignore_eos": True}, EOS),
+        ({"stop_token_ids": [EOS]}, None),  # the end of a text by itself, as without the field
+        ({"stop": ["friend"], "n": 2, "logprobs": 1}, "friend"),
+    ],
+)
+async def test_choices_name_what_ended_them(extra, named):
+    async with client_of() as client:
+        asked = {"model": MODEL, "prompt": "Hi", "extra_body": extra}
+        whole = await client.completions.create(**asked)
+        *_, last = await chunks_of(client.completions.create(**asked, stream=True))
+        assert [getattr(choice, "stop_reason", None) for choice in (*whole.choices, last.choices[0])] == [named] * (
+            len(whole.choices) + 1
+        )
+        extra = {**extra, **({"logprobs": True} if "logprobs" in extra else {})}
+        whole = await chat(client, extra=extra)
+        *_, last = await chunks_of(chat(client, extra=extra, stream=True))
+        for choice in (*whole.choices, last.choices[0]):
+            assert (choice.finish_reason, getattr(choice, "stop_reason", None)) == ("stop", named)
+
+
+@pytest.mark.parametrize(
     ("fields", "kept"),
     [
         ({"truncate_prompt_tokens": 4}, slice(-4, None)),

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from maitred.app.admin.replicas import ReplicaAdmin
 from maitred.core.clock import SystemClock
-from maitred.core.context import ModelSelection, Outcome, RejectedAnswer, RequestContext
+from maitred.core.context import Compaction, ModelSelection, Outcome, RejectedAnswer, RequestContext
 from maitred.core.errors import Saturated
 from maitred.core.feedback import Feedback, FeedbackReceipt
 from maitred.core.flow import PriorityClass
@@ -98,6 +98,7 @@ def rendered():
     context.hedged = "second"
     context.fallbacks.append("general=big")
     context.rejected_answers.append(RejectedAnswer("m", "schema", Usage(1, 1), replaced=True))
+    context.compaction = Compaction("m", Usage(1, 1))
     context.selection = ModelSelection("auto", "big", "large", 0.9)
     metrics.requests.on_degradation_skipped("overflow", "queue_full")
     context.close(Outcome.FINISHED, 200, 2.0)

@@ -144,7 +144,7 @@ class ChatFormatter:
                     message=self._message(choice, messages[index]),
                     logprobs=None if choice.scores is None else ChatLogprobs.of(choice.scores),
                     finish_reason=self._finish_of(choice.finish),
-                    stop_reason=to_stop_reason(choice.finish),
+                    stop_reason=to_stop_reason(choice.finish, choice.stop),
                     token_ids=UNSET if choice.token_ids is None else choice.token_ids,
                 )
                 for index, choice in enumerate(choices)
@@ -203,7 +203,7 @@ class ChatFormatter:
                 index=part.index,
                 delta=ChatDelta(),
                 finish_reason=self._finish_of(part.finish),
-                stop_reason=to_stop_reason(part.finish),
+                stop_reason=to_stop_reason(part.finish, part.stop),
             )
 
     def _message(self, choice: CollectedChoice, extra: dict[str, Any]) -> ChatMessage:

@@ -158,7 +158,7 @@ class CompletionFormatter:
                 text="".join(choice.text),
                 logprobs=_logprobs(choice.scores, choice.prompt_scores),
                 finish_reason=to_finish_reason(choice.finish),
-                stop_reason=to_stop_reason(choice.finish),
+                stop_reason=to_stop_reason(choice.finish, choice.stop),
                 token_ids=UNSET if choice.token_ids is None else choice.token_ids,
                 prompt_token_ids=self._prompt_token_ids(index),
                 prompt_logprobs=prompt_logprobs(choice.prompt_scores),
@@ -204,7 +204,7 @@ class CompletionFormatter:
             text=part.text,
             logprobs=_logprobs(part.scores, part.prompt_scores),
             finish_reason=None if part.finish is None else to_finish_reason(part.finish),
-            stop_reason=UNSET if part.finish is None else to_stop_reason(part.finish),
+            stop_reason=UNSET if part.finish is None else to_stop_reason(part.finish, part.stop),
             token_ids=UNSET if part.token_ids is None else part.token_ids,
             prompt_token_ids=self._opening_token_ids(part.index),
         )

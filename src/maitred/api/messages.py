@@ -568,9 +568,9 @@ class _ToolUse:
         return rest
 
 
-def _stop_of(finish: FinishReason, stop: str | None) -> StopDelta:
+def _stop_of(finish: FinishReason, stop: str | int | None) -> StopDelta:
     """Returns the stop reason in Anthropic's words. An incomplete answer gets the one for too many tokens."""
-    if stop is not None:
+    if isinstance(stop, str):
         return StopDelta(stop_reason="stop_sequence", stop_sequence=stop)
     return StopDelta(stop_reason=_STOP_REASONS.get(finish, "max_tokens"))
 

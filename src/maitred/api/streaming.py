@@ -100,7 +100,7 @@ class CollectedChoice:
     scores: list[TokenScore] | None = None
     extras: list[dict[str, Any]] = field(default_factory=list)
     finish: FinishReason = FinishReason.LENGTH
-    stop: str | None = None
+    stop: str | int | None = None
     metadata: list[ChunkMetadata] = field(default_factory=list)
     token_ids: list[int] | None = None
     prompt_scores: PromptScores | None = None
@@ -109,6 +109,7 @@ class CollectedChoice:
     def plain(self) -> bool:
         """Whether the choice consists of text alone."""
         has_others = self.extras or self.metadata or self.token_ids is not None or self.prompt_scores is not None
+        has_others = has_others or self.stop is not None
         return self.scores is None and not has_others and self.finish is not FinishReason.DEADLINE
 
     def whole_metadata(self) -> ChunkMetadata:

@@ -56,6 +56,13 @@ class RejectedAnswer(msgspec.Struct, frozen=True):
     """Whether the caller got the answer of a larger model instead."""
 
 
+class Compaction(msgspec.Struct, frozen=True):
+    """A summary of the conversation that was generated before the answer of a request. It is billed."""
+
+    model: str
+    usage: Usage
+
+
 class Outcome(StrEnum):
     """How one request ended. Each request has exactly one outcome."""
 
@@ -138,6 +145,8 @@ class RequestContext(msgspec.Struct):
     """Fallback models that were used after a failure, such as ``general=big``."""
     rejected_answers: list[RejectedAnswer] = []
     """Complete answers that failed a check, in order; the last one may be the answer sent."""
+    compaction: Compaction | None = None
+    """Summary of the conversation that this answer goes on from; None: the model has read the conversation itself."""
     recoveries: int = 0
     """How often the request moved to another replica because its own had failed."""
     continued: int = 0
@@ -185,11 +194,11 @@ class RequestContext(msgspec.Struct):
         self.fallbacks.append(fallback)
         self._reset()
 
-    def escalate(self) -> "RequestContext":
-        """Resets the context for a larger model after a failed check. Returns a copy of the previous state."""
+    def reset_for_next_answer(self) -> "RequestContext":
+        """Resets the context for another answer, which replaces or follows this one. Returns a copy of its state."""
         known = replace(self, fallbacks=[*self.fallbacks], degraded=[*self.degraded])
         self._reset()
-        self.is_counted = False  # the answer of the next model is a request of its own
+        self.is_counted = False  # the next answer is a request of its own
         self.first_token_s, self.gaps_s, self.waited_ms = None, [], {}
         return known
 

@@ -230,8 +230,8 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     extra: dict[str, Any] | None = None
     """Further members of a message's delta as OpenAI's API has them: ``tool_calls``, ``refusal``, and any other that
     the server sent. Those of reasoning and refusals are texts, and pieces of calls have the number of the call."""
-    stop: str | None = None
-    """The stop string that ended the choice, on its last delta only."""
+    stop: str | int | None = None
+    """The stop string, or the stop token by its id, that ended the choice, on its last delta only."""
     continued: bool = False
     """Whether another server continues the answer here, from its text instead of its tokens."""
     metadata: ChunkMetadata | None = None

@@ -266,6 +266,19 @@ class Usage(msgspec.Struct, frozen=True):
         """Returns the prompt and completion tokens together."""
         return self.prompt_tokens + self.completion_tokens
 
+    def __add__(self, other: "Usage") -> "Usage":
+        """Returns the usage of both together; details stay those of the first one that has some."""
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.estimated or other.estimated,
+            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
+            cache_write_tokens=self.cache_write_tokens + other.cache_write_tokens,
+            cache_write_1h_tokens=self.cache_write_1h_tokens + other.cache_write_1h_tokens,
+            details=self.details or other.details,
+        )
+
 
 class ModelFingerprint(msgspec.Struct, frozen=True, array_like=True):
     """Short hashes of a model's parts; empty for a part that is absent or unknown."""

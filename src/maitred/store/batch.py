@@ -111,6 +111,7 @@ async def _end_claimed(connection: AsyncConnection, response: StoredResponse) ->
     change = update(responses).where(responses.c.id == response.id, responses.c.owner == response.owner)
     ended = await connection.execute(
         change.values(
+            previous=response.previous,
             output=response.output,
             resource=response.resource,
             last_event=response.last_event,

@@ -7,6 +7,7 @@ responses only; an organisation also finds those of its teams.
 
 import asyncio
 import logging
+import secrets
 from typing import Any
 
 from sqlalchemy import ColumnElement, delete, func, literal, select
@@ -18,15 +19,17 @@ from maitred.core.stored_response import StoredResponse
 from maitred.core.tenancy import Principal
 from maitred.store.conversations import MAX_CONVERSATION_BYTES, ConversationStore, check_size
 from maitred.store.database import Database
+from maitred.store.driver import make_insert
 from maitred.store.ledger import UsageLedger
 from maitred.store.response_claims import ResponseClaims
-from maitred.store.schema import owned_by, response_items, responses
+from maitred.store.schema import owned_by, response_items, responses, signing_key
 
 log = logging.getLogger(__name__)
 
 _BATCH = 500
 """Most responses that one statement reads."""
 _SWEEP_INTERVAL_S = 600.0
+_KEY_BYTES = 32
 _COLUMNS = [responses.c[name] for name in StoredResponse.__struct_fields__ if name in responses.c]
 
 
@@ -55,6 +58,7 @@ class ResponseStore:
         self._database = database
         self._ledger = ledger
         self._clock = clock
+        self._signing_key: bytes | None = None
         self.is_enabled = self.conversations.is_enabled
         self.lifetime = self.conversations.lifetime
 
@@ -110,6 +114,20 @@ class ResponseStore:
                 for row in await connection.execute(select(*_COLUMNS).where(columns.id.in_(ids))):
                     rows[row.id] = _of_row(row)
         return [rows[found_id] for found_id, _ in found]
+
+    async def signing_key(self) -> bytes:
+        """Returns the key with which all gateways on this database sign what their clients keep for them.
+
+        Raises:
+            StoreUnavailable: The database cannot be reached, and the key was never read.
+        """
+        if self._signing_key is None:
+            drawn = {"id": 1, "key": secrets.token_bytes(_KEY_BYTES)}
+            insert = make_insert(self._database.engine)(signing_key).on_conflict_do_nothing()
+            async with self._database.begin() as connection:
+                await connection.execute(insert, drawn)
+                self._signing_key = (await connection.execute(select(signing_key.c.key))).scalar_one()
+        return self._signing_key
 
     async def delete(self, principal: Principal, response_id: str) -> bool:
         """Deletes a response of the caller; returns whether there was one."""

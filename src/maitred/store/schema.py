@@ -11,6 +11,7 @@ deleted row stays as a tombstone, so that readers see its deletion and its id is
 has the opinions of callers on its entries. `response_items` finds a response by the id of an item that its server has
 given; ids of this gateway lead to their response by themselves. `responses`, `conversations` and
 `conversation_items` have what later requests go on with; a row of `responses` that has an owner is one that still runs.
+`signing_key` has the key with which gateways sign what their clients keep for them.
 
 The migrations in `maitred.store.migrations` make these tables; a test compares the two.
 """
@@ -278,6 +279,14 @@ conversation_items = Table(
     Column("position", BigInteger, primary_key=True),
     Column("id", _id_type(), nullable=False),
     Column("item", LargeBinary, nullable=False),
+)
+
+signing_key = Table(
+    "signing_key",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("key", LargeBinary, nullable=False),
+    CheckConstraint("id = 1", name="one_row"),
 )
 
 spend = Table(

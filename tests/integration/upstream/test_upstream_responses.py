@@ -91,6 +91,12 @@ async def test_a_server_gets_what_the_client_sent_and_the_client_what_the_server
             assert (stored.completed_at, stored.usage) == (response.completed_at, response.usage)
             result = {"type": "function_call_output", "call_id": call.call_id, "output": "7"}
             await client.responses.create(**asked, input=[result], previous_response_id=response.id)
+            counting = {"model": MODEL, "input": "Look", "tools": asked["tools"]}
+            counted = await client.responses.input_tokens.with_raw_response.count(**counting)
+            without_tools = await client.responses.input_tokens.count(model=MODEL, input="Look")
+            assert counted.parse().estimated is True
+            assert counted.parse().input_tokens > without_tools.input_tokens > 0
+            assert "web_search" in counted.headers["x-maitred-ignored"]
     first, second = server.bodies
     assert first["messages"] == [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Look"}]
     assert [tool["type"] for tool in first["tools"]] == ["function", "custom"]

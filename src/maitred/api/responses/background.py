@@ -88,6 +88,7 @@ class BackgroundResponse:
         return replace(
             self.row,
             owner=owner,
+            previous=None if self.formatter.has_compaction else self.row.previous,
             conversation=self.row.conversation if has_answer else None,  # to which nothing is added then
             output=encode(items),
             item_ids=foreign_ids(items, self.formatter.digits),
@@ -140,9 +141,9 @@ class BackgroundResponses:
             MaitredError: The request is refused, and nothing is kept of it; or the response has failed.
         """
         work = partial(self._run, response, generate)
-        key = _key_of(response.row)
+        key = _key_of(response.row.id, response.row.organisation)
         if streams and isinstance(exchange, RecordedExchange):
-            self._recordings.link(key, exchange.recording)
+            self.keep_events(exchange, response.row.id)
             await work(exchange)
             return
         claim = await self._recordings.claim(key, b"", exchange.context.request_id)
@@ -157,6 +158,10 @@ class BackgroundResponses:
                 raise
             except ClientDisconnected:
                 pass  # that is what it was for
+
+    def keep_events(self, exchange: RecordedExchange, response_id: str) -> None:
+        """Lets readers of a response have the events of its stream that are recorded for repeats of the request."""
+        self._recordings.link(_key_of(response_id, exchange.principal.tenants[-1]), exchange.recording)
 
     async def _run(self, response: BackgroundResponse, generate: Generate, exchange: RecordedExchange) -> None:
         """Generates a response into the recording of the exchange, and stores how it has ended."""
@@ -300,7 +305,7 @@ class BackgroundResponses:
         """Cancels a response that runs, and deletes it; returns whether it was still there."""
         if stored.owner is not None:
             await self.cancel(principal, stored)
-        self._recordings.discard(_key_of(stored))
+        self._recordings.discard(_key_of(stored.id, stored.organisation))
         return await self._store.delete(principal, stored.id)
 
     async def stream(self, exchange: HttpExchange, stored: StoredResponse, starting_after: int | None) -> None:
@@ -312,7 +317,7 @@ class BackgroundResponses:
         with self._in_flight.acquire(exchange.principal) as block, exchange.cancel_on_disconnect(block):
             await exchange.stream(b"")
             async with StreamHeartbeat(exchange, self._heartbeat_s):
-                recording = self._recordings.find(_key_of(stored))
+                recording = self._recordings.find(_key_of(stored.id, stored.organisation))
                 if recording is not None:
                     await _send_recording(recording, exchange, -1 if starting_after is None else starting_after)
                 else:
@@ -335,9 +340,9 @@ class BackgroundResponses:
         return stored
 
 
-def _key_of(row: StoredResponse) -> IdempotencyKey:
+def _key_of(response_id: str, organisation: str) -> IdempotencyKey:
     """Returns the key of the recording of a response."""
-    return IdempotencyKey("", "/v1/responses/{id}", row.id, row.organisation)
+    return IdempotencyKey("", "/v1/responses/{id}", response_id, organisation)
 
 
 def _cause_of(error: BaseException) -> Exception:

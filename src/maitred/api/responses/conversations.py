@@ -3,7 +3,7 @@
 from functools import partial
 
 from maitred.api.exchange import HttpExchange
-from maitred.api.responses.items import list_of, page_of, with_ids, written_items
+from maitred.api.responses.items import list_of, page_of, read_includes, with_ids, written_items
 from maitred.api.routes import Route
 from maitred.core.errors import ResourceNotFound, Unsupported
 from maitred.core.ids import new_object_id
@@ -11,6 +11,7 @@ from maitred.core.stored_response import StoredConversation, StoredItem
 from maitred.core.tenancy import Scope
 from maitred.store.conversations import ConversationStore
 from maitred.wire.responses.decode import decode_conversation
+from maitred.wire.responses.fields import ignored_includes
 from maitred.wire.responses.inbound import check_items
 from maitred.wire.responses.requests import AddItems, CreateConversation, ItemsQuery, UpdateConversation
 from maitred.wire.responses.resource import ConversationDeleted, ConversationResource, ItemList, decode_item, encode
@@ -98,6 +99,7 @@ class ConversationRoutes:
         """Adds items to a conversation and returns them."""
         request = await exchange.decode(decode_conversation, kind=AddItems, strict=self._strict)
         check_items(request.items)
+        exchange.context.ignored_fields = ignored_includes([*(request.include or ()), *read_includes(exchange.query)])
         items = with_ids(written_items(request.items), _new_suffix())
         if not await self._store.add(exchange.principal, exchange.parameter, _to_stored(items)):
             raise _not_found(exchange.parameter)
@@ -105,12 +107,14 @@ class ConversationRoutes:
 
     async def list_items(self, exchange: HttpExchange) -> None:
         """Returns a page of the items of a conversation."""
+        exchange.context.ignored_fields = ignored_includes(read_includes(exchange.query))
         await self._find(exchange, exchange.parameter)
         items = [decode_item(stored.item) for stored in await self._store.items(exchange.parameter)]
         await exchange.respond(encode(page_of(items, dict(exchange.query))))
 
     async def show_item(self, exchange: HttpExchange) -> None:
         """Returns one item of a conversation."""
+        exchange.context.ignored_fields = ignored_includes(read_includes(exchange.query))
         conversation_id, _, item_id = exchange.parameter.partition("/")
         await self._find(exchange, conversation_id)
         for stored in await self._store.items(conversation_id):

@@ -7,6 +7,8 @@ has items of its own, which are passed on (`maitred.api.responses.passthrough`).
 
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from operator import add
 from typing import Any
 
 import msgspec
@@ -29,6 +31,7 @@ from maitred.wire.responses.requests import encode_thoughts
 from maitred.wire.responses.resource import (
     IncompleteDetails,
     ItemStatus,
+    OutputCompaction,
     OutputCustomCall,
     OutputFunctionCall,
     OutputMessage,
@@ -100,6 +103,8 @@ class ResponsesFormatter:
         self._finish: FinishReason | None = None
         self._passthrough: PassthroughOutput | None = None
         """Output of a server that speaks this API itself; None: it speaks another one, or has not answered yet."""
+        self._compacted: Usage | None = None
+        """Usage of the compaction before the answer; None: there was none."""
 
     @property
     def last_event(self) -> int | None:
@@ -114,10 +119,25 @@ class ResponsesFormatter:
         """Returns the events that begin the answer, without its output."""
         self.has_started = True
         self.resource = self._current("in_progress")
-        return self._begin("in_progress") if self._sequence_number >= 0 else self._begin("created", "in_progress")
+        begun = self._begin("in_progress") if self._sequence_number >= 0 else self._begin("created", "in_progress")
+        return begun + self._encode(
+            ResponseEvent(type=f"response.output_item.{name}", output_index=index, item=item)
+            for index, item in enumerate(self._output)  # a compaction item is whole at once
+            for name in ("added", "done")
+        )
 
     def _begin(self, *names: str) -> bytes:
         return self._encode(ResponseEvent(type=f"response.{name}", response=self.resource) for name in names)
+
+    @property
+    def has_compaction(self) -> bool:
+        """Whether the output begins with a compaction item."""
+        return self._compacted is not None
+
+    def add_compaction(self, encrypted_content: str, usage: Usage) -> None:
+        """Begins the output with a compaction item; call it before the answer begins."""
+        self._compacted = usage
+        self._output.append(to_builtins(OutputCompaction(id=self._new_id("cmp"), encrypted_content=encrypted_content)))
 
     @property
     def has_ended(self) -> bool:
@@ -185,7 +205,8 @@ class ResponsesFormatter:
             usage: What is billed; None: the answer had not begun.
         """
         self._break_off()
-        billed = None if usage is None else ResponseUsage.of(usage)
+        parts = [part for part in (self._compacted, usage) if part is not None]
+        billed = ResponseUsage.of(reduce(add, parts)) if parts else None
         self.resource = replace(self._current("cancelled"), output=self._output, usage=billed)
         return self._encode([ResponseEvent(type="response.incomplete", response=self.resource)])
 
@@ -247,7 +268,7 @@ class ResponsesFormatter:
             output=self._output,
             incomplete_details=incomplete,
             completed_at=int(time.time()) if incomplete is None else None,
-            usage=ResponseUsage.of(usage),
+            usage=ResponseUsage.of(usage if self._compacted is None else self._compacted + usage),
         )
 
     def items_to_keep(self) -> list[dict[str, Any]]:
@@ -333,7 +354,7 @@ class ResponsesFormatter:
         if part.finish is not None:
             self._finish = part.finish
             status: ItemStatus = "incomplete" if part.finish in _INCOMPLETE else "completed"
-            if not self._output and not self._calls:
+            if len(self._output) == int(self.has_compaction) and not self._calls:
                 yield from self._open("output_text")  # an empty answer is a message without text
             yield from self._close_text(status)
             for call in self._calls.values():

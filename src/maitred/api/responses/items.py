@@ -12,7 +12,8 @@ from msgspec import to_builtins
 
 from maitred.api.large_body import check_count
 from maitred.core.errors import InvalidRequest
-from maitred.wire.responses.requests import InputItem, ServerItem, tag_items, untag_item
+from maitred.wire.responses.fields import check_includes, ignored_includes
+from maitred.wire.responses.requests import InputItem, ServerItem, encode_thoughts, tag_items, untag_item
 from maitred.wire.responses.resource import ItemList
 
 _DEFAULT_PAGE = 20
@@ -26,6 +27,7 @@ _ID_PREFIXES = {
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
     "reasoning": "rs",
+    "compaction": "cmp",
 }
 
 
@@ -117,6 +119,48 @@ def page_of(items: Sequence[dict[str, Any]], query: Mapping[str, str]) -> ItemLi
             raise InvalidRequest("after must be the id of one of these items.", param="after")
         ordered = ordered[ids.index(after) + 1 :]
     return list_of(ordered[: int(limit or _DEFAULT_PAGE)], len(ordered))
+
+
+def read_includes(query: Sequence[tuple[str, str]]) -> list[str]:
+    """Returns the values of `include` in a query, which clients also call `include[]`.
+
+    Raises:
+        InvalidRequest: OpenAI does not know one of them.
+    """
+    names = [value for name, value in query if name in ("include", "include[]")]
+    check_includes(names)
+    return names
+
+
+def include_parts(resource: dict[str, Any], kept: Sequence[Mapping[str, Any]], includes: Sequence[str]) -> list[str]:
+    """Adds parts to the items of a response that its reader asks for, as far as they are known.
+
+    Args:
+        resource: The response, which is changed.
+        kept: Its items as they are stored for the next request; empty while it runs.
+        includes: What the reader asks for.
+
+    Returns:
+        What cannot be added, by its place in the request.
+    """
+    output = resource["output"]
+    if "reasoning.encrypted_content" in includes:
+        for index, item in enumerate(output):
+            if item["type"] == "reasoning" and not item.get("encrypted_content"):
+                thought = "\n\n".join(part["text"] for part in item["content"])
+                stored = kept[index].get("encrypted_content") if kept else None
+                item["encrypted_content"] = stored or encode_thoughts([{"type": "thinking", "thinking": thought}])
+    texts = [
+        part
+        for item in output
+        if item["type"] == "message"
+        for part in item["content"]
+        if part["type"] == "output_text" and part["text"]
+    ]
+    missing = ignored_includes(includes)
+    if "message.output_text.logprobs" in includes and any(not part["logprobs"] for part in texts):
+        missing.append("include (message.output_text.logprobs)")  # they can only be had when it is generated
+    return missing
 
 
 def list_of(page: list[dict[str, Any]], available: int) -> ItemList:

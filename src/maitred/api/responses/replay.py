@@ -73,6 +73,10 @@ def item_events(index: int, item: Mapping[str, Any]) -> Iterator[dict[str, Any]]
     """
     empty: dict[str, Any]
     match item["type"]:
+        case "compaction":
+            for name in ("added", "done"):
+                yield {"type": f"response.output_item.{name}", "output_index": index, "item": item}
+            return
         case "function_call":
             empty = {"arguments": ""}
         case "custom_tool_call":

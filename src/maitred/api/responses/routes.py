@@ -7,12 +7,13 @@ request can name it as `previous_response_id`.
 
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from msgspec import to_builtins
+import msgspec
+from msgspec import UNSET, to_builtins
 from msgspec.structs import replace
 
 from maitred.api.chat import to_inference_request
@@ -20,13 +21,25 @@ from maitred.api.exchange import HttpExchange
 from maitred.api.fair_thread_pool import FairThreadPool
 from maitred.api.headers import apply_priority_headers
 from maitred.api.large_body import LARGE_BODY_BYTES
+from maitred.api.recorded_exchange import RecordedExchange
 from maitred.api.responses.background import BackgroundResponse, BackgroundResponses, Read
+from maitred.api.responses.compaction import CompactionCodec, for_summary, read_summary, with_half_the_cost
 from maitred.api.responses.conversations import ConversationRoutes
 from maitred.api.responses.formatter import ResponsesFormatter
-from maitred.api.responses.items import decode_items, foreign_ids, page_of, read_history, with_ids
+from maitred.api.responses.items import (
+    decode_items,
+    foreign_ids,
+    include_parts,
+    page_of,
+    read_history,
+    read_includes,
+    with_ids,
+    written_items,
+)
 from maitred.api.responses.turn import ResponsesTurn
 from maitred.api.routes import Route
 from maitred.api.streaming import CollectedChoice, send_response
+from maitred.core.context import Compaction
 from maitred.core.errors import (
     ContextLengthExceeded,
     InvalidRequest,
@@ -36,7 +49,7 @@ from maitred.core.errors import (
     StoreUnavailable,
     Unsupported,
 )
-from maitred.core.inference import Conversation, InferenceRequest, NativeRequest, TextDelta
+from maitred.core.inference import InferenceRequest, NativeRequest, TextDelta
 from maitred.core.service import InferenceService, ResponseStream
 from maitred.core.stored_response import StoredResponse
 from maitred.core.tenancy import Scope
@@ -44,19 +57,26 @@ from maitred.store.responses import ResponseStore
 from maitred.wire.openai.decode import unsupported_by_engine
 from maitred.wire.openai.fields import without_positions
 from maitred.wire.openai.requests import ChatRequest
-from maitred.wire.openai.sampling import TOOL_FIELDS, to_tool_rules
-from maitred.wire.responses.decode import decode_input_tokens, decode_responses
+from maitred.wire.openai.sampling import to_tool_rules
+from maitred.wire.responses.compaction import CompactedWindow, compact_all, compact_earlier, is_user_message
+from maitred.wire.responses.decode import decode_compact, decode_input_tokens, decode_responses
+from maitred.wire.responses.fields import ignored_includes
 from maitred.wire.responses.inbound import (
+    SUMMARY_PLACE,
+    conversation_items,
     convert_to_chat,
     custom_tools,
     drop_oldest_turns,
     rename_param,
+    summary_chat,
     to_chat,
     unread_items,
     with_functions_only,
 )
 from maitred.wire.responses.outbound import keep_latest_turns, native_fields
 from maitred.wire.responses.requests import (
+    CompactionItem,
+    CompactRequest,
     InputItem,
     InputTokensRequest,
     ItemReference,
@@ -66,12 +86,15 @@ from maitred.wire.responses.requests import (
     with_input,
 )
 from maitred.wire.responses.resource import (
+    CompactedResponse,
     ConversationName,
     InputTokens,
     ItemList,
+    OutputCompaction,
     ResponseDeleted,
     ResponseEvent,
     ResponseResource,
+    ResponseUsage,
     decode_item,
     encode,
 )
@@ -83,7 +106,7 @@ _UNKNOWN_SHARE = 0.75
 _REDACTED = "<redacted>"
 _MAX_DIGITS = 15
 """Most digits of the number of an event."""
-R = TypeVar("R", ResponsesRequest, InputTokensRequest)
+R = TypeVar("R", ResponsesRequest, InputTokensRequest, CompactRequest)
 
 
 class ResponsesRoutes:
@@ -112,6 +135,7 @@ class ResponsesRoutes:
         self._strict = strict
         self._heartbeat_s = heartbeat_s
         self._threads = FairThreadPool(1, "stored-items")
+        self._compactions = CompactionCodec(store, self._threads)
 
     def routes(self) -> list[Route]:
         """Returns the routes that create, read, cancel and delete responses."""
@@ -134,6 +158,14 @@ class ResponsesRoutes:
                 reads=InputTokensRequest,
                 returns=InputTokens,
                 needs=Scope.INFERENCE,
+            ),
+            Route(
+                *("POST", "/v1/responses/compact", self.compact, "Compact a conversation to what later requests need."),
+                reads=CompactRequest,
+                returns=CompactedResponse,
+                needs=Scope.INFERENCE,
+                idempotent=True,
+                least_output=1,
             ),
             Route(
                 *("GET", one, self.show, "A stored response, whole or as the events of its stream."),
@@ -172,10 +204,14 @@ class ResponsesRoutes:
             )
         request, stored = await self._resolve(exchange, request)
         history, earlier = await self._read_history(exchange, stored)
-        chat, beyond_chat = convert_to_chat(request, earlier)
+        window = await self._compactions.open_last(exchange, earlier, request.items())
+        chat, beyond_chat = convert_to_chat(request, earlier, window)
         vars(request)["ignored_fields"] = (*request.ignored_fields, *unread_items(earlier))
+        items = conversation_items(request, earlier, window)
+        compaction = await self._plan_compaction(exchange, request, chat, items)
         keeps = stores or isinstance(exchange, ResponsesTurn)
-        fields = native_fields(request.sent, [*history, *request.written_items()], keeps_state=keeps)
+        written = written_items(item for _, item in items) if window else [*history, *request.written_items()]
+        fields = native_fields(request.sent, written, keeps_state=keeps)
         native = NativeRequest("responses", fields, beyond_chat=beyond_chat)
         formatter = ResponsesFormatter(
             _new_resource(request, exchange.id_for("resp").replace("-", "_"), stores=stores),
@@ -186,9 +222,11 @@ class ResponsesRoutes:
         )
         if request.background:
             response = BackgroundResponse(self._to_row(exchange, request, formatter), formatter)
-            generate = partial(self._generate, request, chat, native, formatter)
+            generate = partial(self._generate, request, chat, native, formatter, compaction=compaction)
             await self._background.answer(exchange, response, generate, streams=request.streams)
             return
+        if stores and request.streams and isinstance(exchange, RecordedExchange):
+            self._background.keep_events(exchange, formatter.resource.id)
         exchange.error_events = formatter.error_events
         keep = partial(self._keep, exchange, request, formatter, stored) if keeps else None
 
@@ -203,7 +241,7 @@ class ResponsesRoutes:
                 before_end=keep,
             )
 
-        await self._generate(request, chat, native, formatter, exchange=exchange, read=send)
+        await self._generate(request, chat, native, formatter, exchange=exchange, read=send, compaction=compaction)
 
     async def _generate(
         self,
@@ -213,14 +251,17 @@ class ResponsesRoutes:
         formatter: ResponsesFormatter,
         exchange: HttpExchange,
         read: Read,
+        *,
+        compaction: "_CompactionPlan | None",
     ) -> None:
         """Generates the answer to a request, and hands it to a reader."""
         while True:
             try:
                 with _own_params(native.beyond_chat):
-                    inference_request = apply_priority_headers(
-                        _to_inference_request(request, chat), exchange.header, retries=exchange.retries
-                    )
+                    if compaction is not None:
+                        await self._compact_and_answer(request, compaction, formatter, exchange, read)
+                        return
+                    inference_request = _with_headers(_to_inference_request(request, chat), exchange)
                     generates = not isinstance(exchange, ResponsesTurn) or exchange.event.generate
                     if not generates:
                         # One token is the least that a replica generates; then the prompt is in its prefix cache.
@@ -233,43 +274,143 @@ class ResponsesRoutes:
                         await read(answer if generates else _drop_text(answer))
                 return
             except ContextLengthExceeded as error:
-                may_drop = request.truncation == "auto" and not formatter.has_started
-                shorter = drop_oldest_turns(chat, _share_that_fits(error)) if may_drop else None
+                may_drop = request.truncation == "auto" and not (formatter.has_started or formatter.has_compaction)
+                read_first = chat if compaction is None else compaction.chat
+                shorter = drop_oldest_turns(read_first, _share_that_fits(error)) if may_drop else None
                 if shorter is None:
                     raise
-                chat = shorter
-                turns = sum(message.role == "user" for message in chat.messages)
-                items = keep_latest_turns(native.fields["input"], turns)
-                native = replace(native, fields={**native.fields, "input": items})
+                if compaction is None:
+                    chat = shorter
+                    turns = sum(message.role == "user" for message in chat.messages)
+                    items = keep_latest_turns(native.fields["input"], turns)
+                    native = replace(native, fields={**native.fields, "input": items})
+                else:
+                    compaction = replace(compaction, chat=shorter)
+
+    async def _plan_compaction(
+        self,
+        exchange: HttpExchange,
+        request: ResponsesRequest,
+        chat: ChatRequest,
+        items: Sequence[tuple[str, InputItem]],
+    ) -> "_CompactionPlan | None":
+        """Returns how the conversation is compacted before the answer; None: it is not.
+
+        Args:
+            exchange: The exchange of the request.
+            request: The request.
+            chat: The chat completion for all of the conversation.
+            items: Items of the conversation, with their places.
+        """
+        thresholds = [entry.compact_threshold for entry in request.context_management or () if entry.compact_threshold]
+        if not thresholds or (isinstance(exchange, ResponsesTurn) and not exchange.event.generate):
+            return None
+        parts = compact_earlier([item for _, item in items])
+        if parts is None:
+            return None
+        with _own_params():
+            counted = await self._service.count_tokens(exchange.principal, _to_inference_request(request, chat))
+        if counted.tokens <= min(thresholds):
+            return None
+        await self._compactions.prepare()
+        earlier, window = parts
+        return _CompactionPlan(summary_chat(to_chat(replace(request, input=earlier))), window)
+
+    async def _compact_and_answer(
+        self,
+        request: ResponsesRequest,
+        plan: "_CompactionPlan",
+        formatter: ResponsesFormatter,
+        exchange: HttpExchange,
+        read: Read,
+    ) -> None:
+        """Generates a summary and then the answer; for the reader both are one answer."""
+        inference_request = _with_headers(_to_inference_request(request, plan.chat), exchange)
+        async with AsyncExitStack() as stack:
+            answering = self._service.generate(with_half_the_cost(for_summary(inference_request)), exchange.context)
+            summary = await stack.enter_async_context(answering)
+
+            async def answer_after() -> AsyncGenerator[list[TextDelta]]:
+                context = exchange.context
+                window = replace(plan.window, summary=await read_summary(summary))
+                await stack.aclose()  # the answer may need what the summary has held
+                item = CompactionItem(encrypted_content=await self._compactions.seal(exchange, window))
+                context.compaction = Compaction(context.model, context.usage)
+                formatter.add_compaction(item.encrypted_content, context.usage)
+                context.reset_for_next_answer()
+                yield []  # so that a stream has what it paid for, whatever becomes of the answer
+                chat = to_chat(replace(request, input=[item]), window=window)
+                answer_request = with_half_the_cost(_with_headers(_to_inference_request(request, chat), exchange))
+                async with self._service.generate(answer_request, context) as answer:
+                    async for parts in answer:
+                        yield parts
+
+            async with aclosing(answer_after()) as answers:
+                await read(answers)
+
+    async def compact(self, exchange: HttpExchange) -> None:
+        """Compacts a conversation: messages of the user stay, and a summary stands for all other items."""
+        request = await exchange.decode(decode_compact, strict=self._strict)
+        request, stored = await self._resolve(exchange, request)
+        _, history = await self._read_history(exchange, stored)
+        window = await self._compactions.open_last(exchange, history, request.items())
+        items = conversation_items(request, history, window)
+        if not items:
+            raise InvalidRequest("input has no items to compact.", param="input")
+        chat = summary_chat(to_chat(request, history, window))
+        await self._compactions.prepare()
+        with _own_params():
+            inference_request = for_summary(_with_headers(_to_inference_request(request, chat), exchange))
+            async with self._service.generate(inference_request, exchange.context) as answer:
+                summary = await read_summary(answer)
+        response_id = exchange.id_for("resp").replace("-", "_")
+        kept = with_ids(
+            written_items(item for place, item in items if is_user_message(item) and place != SUMMARY_PLACE),
+            response_id.removeprefix("resp_") + "_",
+        )
+        compacted = replace(compact_all([item for _, item in items]), summary=summary)
+        item = OutputCompaction(
+            id=f"cmp_{response_id.removeprefix('resp_')}_{len(kept)}",
+            encrypted_content=await self._compactions.seal(exchange, compacted),
+        )
+        await exchange.respond(
+            encode(
+                CompactedResponse(
+                    id=response_id,
+                    created_at=int(time.time()),
+                    output=[*kept, to_builtins(item)],
+                    usage=ResponseUsage.of(exchange.context.usage),
+                )
+            )
+        )
 
     async def count(self, exchange: HttpExchange) -> None:
         """Counts the tokens of an input as the model would read them."""
         request = await exchange.decode(decode_input_tokens, strict=self._strict)
         request, stored = await self._resolve(exchange, request)
-        _, earlier = await self._read_history(exchange, stored)
-        chat = to_chat(request, earlier)
+        _, history = await self._read_history(exchange, stored)
+        chat = to_chat(request, history, await self._compactions.open_last(exchange, history, request.items()))
         exchange.context.ignored_fields = request.ignored_fields
-        if needs := [need for need in unsupported_by_engine(chat).refused if need not in TOOL_FIELDS]:
-            path = _own_path(needs[0])
-            raise InvalidRequest(f"Tokens are counted of text only here. Remove {path}.", param=path)
-        rules = to_tool_rules(with_functions_only(chat))
-        prompt = Conversation(
-            chat.conversation(),
-            tools=[] if rules is None else rules.declared,
-            template_arguments=chat.template_arguments(),
-        )
         with _own_params():
-            tokens = await self._service.tokenize(exchange.principal, chat.model, prompt, add_special_tokens=None)
-        await exchange.respond(encode(InputTokens(input_tokens=len(tokens))))
+            counted = await self._service.count_tokens(exchange.principal, _to_inference_request(request, chat))
+        await exchange.respond(encode(InputTokens(input_tokens=counted.tokens, estimated=counted.estimated or UNSET)))
 
     async def show(self, exchange: HttpExchange) -> None:
         """Returns a stored response."""
         stored = await self._find(exchange)
         streams, starting_after = _read_query(dict(exchange.query))
+        includes = read_includes(exchange.query)
         if streams:
+            # Its events are those that were sent, with what was asked for then.
+            exchange.context.ignored_fields = [f"include ({name})" for name in includes]
             await self._background.stream(exchange, stored, starting_after)
-        else:
-            await exchange.respond(self._background.resource_of(stored))
+            return
+        body = self._background.resource_of(stored)
+        if includes:
+            resource = decode_item(body)
+            exchange.context.ignored_fields = include_parts(resource, decode_items(stored.output), includes)
+            body = encode(resource)
+        await exchange.respond(body)
 
     async def delete(self, exchange: HttpExchange) -> None:
         """Deletes a stored response; one that runs in the background is cancelled."""
@@ -291,6 +432,7 @@ class ResponsesRoutes:
 
     async def list_input(self, exchange: HttpExchange) -> None:
         """Returns a page of the items of a response's own input."""
+        exchange.context.ignored_fields = ignored_includes(read_includes(exchange.query))
         items = decode_items((await self._find(exchange)).input)
         await exchange.respond(encode(page_of(items, dict(exchange.query))))
 
@@ -405,7 +547,8 @@ class ResponsesRoutes:
             last_event=None if formatter.last_event is None else formatter.last_event + 1,
         )
         if isinstance(exchange, ResponsesTurn):
-            exchange.recent.keep(exchange.event.stream_id, stored.id, (*before, stored.input, stored.output))
+            conversation = () if formatter.has_compaction else (*before, stored.input)
+            exchange.recent.keep(exchange.event.stream_id, stored.id, (*conversation, stored.output))
         if not formatter.resource.store:
             return
         try:
@@ -424,7 +567,8 @@ class ResponsesRoutes:
             id=resource.id,
             tenant=principal.tenants[0],
             organisation=principal.tenants[-1],
-            previous=request.previous_response_id,
+            # A compaction item stands for all before it, so the conversation begins here for who goes on with it.
+            previous=None if formatter.has_compaction else request.previous_response_id,
             conversation=request.conversation_id,
             created_s=created_s,
             expires_s=expires_s,
@@ -432,6 +576,15 @@ class ResponsesRoutes:
             output=b"[]",
             resource=formatter.written(),
         )
+
+
+class _CompactionPlan(msgspec.Struct, frozen=True):
+    """How a conversation is compacted before an answer."""
+
+    chat: ChatRequest
+    """The chat completion that summarises its earlier items."""
+    window: CompactedWindow
+    """What stands for it then, still without the summary."""
 
 
 async def _drop_text(answer: ResponseStream) -> AsyncIterator[list[TextDelta]]:
@@ -464,7 +617,7 @@ def _own_params(own_error: MaitredError | None = None) -> Iterator[None]:
         raise
 
 
-def _to_inference_request(request: ResponsesRequest, chat: ChatRequest) -> InferenceRequest:
+def _to_inference_request(request: InputTokensRequest, chat: ChatRequest) -> InferenceRequest:
     """Converts a request for a response, whose chat completion is known, into an inference request."""
     inference_request = to_inference_request(chat)
     if custom_tools(chat):
@@ -481,6 +634,10 @@ def _to_inference_request(request: ResponsesRequest, chat: ChatRequest) -> Infer
         hints=tuple(map(rename_param, inference_request.hints)),
         left_out=request.ignored_fields,
     )
+
+
+def _with_headers(inference_request: InferenceRequest, exchange: HttpExchange) -> InferenceRequest:
+    return apply_priority_headers(inference_request, exchange.header, retries=exchange.retries)
 
 
 def _own_path(path: str) -> str:

@@ -369,7 +369,7 @@ class EscalatingStream:
             larger = self._route_to_larger(self._request, self._principal, route_plan) if left else None
             if larger is None:
                 break
-            known = context.escalate()
+            known = context.reset_for_next_answer()
             try:
                 parts = await self._collect_answer(larger)
             except MaitredError:

@@ -88,6 +88,11 @@ class OutputProcessor:
             if request.include_stop_str_in_output
             else (*request.sampling.stop_token_ids, *(() if request.sampling.ignore_eos else eos_token_ids))
         )
+        self._named_stop_token_ids = frozenset(request.sampling.stop_token_ids).difference(
+            () if request.sampling.ignore_eos else eos_token_ids
+        )
+        self._stop_token: int | None = None
+        """The token of the request's own that ended the choice."""
         self._pending_text = [tokenizer.decode(prompt)] if request.echo else []
         self._text_length = sum(map(len, self._pending_text))
         """Length of the text so far; the `offset` of log-probabilities."""
@@ -99,8 +104,10 @@ class OutputProcessor:
         """Processes a delta; sets `finish` at the last delta or at a stop string."""
         tokens = delta.tokens
         visible_count = len(tokens)
-        if delta.finish is FinishReason.STOP and tokens and tokens[-1] in self._hidden_stop_token_ids:
-            visible_count -= 1
+        if delta.finish is FinishReason.STOP and tokens:
+            visible_count -= tokens[-1] in self._hidden_stop_token_ids
+            if tokens[-1] in self._named_stop_token_ids:
+                self._stop_token = tokens[-1]
         before = self.tokens
         if self.plain:
             self._pending_text.append(
@@ -136,7 +143,7 @@ class OutputProcessor:
             text = self._pending_text.pop() if len(self._pending_text) == 1 else self._take_text()
             if self.finish is None:
                 return [TextDelta(index, text)] if text else []
-            stop = None if self._stop_checker is None else self._stop_checker.stop
+            stop = self._stop_token if self._stop_checker is None else self._stop
             return [TextDelta(index, text, finish=self.finish, stop=stop)]
         segments = self._segments()
         scores, token_ids = self._pending_logprobs, self._pending_token_ids
@@ -146,10 +153,9 @@ class OutputProcessor:
             self._pending_logprobs = []
         if token_ids is not None:
             self._pending_token_ids = []
-        stop = None if self._stop_checker is None else self._stop_checker.stop
         deltas = [_part(index, passage) for passage in segments] or [TextDelta(index, "")]
         deltas[0] = replace(deltas[0], scores=scores, token_ids=token_ids)
-        deltas[-1] = replace(deltas[-1], finish=self._client_finish_reason, stop=stop)
+        deltas[-1] = replace(deltas[-1], finish=self._client_finish_reason, stop=self._stop)
         return deltas
 
     def _first_deltas(self, index: int, prompt: PromptScores) -> list[TextDelta]:
@@ -161,6 +167,13 @@ class OutputProcessor:
         else:
             self._unsent_prompt = prompt
         return deltas
+
+    @property
+    def _stop(self) -> str | int | None:
+        """Stop string or stop token of the request that ended the choice; None: neither did."""
+        if self._stop_checker is not None and self._stop_checker.stop is not None:
+            return self._stop_checker.stop
+        return self._stop_token
 
     @property
     def _client_finish_reason(self) -> FinishReason | None:

@@ -51,6 +51,7 @@ _COUNTERS: Mapping[str, tuple[str, Sequence[str]]] = {
         "Whole answers that failed a check, and whether a larger model's was given instead.",
         ("model", "reason", "result"),
     ),
+    "maitred_compactions": ("Conversations that were summarised before an answer.", ("model",)),
     "maitred_hedges": (
         "Requests that were sent to a second replica because the first was late, and who answered.",
         ("model", "answered"),
@@ -166,6 +167,9 @@ class RequestMetrics:
             )
             if rejected.replaced:
                 self._count_tokens(rejected.model, rejected.usage)
+        if (compaction := context.compaction) is not None:
+            self._count("maitred_compactions", compaction.model)
+            self._count_tokens(compaction.model, compaction.usage)
         if context.hedged:
             self._count("maitred_hedges", model, context.hedged)
         if context.recoveries:

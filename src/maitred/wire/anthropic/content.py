@@ -32,7 +32,7 @@ def members_of_call(call: Mapping[str, Any]) -> dict[str, Any]:
     return members
 
 
-def members_of(metadata: ChunkMetadata, others: Mapping[str, Any], stop_sequence: str | None) -> dict[str, Any]:
+def members_of(metadata: ChunkMetadata, others: Mapping[str, Any], stop_sequence: str | int | None) -> dict[str, Any]:
     """Returns the members of a message that the gateway does not decide.
 
     A chat server's `stop_reason` is what ended the answer: a stop string, or the number of a stop token. In a message

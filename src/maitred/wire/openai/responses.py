@@ -17,8 +17,9 @@ from maitred.core.inference import ChunkMetadata, PromptEntries, PromptScores, T
 from maitred.core.request import FinishReason, Usage
 
 Finish = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
-StopReason = Literal["deadline"]
-"""End reason of a choice that OpenAI's finish reason cannot express; vLLM's field name."""
+StopReason = str | int
+"""What ended a choice that OpenAI's finish reason cannot express: ``deadline``, a stop string or the id of a stop
+token; the name of the field is vLLM's."""
 Role = Literal["assistant"]
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 """Fields of a message for the model's reasoning.
@@ -43,9 +44,11 @@ def to_finish_reason(reason: FinishReason) -> Finish:
     return _FINISH_REASONS.get(reason, "length")
 
 
-def to_stop_reason(reason: FinishReason) -> StopReason | UnsetType:
-    """Returns the reason that OpenAI's finish reason does not express, if there is one."""
-    return "deadline" if reason is FinishReason.DEADLINE else UNSET
+def to_stop_reason(reason: FinishReason, stop: str | int | None) -> StopReason | UnsetType:
+    """Returns what ended a choice, where OpenAI's finish reason does not express it."""
+    if reason is FinishReason.DEADLINE:
+        return "deadline"
+    return UNSET if stop is None else stop
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True, gc=False):

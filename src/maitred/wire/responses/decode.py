@@ -4,7 +4,7 @@ This module checks only the rules that a chat completion does not have; the othe
 to a chat completion (`maitred.wire.responses.inbound`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,9 +14,17 @@ from maitred.wire.openai.decode import MAX_TOKEN_ID, FieldSchema, NumberRange, c
 from maitred.wire.openai.decode import body_schemas as openai_schemas
 from maitred.wire.openai.faults import DECODE_ERRORS, describe_body_fault, format_value
 from maitred.wire.openai.requests import ChatRequest
-from maitred.wire.responses.fields import RESPONSES_FIELDS, refuse_field, unsupported_fields
+from maitred.wire.responses.fields import (
+    INCLUDES,
+    RESPONSES_FIELDS,
+    check_includes,
+    refuse_field,
+    unsupported_fields,
+)
 from maitred.wire.responses.requests import (
     AddItems,
+    CompactRequest,
+    ContextManagement,
     CreateConversation,
     InputTokensRequest,
     ItemReference,
@@ -26,19 +34,14 @@ from maitred.wire.responses.requests import (
     tag_items,
 )
 
-R = TypeVar("R", ResponsesRequest, InputTokensRequest)
+R = TypeVar("R", ResponsesRequest, InputTokensRequest, CompactRequest)
 T = TypeVar("T")
 C = TypeVar("C", CreateConversation, UpdateConversation, AddItems)
 
-INCLUDES = (
-    *("reasoning.encrypted_content", "message.output_text.logprobs", "message.input_image.image_url"),
-    *("web_search_call.action.sources", "web_search_call.results", "file_search_call.results"),
-    *("code_interpreter_call.outputs", "computer_call_output.output.image_url"),
-)
-"""Additional parts of an answer; those of tools that run at a provider are never in an answer of this server."""
 _TRUNCATIONS = ("disabled", "auto")
 _MAX_OUTPUT_TOKENS = NumberRange(1, MAX_TOKEN_ID)
 _MAX_TOOL_CALLS = NumberRange(1, MAX_TOKEN_ID)
+_COMPACT_THRESHOLD = NumberRange(1, MAX_TOKEN_ID)
 _MAX_METADATA = 16
 _MAX_METADATA_KEY = 64
 _MAX_METADATA_VALUE = 512
@@ -76,6 +79,7 @@ def decode_responses(body: bytes, *, strict: bool) -> ResponsesRequest:
                 f"include[{position}] must be one of {', '.join(INCLUDES)}; got {format_value(name)}.",
                 param=f"include[{position}]",
             )
+    _check_context_management(request.context_management or ())
     return request
 
 
@@ -84,12 +88,19 @@ def decode_input_tokens(body: bytes, *, strict: bool) -> InputTokensRequest:
     return _decode(InputTokensRequest, body, strict)
 
 
+def decode_compact(body: bytes, *, strict: bool) -> CompactRequest:
+    """Decodes the body of a request to compact a conversation, as `decode_responses` does."""
+    return _decode(CompactRequest, body, strict)
+
+
 def decode_conversation(body: bytes, kind: type[C], *, strict: bool) -> C:
     """Decodes the body of a request about a conversation, as `decode_responses` does."""
     request, fields = _convert(kind, body or b"{}", "items")
     if strict:
         check_known(fields, kind)
-    if not isinstance(request, AddItems):
+    if isinstance(request, AddItems):
+        check_includes(request.include or ())
+    else:
         _check_metadata(request.metadata or {})
     if not isinstance(request, UpdateConversation):
         if len(request.items or ()) > _MAX_ITEMS:
@@ -120,7 +131,7 @@ def _decode(kind: type[R], body: bytes, strict: bool) -> R:
     if strict:
         check_known(fields, kind, also=RESPONSES_FIELDS)
     fields = {name: value for name, value in fields.items() if value is not None}
-    unsupported = unsupported_fields(fields)
+    unsupported = unsupported_fields(fields, kind)
     vars(request).update(sent=fields, ignored_fields=unsupported.ignored)
     if unsupported.refused:
         vars(request)["beyond_chat"] = refuse_field(unsupported.refused[0])
@@ -168,6 +179,21 @@ def _check_input(request: InputTokensRequest) -> None:
             )
 
 
+def _check_context_management(entries: Sequence[ContextManagement]) -> None:
+    for position, entry in enumerate(entries):
+        path = f"context_management[{position}]"
+        if entry.type != "compaction":
+            raise InvalidRequest(
+                f"{path}.type must be compaction; got {format_value(entry.type)}.", param=f"{path}.type"
+            )
+        if entry.compact_threshold is None:
+            raise InvalidRequest(
+                f"{path}.compact_threshold is required: no number of tokens fits all models.",
+                param=f"{path}.compact_threshold",
+            )
+        _COMPACT_THRESHOLD.check(f"{path}.compact_threshold", entry.compact_threshold)
+
+
 def _check_metadata(metadata: Mapping[str, str]) -> None:
     if len(metadata) > _MAX_METADATA:
         raise InvalidRequest(
@@ -197,8 +223,14 @@ def body_schemas() -> dict[type, dict[str, FieldSchema]]:
         "truncation": {"enum": [*_TRUNCATIONS]},
     }
     items: FieldSchema = {"maxItems": _MAX_ITEMS}
+    include: FieldSchema = {"items": {"enum": [*INCLUDES]}}
     return {
         InputTokensRequest: prompt,
+        CompactRequest: {
+            **{field: rules for field, rules in chat.items() if field in CompactRequest.__struct_fields__},
+            **prompt,
+        },
+        ContextManagement: {"type": {"enum": ["compaction"]}, "compact_threshold": _COMPACT_THRESHOLD.schema()},
         ResponsesRequest: {
             **{field: rules for field, rules in chat.items() if field in ResponsesRequest.__struct_fields__},
             **prompt,
@@ -206,10 +238,10 @@ def body_schemas() -> dict[type, dict[str, FieldSchema]]:
             "max_output_tokens": _MAX_OUTPUT_TOKENS.schema(),
             "max_tool_calls": _MAX_TOOL_CALLS.schema(),
             "metadata": metadata,
-            "include": {"items": {"enum": [*INCLUDES]}},
+            "include": include,
         },
         CreateConversation: {"items": items, "metadata": metadata},
         UpdateConversation: {"metadata": metadata},
-        AddItems: {"items": items},
+        AddItems: {"items": items, "include": include},
         MessageItem: {"role": {"enum": [*ROLES]}},
     }

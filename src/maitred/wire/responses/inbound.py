@@ -10,6 +10,7 @@ Responses                       chat completion
 ``function_call_output``, ...   a message of the role ``tool``
 ``reasoning``                   ``reasoning_content`` and ``reasoning`` of the assistant's message; blocks of thoughts
                                 that came as ``encrypted_content`` are ``thinking_blocks``
+``compaction``                  messages of its window, in place of the items before it
 ``tools``                       ``tools``; a tool that runs at a provider is left out and named
 ``tool_choice: allowed_tools``  only these tools
 ``text.format``                 ``response_format``
@@ -41,12 +42,21 @@ from maitred.wire.openai.requests import (
     Message,
     ToolCall,
 )
+from maitred.wire.responses.compaction import (
+    SUMMARY_REQUEST,
+    CompactedWindow,
+    is_instruction,
+    is_user_message,
+    summary_message,
+)
 from maitred.wire.responses.decode import ROLES
 from maitred.wire.responses.requests import (
     ITEM_TYPES,
     SERVER_CALLS,
     AssistantRefusal,
     AssistantText,
+    CompactionItem,
+    CompactRequest,
     CustomCallItem,
     CustomResultItem,
     FunctionCallItem,
@@ -79,6 +89,8 @@ _PARAMS: Mapping[str, str] = {
 """Field of a chat completion -> field of a request for a response."""
 _STORED = "conversation"
 """Place of all items of a stored conversation."""
+SUMMARY_PLACE = "summary"
+"""Place of the message with a summary, which stands nowhere in the request."""
 _CUSTOM_PARAMETERS: Mapping[str, Any] = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
@@ -96,30 +108,34 @@ def rename_param(field: str) -> str:
     return field
 
 
-def to_chat(request: InputTokensRequest, earlier: Sequence[InputItem] = ()) -> ChatRequest:
+def to_chat(
+    request: InputTokensRequest, earlier: Sequence[InputItem] = (), window: CompactedWindow | None = None
+) -> ChatRequest:
     """Converts a request for a response to a chat completion.
 
     Args:
         request: A decoded request; if it asks for an answer, the result does too.
         earlier: Items of the conversation before the request's own.
+        window: What the last compaction item of the conversation stands for; None: there is none.
 
     Raises:
         InvalidRequest: The request asks for an unsupported feature; `param` says where.
     """
-    chat, beyond_chat = convert_to_chat(request, earlier)
+    chat, beyond_chat = convert_to_chat(request, earlier, window)
     if beyond_chat is not None:
         raise beyond_chat
     return chat
 
 
 def convert_to_chat(
-    request: InputTokensRequest, earlier: Sequence[InputItem] = ()
+    request: InputTokensRequest, earlier: Sequence[InputItem] = (), window: CompactedWindow | None = None
 ) -> tuple[ChatRequest, Unsupported | None]:
     """Converts as much of a request for a response to a chat completion as one can say.
 
     Args:
         request: A decoded request; if it asks for an answer, the result does too.
         earlier: Items of the conversation before the request's own.
+        window: What the last compaction item of the conversation stands for; None: there is none.
 
     Returns:
         The chat completion, and the error for the first thing that it does not say; None: it says all.
@@ -131,7 +147,7 @@ def convert_to_chat(
     tools, tool_choice = _tools(request, beyond)
     chat = ChatRequest(
         model=request.model,
-        messages=_messages(request, earlier, beyond),
+        messages=_messages(request, earlier, window, beyond),
         tools=tools or None,
         tool_choice=tool_choice,
         parallel_tool_calls=request.parallel_tool_calls,
@@ -148,6 +164,9 @@ def convert_to_chat(
             response_format=_response_format(request),
             verbosity=None if request.text is None else request.text.verbosity,
         )
+    elif isinstance(request, CompactRequest):
+        same = [name for name in _SAME_FIELDS if name in CompactRequest.__struct_fields__]
+        chat = msgspec.structs.replace(chat, **{name: getattr(request, name) for name in same})
     try:
         check_chat(chat)
     except InvalidRequest as error:
@@ -163,6 +182,13 @@ _SAME_FIELDS = (
     "chat_template_kwargs",
 )
 """Fields that have the same name and meaning in both."""
+
+
+_OF_THE_ANSWER = (
+    *("max_completion_tokens", "stop", "stream", "logprobs", "top_logprobs", "response_format", "verbosity"),
+    "parallel_tool_calls",
+)
+"""Fields that a summary before the answer does not share with it."""
 
 
 def custom_tools(chat: ChatRequest) -> frozenset[str]:
@@ -222,13 +248,77 @@ def _response_format(request: ResponsesRequest) -> Any:  # noqa: ANN401 - JSON
     return None
 
 
-def _messages(request: InputTokensRequest, earlier: Sequence[InputItem], beyond: list[Unsupported]) -> list[Message]:
-    messages = [] if not request.instructions else [Message(role="system", content=request.instructions)]
+def conversation_items(
+    request: InputTokensRequest, earlier: Sequence[InputItem], window: CompactedWindow | None
+) -> list[tuple[str, InputItem]]:
+    """Returns the items that the model reads, each with its place for messages about it; see `to_chat`."""
     own = [(f"input[{position}]", item) for position, item in enumerate(request.items())]
-    messages += _convert_items([*((_STORED, item) for item in earlier), *own], beyond)
+    items = [*((_STORED, item) for item in earlier), *own]
+    if window is None:
+        return items
+    at = max(position for position, (_, item) in enumerate(items) if isinstance(item, CompactionItem))
+    kept = [
+        (path, item)
+        for path, item in items[:at]
+        if is_instruction(item) or (is_user_message(item) and not window.replaces_user_messages)
+    ]
+    known = [_role_and_text(item) for _, item in kept]
+    instructions = [item for item in window.instructions if _role_and_text(item) not in known]
+    place = items[at][0]
+    return [
+        *((place, item) for item in instructions),
+        *kept,
+        *((place, item) for item in window.before),
+        (SUMMARY_PLACE, summary_message(window.summary)),
+        *((place, item) for item in window.after),
+        *items[at + 1 :],
+    ]
+
+
+def _role_and_text(item: InputItem) -> tuple[str, object] | None:
+    """Returns what a message says, however its content is written; None for another item."""
+    return (item.role, _content(item.content, "content", [])) if isinstance(item, MessageItem) else None
+
+
+def _messages(
+    request: InputTokensRequest, earlier: Sequence[InputItem], window: CompactedWindow | None, beyond: list[Unsupported]
+) -> list[Message]:
+    messages = [] if not request.instructions else [Message(role="system", content=request.instructions)]
+    converted = _convert_items(conversation_items(request, earlier, window), beyond)
+    # Templates of some models refuse two messages of the user in a row, which a window has.
+    messages += converted if window is None else _merge_user_messages(converted)
     if all(message.role in ("system", "developer") for message in messages):
         messages.append(Message(role="user", content=""))  # a client that only tries the connection sends no items
     return messages
+
+
+def _merge_user_messages(messages: Iterable[Message]) -> list[Message]:
+    merged: list[Message] = []
+    for message in messages:
+        if merged and message.role == merged[-1].role == "user":
+            merged[-1] = msgspec.structs.replace(message, content=_join(merged[-1].content, message.content))
+        else:
+            merged.append(message)
+    return merged
+
+
+def _join(*contents: str | list[ContentPart] | None) -> str | list[ContentPart]:
+    if all(isinstance(content, str) for content in contents):
+        return "\n\n".join(map(str, contents))
+    parts: list[ContentPart] = []
+    for content in contents:
+        parts += [ContentPart(type="text", text=content)] if isinstance(content, str) else content or []
+    return parts
+
+
+def summary_chat(chat: ChatRequest) -> ChatRequest:
+    """Returns the chat completion that summarises the conversation of another one, as text and without calls."""
+    return msgspec.structs.replace(
+        chat,
+        messages=_merge_user_messages([*chat.messages, Message(role="user", content=SUMMARY_REQUEST)]),
+        tool_choice="none" if chat.tools else None,
+        **dict.fromkeys(_OF_THE_ANSWER),
+    )
 
 
 def check_items(items: Sequence[InputItem]) -> None:
@@ -329,6 +419,12 @@ def _message(item: InputItem, path: str, beyond: list[Unsupported]) -> Iterable[
         case FunctionResultItem() | CustomResultItem():
             output = _content(item.output, f"{path}.output", beyond)
             yield Message(role="tool", tool_call_id=item.call_id, content=output)
+        case CompactionItem():
+            raise InvalidRequest(
+                f"{path}.encrypted_content was not made by this server, which cannot read it. Send the items that it "
+                "stands for.",
+                param=f"{path}.encrypted_content",
+            )
         case ItemReference():
             raise InvalidRequest(
                 f"{path} refers to {format_value(item.id)}, which is no item of previous_response_id. Send the item "

@@ -178,6 +178,13 @@ class ItemReference(
     id: str
 
 
+class CompactionItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="compaction"):
+    """Item that stands for the conversation before it; see `maitred.wire.responses.compaction`."""
+
+    encrypted_content: str
+    id: str | None = None
+
+
 class ServerItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="server_item"):
     """Record of a tool that ran at a provider; `tag_items` makes it of an item, or of parts, of any other type."""
 
@@ -192,11 +199,12 @@ InputItem = (
     | CustomResultItem
     | ReasoningInput
     | ItemReference
+    | CompactionItem
     | ServerItem
 )
 ITEM_TYPES = (
     *("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"),
-    *("reasoning", "item_reference"),
+    *("reasoning", "item_reference", "compaction"),
 )
 """Types of the other items."""
 SERVER_CALLS = (
@@ -263,6 +271,14 @@ class ReasoningOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     effort: str | None = None
     summary: str | None = None
     generate_summary: str | None = None
+
+
+class ContextManagement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Entry that says when the conversation is compacted before the answer."""
+
+    type: str
+    compact_threshold: int | None = None
+    """Number of tokens beyond which it is."""
 
 
 class ConversationReference(msgspec.Struct, frozen=True, kw_only=True):
@@ -358,6 +374,7 @@ class ResponsesRequest(InputTokensRequest, frozen=True, kw_only=True, omit_defau
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    context_management: list[ContextManagement] | None = None
 
     @property
     def streams(self) -> bool:
@@ -368,6 +385,17 @@ class ResponsesRequest(InputTokensRequest, frozen=True, kw_only=True, omit_defau
     def includes(self) -> frozenset[str]:
         """Additional parts of the answer that the client asks for."""
         return frozenset(self.include or ())
+
+
+class CompactRequest(InputTokensRequest, frozen=True, kw_only=True, omit_defaults=True):
+    """Body of `POST /v1/responses/compact`: the conversation, and who asks."""
+
+    service_tier: str | None = None
+    priority: int | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class CreateConversation(RequestBody, frozen=True, kw_only=True, omit_defaults=True):
@@ -396,6 +424,7 @@ class ItemsQuery(msgspec.Struct, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=100, description="Most items of the page.")] = 20
     order: Annotated[str, Meta(description="`asc`, or `desc` for the newest first.")] = "desc"
     after: Annotated[str | None, Meta(description="Id of the last item of the page before.")] = None
+    include: Annotated[list[str], Meta(description="Additional parts; an item has all that it was made with.")] = []
 
 
 class RetrieveQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -406,3 +435,4 @@ class RetrieveQuery(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=0)] | None,
         Meta(description="Number of the event after which the stream begins; with `stream` only."),
     ] = None
+    include: Annotated[list[str], Meta(description="Additional parts of its items.")] = []

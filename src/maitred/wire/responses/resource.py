@@ -83,7 +83,14 @@ class OutputReasoning(msgspec.Struct, frozen=True, kw_only=True, tag_field="type
     """The reasoning for the next request of a client that keeps the conversation itself, if it asked for it."""
 
 
-OutputItem = OutputMessage | OutputFunctionCall | OutputCustomCall | OutputReasoning
+class OutputCompaction(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="compaction"):
+    """Item that stands for the conversation before it; see `maitred.wire.responses.compaction`."""
+
+    id: str
+    encrypted_content: str
+
+
+OutputItem = OutputMessage | OutputFunctionCall | OutputCustomCall | OutputReasoning | OutputCompaction
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,6 +192,17 @@ class ResponseResource(msgspec.Struct, frozen=True, kw_only=True):
     prompt_cache_key: str | None = None
 
 
+class CompactedResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of `POST /v1/responses/compact`."""
+
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int
+    output: list[dict[str, Any]]
+    """Messages of the user, then a compaction item that stands for all other items."""
+    usage: ResponseUsage
+
+
 class ResponseDeleted(msgspec.Struct, frozen=True, kw_only=True):
     """Answer of `DELETE /v1/responses/{id}`."""
 
@@ -225,6 +243,8 @@ class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
 
     object: Literal["response.input_tokens"] = "response.input_tokens"
     input_tokens: int
+    estimated: bool | UnsetType = UNSET
+    """Whether the number is an estimate. The field is not OpenAI's; omitted if the tokens were counted."""
 
 
 class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

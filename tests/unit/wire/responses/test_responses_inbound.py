@@ -127,7 +127,7 @@ def test_records_of_a_providers_tools_are_skipped_and_results_for_them_refused()
         {"role": "user", "content": "a"},
         {"role": "user", "content": "b"},
     ]
-    for kind in ("computer_call_output", "compaction", "text", "no_such_type"):
+    for kind in ("computer_call_output", "text", "no_such_type"):
         error = fault(input=[{"type": kind, "call_id": "c", "output": {}}])
         assert (error.param, kind in error.message) == ("input[0]", True)
 
