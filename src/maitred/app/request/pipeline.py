@@ -282,12 +282,15 @@ class Pipeline:
         )
         with_logprobs = inference_request.scored and self._router.supports_logprobs(target)
         request = _text_request(upstream_request, target, grant, scored=with_logprobs)
+        read_fields, native = upstream_request.fields, inference_request.native
+        if native is not None and native.api == "responses":
+            read_fields = {**read_fields, **native.fields}  # chat completions have no words for all of them
         usage_counter = UpstreamUsageCounter(
             upstream_request.model,
             context,
             upstream_request.estimated,
             _output_grant(upstream_request, grant, is_sent=request.max_tokens is not None),
-            fields=_read_fields(upstream_request),
+            fields=read_fields,
         )
         model, prefix, continuation = upstream_request.model, inference_request.prefix, None
         if prefix is not None or model.reprompts or model.continues_at_fallback:
@@ -444,12 +447,6 @@ def _plan_attributes(plan: RequestPlan, context: RequestContext) -> dict[str, An
         facts["predicted_ttft_s"] = round(plan.position.ttft_s, 6)
     facts["degraded"] = [*context.degraded]
     return facts
-
-
-def _read_fields(upstream_request: UpstreamRequest) -> Mapping[str, Any]:
-    """Returns the fields of a request that its servers may read: also what chat completions have no words for."""
-    fields, native = upstream_request.fields, upstream_request.request.native
-    return {**fields, **native.fields} if native is not None and native.api == "responses" else fields
 
 
 def _output_grant(upstream_request: UpstreamRequest, grant: GrantHandle, *, is_sent: bool) -> OutputGrant:
