@@ -4,13 +4,13 @@ import asyncio
 
 import openai
 import pytest
-from msgspec.structs import replace
 
+from maitred.admission.config import AdmissionConfig, PriceConfig
 from maitred.core.context import Outcome
 from maitred.core.limits import Limit, LimitKind
 from maitred.testing.script import ScriptedAnswer
 from tests.conformance.test_responses import END, LOOK, TEXT, serving
-from tests.support.gateway import CARD, MODEL
+from tests.support.gateway import MODEL
 from tests.support.tool_models import save_tool_tokenizer
 
 SUMMARY = "They greeted. A fox was seen."
@@ -218,16 +218,34 @@ async def test_a_model_at_work_goes_on_with_its_question(tmp_path, tokenizer):
 
 
 async def test_a_summary_that_is_cut_or_empty_is_no_compaction(tmp_path, tokenizer):
-    cut, empty = ScriptedAnswer(tokens=None), ScriptedAnswer(tokens=[END])
-    card = replace(CARD, vocab_size=tokenizer.vocab_size, eos_token_ids=(END,), context_tokens=700)
-    async with compacting(tmp_path, tokenizer, [cut, cut, empty, empty], card=card) as (system, client):
-        for raised, message in ((openai.BadRequestError, "Compact it earlier"), (openai.APIStatusError, "no summary")):
-            with pytest.raises(raised, match=message):
-                await client.responses.compact(model=MODEL, input=HISTORY)
-            with pytest.raises(raised, match=message):
-                await client.responses.create(model=MODEL, input=[*HISTORY, QUESTION], context_management=COMPACTING)
-        assert len(system.ledger.events) == 4, "what was generated is billed, and nothing else"
+    asked = {"model": MODEL, "input": HISTORY}
+    compacting_first = {**asked, "input": [*HISTORY, QUESTION], "context_management": COMPACTING}
+    prices = AdmissionConfig(prices={MODEL: PriceConfig(output=1_000_000.0)})
+    budget = Limit(id="day", subject="*", kind=LimitKind.USD_PER_DAY, value=30 * 10**9)
+    options = {"admitting": prices, "limited": [budget]}
+    async with compacting(tmp_path, tokenizer, [ScriptedAnswer(tokens=None)], **options) as (system, client):
+        with pytest.raises(openai.BadRequestError, match="limits of this key"):
+            await client.responses.create(**compacting_first)
+        assert [event.output_tokens for event in system.ledger.events] == [30], "what was generated is billed"
+    async with compacting(tmp_path, tokenizer, [ScriptedAnswer(tokens=[END])]) as (system, client):
+        for calls in (client.responses.compact(**asked), client.responses.create(**compacting_first)):
+            with pytest.raises(openai.APIStatusError, match="no summary"):
+                await calls
+        assert len(system.ledger.events) == 2, "and nothing else"
         await system.wait_until(lambda: system.gate.count == 0)
+
+
+async def test_a_summary_of_a_model_that_finds_no_end_is_marked(tmp_path, tokenizer):
+    async with (
+        compacting(tmp_path, tokenizer, [ScriptedAnswer(tokens=None)]) as (system, client),
+        lenient(client) as plain,
+    ):
+        compacted = await plain.responses.compact(model=MODEL, input=HISTORY)
+        assert (compacted.output[-1].status, compacted.usage.output_tokens) == ("incomplete", 2048)
+        asked = {"model": MODEL, "input": [*HISTORY, QUESTION], "context_management": COMPACTING}
+        response = await client.responses.create(**asked, max_output_tokens=5)
+        assert response.output[0].status == "incomplete"
+        assert "The summary was cut here" in texts_of(system, tokenizer)[-1]
 
 
 async def test_a_stream_has_the_compaction_whatever_becomes_of_the_answer(tmp_path, tokenizer):

@@ -6,10 +6,10 @@ The cases about WebSockets are in `test_responses_websocket`.
 import pytest
 
 from maitred.testing.script import ScriptedAnswer
+from tests.conformance.open_responses import COMPACTED, RESPONSE, read_stream, validate
 from tests.conformance.test_responses import END, serving
 from tests.integration.upstream.test_upstream_passing import Server, chunk, running
 from tests.support.gateway import MODEL
-from tests.support.open_responses import COMPACTED, RESPONSE, read_stream, validate
 from tests.support.stores import response_routes
 from tests.support.tool_models import save_tool_tokenizer
 from tests.support.upstream_gateway import upstream_gateway

@@ -63,6 +63,7 @@ ITEM = st.one_of(
         type=st.just("reasoning"), summary=mostly(st.just([])), content=ANY, encrypted_content=mostly("maitred1.W10=")
     ),
     objects(type=mostly("web_search_call", "mcp_call"), id=mostly("msg_1_0")),
+    objects(type=st.just("compaction"), encrypted_content=mostly("a", "maitred-c1.", "maitred-c1.YWJj")),
 )
 TOOL = st.fixed_dictionaries(
     {"type": mostly("function", "custom", "web_search"), "name": mostly("f", "g")},
@@ -105,6 +106,7 @@ BODY = objects(
     stop=mostly("x", ["x"]),
     seed=mostly(3),
     max_tool_calls=mostly(2),
+    context_management=mostly([], [{"type": "compaction", "compact_threshold": 1}]),
     user=mostly("u"),
     background=mostly(True, False),
     extra=ANY,

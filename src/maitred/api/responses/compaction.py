@@ -4,18 +4,20 @@ The summary is an answer like any other: it is admitted, queued, generated, sett
 """
 
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
 from msgspec.structs import replace
 
 from maitred.api.exchange import HttpExchange
 from maitred.api.fair_thread_pool import FairThreadPool
 from maitred.api.large_body import LARGE_BODY_BYTES
-from maitred.core.errors import InvalidRequest, ReplicaLost
+from maitred.core.context import RequestContext
+from maitred.core.errors import ContextLengthExceeded, InvalidRequest, ReplicaLost
 from maitred.core.inference import InferenceRequest
 from maitred.core.request import FinishReason
-from maitred.core.service import ResponseStream
+from maitred.core.service import InferenceService, ResponseStream
 from maitred.store.responses import ResponseStore
-from maitred.wire.responses.compaction import CompactedWindow, is_sealed_here, seal, unseal
+from maitred.wire.responses.compaction import MAX_SUMMARY_TOKENS, CompactedWindow, is_sealed_here, seal, unseal
 from maitred.wire.responses.requests import CompactionItem, InputItem
 
 
@@ -80,11 +82,33 @@ def with_half_the_cost(request: InferenceRequest) -> InferenceRequest:
     return request if request.max_usd is None else replace(request, max_usd=request.max_usd / 2)
 
 
-async def read_summary(answer: ResponseStream) -> str:
-    """Reads an answer to its end; returns its text.
+async def open_summary(
+    service: InferenceService, request: InferenceRequest, context: RequestContext, stack: AsyncExitStack
+) -> ResponseStream:
+    """Begins a summary of at most `MAX_SUMMARY_TOKENS`, or of an eighth of a window that has no room for so many.
+
+    Args:
+        service: The inference service.
+        request: The request for the summary.
+        context: The request context.
+        stack: Owns what the summary holds.
+    """
+    try:
+        return await stack.enter_async_context(
+            service.generate(replace(request, max_tokens=MAX_SUMMARY_TOKENS), context)
+        )
+    except ContextLengthExceeded as error:
+        shorter = error.window // 8
+        if not 0 < shorter < MAX_SUMMARY_TOKENS:
+            raise
+        return await stack.enter_async_context(service.generate(replace(request, max_tokens=shorter), context))
+
+
+async def read_summary(answer: ResponseStream, context: RequestContext, window: CompactedWindow) -> CompactedWindow:
+    """Reads an answer to its end; returns the window with its text as the summary.
 
     Raises:
-        InvalidRequest: It was cut.
+        InvalidRequest: It was cut, because there was no room for a longer one.
         ReplicaLost: It has no text.
     """
     text, finish = "", None
@@ -92,12 +116,12 @@ async def read_summary(answer: ResponseStream) -> str:
         for part in parts:
             text += part.text
             finish = part.finish or finish
-    if finish is FinishReason.LENGTH:
+    if finish is FinishReason.LENGTH and (context.clamped_max_tokens is not None or context.degraded):
         raise InvalidRequest(
-            "The conversation is not compacted: a summary of it needs more tokens than the model's window and the "
-            "limits of this key leave. Compact it earlier, or send fewer items in input.",
+            "The conversation is not compacted: a summary of it needs more tokens than the limits of this key, or the "
+            "load of the server, leave. Compact it later, or send fewer items in input.",
             param="input",
         )
     if not text.strip():
         raise ReplicaLost("The model gave no summary of the conversation. Send the request again.")
-    return text
+    return replace(window, summary=text, is_cut=finish is FinishReason.LENGTH)

@@ -27,6 +27,7 @@ from maitred.core.service import ResponseStream
 from maitred.wire.openai.responses import REASONING_FIELDS, THOUGHT_FIELDS, score_entries
 from maitred.wire.openai.tool_calls import is_json_object
 from maitred.wire.openai.written import merge_deltas, merge_metadata, thinking_blocks, whole_thinking_blocks
+from maitred.wire.responses.compaction import CompactedWindow
 from maitred.wire.responses.requests import encode_thoughts
 from maitred.wire.responses.resource import (
     IncompleteDetails,
@@ -134,10 +135,10 @@ class ResponsesFormatter:
         """Whether the output begins with a compaction item."""
         return self._compacted is not None
 
-    def add_compaction(self, encrypted_content: str, usage: Usage) -> None:
-        """Begins the output with a compaction item; call it before the answer begins."""
+    def add_compaction(self, window: CompactedWindow, encrypted_content: str, usage: Usage) -> None:
+        """Begins the output with the item of a window; call it before the answer begins."""
         self._compacted = usage
-        self._output.append(to_builtins(OutputCompaction(id=self._new_id("cmp"), encrypted_content=encrypted_content)))
+        self._output.append(to_builtins(OutputCompaction.of(self._new_id("cmp"), window, encrypted_content)))
 
     @property
     def has_ended(self) -> bool:

@@ -23,7 +23,13 @@ from maitred.api.headers import apply_priority_headers
 from maitred.api.large_body import LARGE_BODY_BYTES
 from maitred.api.recorded_exchange import RecordedExchange
 from maitred.api.responses.background import BackgroundResponse, BackgroundResponses, Read
-from maitred.api.responses.compaction import CompactionCodec, for_summary, read_summary, with_half_the_cost
+from maitred.api.responses.compaction import (
+    CompactionCodec,
+    for_summary,
+    open_summary,
+    read_summary,
+    with_half_the_cost,
+)
 from maitred.api.responses.conversations import ConversationRoutes
 from maitred.api.responses.formatter import ResponsesFormatter
 from maitred.api.responses.items import (
@@ -327,16 +333,16 @@ class ResponsesRoutes:
         """Generates a summary and then the answer; for the reader both are one answer."""
         inference_request = _with_headers(_to_inference_request(request, plan.chat), exchange)
         async with AsyncExitStack() as stack:
-            answering = self._service.generate(with_half_the_cost(for_summary(inference_request)), exchange.context)
-            summary = await stack.enter_async_context(answering)
+            summary_request = with_half_the_cost(for_summary(inference_request))
+            summary = await open_summary(self._service, summary_request, exchange.context, stack)
 
             async def answer_after() -> AsyncGenerator[list[TextDelta]]:
                 context = exchange.context
-                window = replace(plan.window, summary=await read_summary(summary))
+                window = await read_summary(summary, context, plan.window)
                 await stack.aclose()  # the answer may need what the summary has held
                 item = CompactionItem(encrypted_content=await self._compactions.seal(exchange, window))
                 context.compaction = Compaction(context.model, context.usage)
-                formatter.add_compaction(item.encrypted_content, context.usage)
+                formatter.add_compaction(window, item.encrypted_content, context.usage)
                 context.reset_for_next_answer()
                 yield []  # so that a stream has what it paid for, whatever becomes of the answer
                 chat = to_chat(replace(request, input=[item]), window=window)
@@ -361,18 +367,16 @@ class ResponsesRoutes:
         await self._compactions.prepare()
         with _own_params():
             inference_request = for_summary(_with_headers(_to_inference_request(request, chat), exchange))
-            async with self._service.generate(inference_request, exchange.context) as answer:
-                summary = await read_summary(answer)
+            async with AsyncExitStack() as stack:
+                answer = await open_summary(self._service, inference_request, exchange.context, stack)
+                window = await read_summary(answer, exchange.context, compact_all([item for _, item in items]))
         response_id = exchange.id_for("resp").replace("-", "_")
         kept = with_ids(
             written_items(item for place, item in items if is_user_message(item) and place != SUMMARY_PLACE),
             response_id.removeprefix("resp_") + "_",
         )
-        compacted = replace(compact_all([item for _, item in items]), summary=summary)
-        item = OutputCompaction(
-            id=f"cmp_{response_id.removeprefix('resp_')}_{len(kept)}",
-            encrypted_content=await self._compactions.seal(exchange, compacted),
-        )
+        item_id = f"cmp_{response_id.removeprefix('resp_')}_{len(kept)}"
+        item = OutputCompaction.of(item_id, window, await self._compactions.seal(exchange, window))
         await exchange.respond(
             encode(
                 CompactedResponse(

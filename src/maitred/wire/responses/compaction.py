@@ -24,19 +24,22 @@ from maitred.core.errors import InvalidRequest
 from maitred.core.tenancy import Principal
 from maitred.wire.responses.requests import CompactionItem, InputItem, MessageItem
 
+MAX_SUMMARY_TOKENS = 2048
+"""Most tokens of a summary, with the reasoning before it."""
 MAX_SEALED_BYTES = 20 * 1024 * 1024
 """Largest size of ``encrypted_content``, as OpenAI has it."""
 SUMMARY_REQUEST = (
     "Summarise the conversation above, so that you can go on with it without reading it again. Say what the user "
     "wants, with every wish and constraint that still holds; what was done and decided, and why; and what is left to "
     "do, with the next step. Keep names, numbers, paths and results that are still needed exactly as they are. Write "
-    "the summary alone. Do not answer the user now, and call no tools."
+    "the summary alone, in at most 1,000 words. Do not answer the user now, and call no tools."
 )
 """Message with which the model is asked for a summary."""
 _SUMMARY_HEAD = (
     "The conversation up to here was replaced by the following summary of it. Go on from there, and do not speak of "
     "the summary.\n\n"
 )
+_SUMMARY_CUT = "\n\n(The summary was cut here.)"
 _PREFIX = "maitred-c1."
 _ROLES_OF_INSTRUCTIONS = ("system", "developer")
 _ALTERED = (
@@ -49,6 +52,8 @@ class CompactedWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Messages that stand for a conversation up to a compaction item."""
 
     summary: str
+    is_cut: bool = False
+    """Whether the summary has reached the bound of summaries."""
     instructions: list[MessageItem] = []
     """System and developer messages of the conversation."""
     before: list[MessageItem] = []
@@ -73,9 +78,9 @@ def is_user_message(item: InputItem) -> bool:
     return isinstance(item, MessageItem) and item.role == "user"
 
 
-def summary_message(summary: str) -> MessageItem:
-    """Returns the message in which the model reads a summary."""
-    return MessageItem(role="user", content=_SUMMARY_HEAD + summary)
+def summary_message(window: CompactedWindow) -> MessageItem:
+    """Returns the message in which the model reads the summary of a window."""
+    return MessageItem(role="user", content=_SUMMARY_HEAD + window.summary + _SUMMARY_CUT * window.is_cut)
 
 
 def seal(window: CompactedWindow, principal: Principal, key: bytes) -> str:

@@ -269,7 +269,7 @@ def conversation_items(
         *((place, item) for item in instructions),
         *kept,
         *((place, item) for item in window.before),
-        (SUMMARY_PLACE, summary_message(window.summary)),
+        (SUMMARY_PLACE, summary_message(window)),
         *((place, item) for item in window.after),
         *items[at + 1 :],
     ]

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from maitred.core.request import Usage
+from maitred.wire.responses.compaction import CompactedWindow
 from maitred.wire.sse import encode_event
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -88,6 +89,13 @@ class OutputCompaction(msgspec.Struct, frozen=True, kw_only=True, tag_field="typ
 
     id: str
     encrypted_content: str
+    status: Literal["incomplete"] | UnsetType = UNSET
+    """Whether its summary was cut; not OpenAI's field."""
+
+    @classmethod
+    def of(cls, item_id: str, window: CompactedWindow, encrypted_content: str) -> "OutputCompaction":
+        """Builds the item of a sealed window."""
+        return cls(id=item_id, encrypted_content=encrypted_content, status="incomplete" if window.is_cut else UNSET)
 
 
 OutputItem = OutputMessage | OutputFunctionCall | OutputCustomCall | OutputReasoning | OutputCompaction
