@@ -1,7 +1,7 @@
 """No turn of a stored conversation lacks its context and none is billed twice, whenever a gateway is killed.
 
-1,000 conversations of 20 turns, over two gateways on one PostgreSQL and one Redis: each turn at another gateway than the
-one before, without a pause, three of four by `previous_response_id` and the others by `conversation`. Meanwhile
+1,000 conversations of 20 turns, over two gateways on one PostgreSQL and one Redis: each turn at another gateway than
+the one before, without a pause, three of four by `previous_response_id` and the others by `conversation`. Meanwhile
 gateways are killed (``kill -9``) 20 times and started again. A client whose connection broke looks at what is stored,
 and asks again if its answer is not there (`benchmarks.support.careful_client`).
 
@@ -179,7 +179,7 @@ class Conversations:
     async def _begin(self, number: int) -> str:
         while True:
             try:
-                status, body = await self.tenants.client.post(number, "/v1/conversations", {})
+                status, body = await self.tenants.client.send(number, "/v1/conversations", {})
             except aiohttp.ClientConnectionError:
                 number += 1
                 continue
@@ -200,7 +200,7 @@ class Conversations:
         link = {"previous_response_id": response} if name is None else {"conversation": name}
         while True:
             try:
-                status, _ = await stranger.post(number, "/v1/responses", {"model": MODEL, "input": "Hi", **link})
+                status, _ = await stranger.send(number, "/v1/responses", {"model": MODEL, "input": "Hi", **link})
             except aiohttp.ClientConnectionError:
                 number += 1
                 continue
@@ -257,7 +257,7 @@ async def _kill(
     """Kills gateways in turns, spread over the run, and starts them again; returns how many."""
     turns, rng = conversations.count * conversations.turns, random.Random(SEED)
     for kill in range(kills):
-        while conversations.taken < (kill + 0.5) * turns / kills:  # noqa: ASYNC110 - turns of many tasks
+        while conversations.taken < (kill + 0.5) * turns / kills:
             if holding.done():
                 return kill
             await asyncio.sleep(0.01)

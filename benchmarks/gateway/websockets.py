@@ -53,9 +53,8 @@ SETTLED_WITHIN_S = LEASE_S + 10.0
 LEAST_USED = 0.95
 SPENT, LATER = "insufficient_quota", "rate_limit_exceeded"
 """Codes of a budget that is used up, and of one whose rest is reserved for requests that run."""
-LATER_S = 0.1
 MOST_IN_FLIGHT = 8
-"""Most tokens that the engine computes for a turn between the end of its socket and the cancellation: two steps."""
+"""Most tokens that the engine computes for a turn from the last one that the gateway has seen to the cancellation."""
 ROUNDS, QUICK_ROUNDS = 100, 4
 PROMPT_WORDS = 60
 MOST_RATIO = 1.1
@@ -100,18 +99,18 @@ class Tenant:
     """Tenant with several keys.
 
     Args:
-        id: Of the tenant.
+        id_: Id of the tenant.
         limits: Its limits.
 
     Attributes:
-        id: See above.
+        id: Its id.
         organisation: For the configuration.
         secrets: Of its keys.
     """
 
-    def __init__(self, id: str, *, limits: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, id_: str, *, limits: Mapping[str, Any] | None = None) -> None:
         keys = {f"key{number}": Key() for number in range(KEYS)}
-        self.id = id
+        self.id = id_
         self.organisation = Organisation(keys, limits=limits or {})
         self.secrets = [key.secret for key in keys.values()]
 
@@ -195,14 +194,14 @@ async def _hold(
         previous = None
         for turn in range(TURNS):
             asked = question(number, turn)
-            link = {} if previous is None else {"previous_response_id": previous}
+            link: dict[str, Any] = {} if previous is None else {"previous_response_id": previous}
             body = {"input": asked, "max_output_tokens": OUTPUT_TOKENS, "store": False, **link}
             while True:
                 result = await take_turn(socket, body, cuts=cuts and turn == TURNS - 1)
                 if result.code != LATER:
                     break
                 endings["told to come later"] += 1
-                await asyncio.sleep(LATER_S)
+                await asyncio.sleep(result.retry_after_s)
             if not result.is_whole:
                 endings["cut"] += 1
                 return
@@ -257,10 +256,10 @@ async def _first_token(report: Report, gateway: Gateway, tenant: Tenant, rounds:
         async def over_socket(body: Mapping[str, Any]) -> TurnResult:
             return await take_turn(socket, body)
 
-        ways = [("websocket", over_socket), ("http", over_http)]
+        transports = [("websocket", over_socket), ("http", over_http)]
         for _ in range(rounds):
-            rng.shuffle(ways)
-            for name, turn in ways:
+            rng.shuffle(transports)
+            for name, turn in transports:
                 texts = [" ".join(rng.choices(WORDS, k=PROMPT_WORDS)) for _ in range(2)]
                 first = await turn({"input": texts[0], "max_output_tokens": SOAK_TOKENS})
                 second = await turn(
@@ -304,7 +303,7 @@ async def _soak(report: Report, installation: Installation, tenant: Tenant, sock
         async with response_socket(gateway.url, tenant.secrets[number % KEYS]) as socket:
             previous = None
             for turn in range(2):
-                link = {} if previous is None else {"previous_response_id": previous}
+                link: dict[str, Any] = {} if previous is None else {"previous_response_id": previous}
                 body = {"input": rng.choice(WORDS), "max_output_tokens": SOAK_TOKENS, "store": False, **link}
                 result = await take_turn(socket, body, cuts=number % CUT == 0 and turn == 1)
                 endings[("whole" if not result.code else result.code) if result.is_whole else "cut"] += 1

@@ -4,7 +4,8 @@
 ``python -m benchmarks lm_eval`` runs its tasks twice on the same folder of a model: with its `hf` (transformers, in
 fp32 on the CPU) and with its `local-completions`, over HTTP at a server that is started here. The tasks are written by
 this program: multiple choice and rolling log-likelihood, whose log-probabilities have to agree within 1e-3 for every
-continuation and every text, and greedy generation, whose texts have to be the same. Over HTTP the harness leaves out the token that begins a text, unless it is told not to.
+continuation and every text, and greedy generation, whose texts have to be the same. Over HTTP the harness leaves out
+the token that begins a text, unless it is told not to.
 """
 
 import argparse

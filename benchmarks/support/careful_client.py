@@ -106,7 +106,7 @@ class CarefulClient:
                 await asyncio.sleep(AWAY_S)
         raise AssertionError("gateways have no end")
 
-    async def post(self, gateway: int, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
+    async def send(self, gateway: int, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
         """Posts once; returns status and body of the answer."""
         url = f"{self._urls[gateway % len(self._urls)]}{path}"
         async with self._session.post(url, json=body, headers=self._headers) as answer:

@@ -53,7 +53,7 @@ class DigestEngine(ScriptedEngine):
         tokens = [*self._tokenizer.encode(digest_of(said), add_special_tokens=False), *self.card.eos_token_ids]
         output_tokens = min(len(tokens), request.sampling.max_tokens)
         self.counts[request.id.partition("/")[0].rpartition("-")[0]] = EngineCount(len(request.prompt), output_tokens)
-        return ScriptedAnswer(tokens=tokens, tokens_per_step=4)
+        return ScriptedAnswer(tokens=tokens)
 
 
 def question(conversation: int, turn: int) -> str:
@@ -69,5 +69,6 @@ def digest_of(said: Iterable[str]) -> str:
 @asynccontextmanager
 async def digest_engine(address: Address, *, step_s: float = 0.004) -> AsyncIterator[DigestEngine]:
     """Runs the engine until the context ends."""
-    async with DigestEngine(address, step_s=step_s) as engine:
+    engine = DigestEngine(address, step_s=step_s)
+    async with engine:
         yield engine

@@ -34,7 +34,8 @@ def _request(rng: random.Random) -> dict[str, Any]:
         "top_p": lambda: rng.choice((0.1, 1)),
         "top_logprobs": lambda: rng.randint(0, 5),
         "include": lambda: rng.sample(
-            ["message.output_text.logprobs", "reasoning.encrypted_content", "file_search_call.results"], k=rng.randint(0, 2)
+            ["message.output_text.logprobs", "reasoning.encrypted_content", "file_search_call.results"],
+            k=rng.randint(0, 2),
         ),
         "tools": lambda: [_tool(rng) for _ in range(rng.randint(0, 2))],
         "tool_choice": lambda: rng.choice(("auto", "none", {"type": "function", "name": "f"})),
@@ -73,7 +74,12 @@ def _item(rng: random.Random) -> dict[str, Any]:
         lambda: {"type": "function_call_output", "call_id": "call_1", "output": rng.choice(("3", [_part(rng)]))},
         lambda: {"type": "custom_tool_call", "call_id": "call_1", "name": "g", "input": "x"},
         lambda: {"type": "custom_tool_call_output", "call_id": "call_1", "output": "y"},
-        lambda: {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
+        lambda: {
+            "type": "reasoning",
+            "id": "rs_1",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "t"}],
+        },
         lambda: {"type": "item_reference", "id": rng.choice(("msg_1_0", "msg", ""))},
         lambda: {"type": rng.choice(_OTHER_ITEMS), "id": "x_1", "status": "completed"},
     )

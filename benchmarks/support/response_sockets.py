@@ -23,12 +23,14 @@ class TurnResult:
     Attributes:
         response: As the last event shows it.
         code: Of an error.
+        retry_after_s: Time after which an error says that to ask again can help.
         ttft_s: Time from the request to the first text.
         is_whole: Whether the last event came.
     """
 
     response: Mapping[str, Any] = field(default_factory=dict)
     code: str = ""
+    retry_after_s: float = 0.0
     ttft_s: float = float("nan")
     is_whole: bool = False
 
@@ -65,4 +67,5 @@ async def take_turn(socket: ClientConnection, body: Mapping[str, Any], *, cuts: 
         turn.is_whole = event["type"] in _ENDS
         if event["type"] == "error":
             turn.code = event["error"]["code"]
+            turn.retry_after_s = float(event["error"]["headers"].get("retry-after", 0))
     return turn
