@@ -49,6 +49,8 @@ USD_PER_SOCKET = 2e-4
 """Of the budget: about half of what the turns of a socket cost."""
 PRICE = {"prompt": 2.0, "cached": 0.5, "output": 6.0}
 LEASE_S = 3.0
+STORE_DEADLINE_S = 60.0
+"""Time for one access to the store while the turns of all sockets begin at once."""
 SETTLED_WITHIN_S = LEASE_S + 10.0
 LEAST_USED = 0.95
 SPENT, LATER = "insufficient_quota", "rate_limit_exceeded"
@@ -128,6 +130,7 @@ async def system(
             **no_queue_limits,
             "server": server,
             "admission": {"lease_s": LEASE_S, "prices": {"*": PRICE}},
+            "store": {"deadline_s": STORE_DEADLINE_S},
         },
         engine_address=None if engine is None else engine.address,
     )
