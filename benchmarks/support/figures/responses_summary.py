@@ -36,7 +36,7 @@ def _websockets() -> str:
         f"turns: {many['spent_usd']:.6f} of {many['budget_usd']:g} USD spent, "
         f"{_bar(result, 'overspend'):.0f} overspent; "
         f"{_bar(result, 'turns of the engine that are not billed'):.0f} turns are unbilled, with "
-        f"{many['turns'].get('cut', 0)} cut in the middle of an answer. Time to the first token of a second turn, p50: "
+        f"{many['turns'].get('cut', 0)} cut after their first text. Time to the first token of a second turn, p50: "
         f"{first['ttft_ms']['websocket']:.1f} ms, over HTTP {first['ttft_ms']['http']:.1f} ms. After "
         f"{soak['sockets']:,} more sockets, {soak['turns'].get('cut', 0)} of them with an abrupt end, "
         f"{_bar(result, 'soak: held'):.0f} leases, places and credits and {_bar(result, 'soak: more blocks'):.0f} "
