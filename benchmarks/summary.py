@@ -10,7 +10,13 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.figures import fair_summary, gateways_summary, rival_summary, routing_summary
+from benchmarks.support.figures import (
+    fair_summary,
+    gateways_summary,
+    responses_summary,
+    rival_summary,
+    routing_summary,
+)
 from benchmarks.support.report import RESULTS
 
 ROOT = Path(__file__).parent.parent
@@ -41,7 +47,7 @@ def render() -> str:
         [
             *(_users(), _loads(), *fair, _throughput(), _rest(), rival_summary.render()),
             *gateways_summary.render(),
-            *(routing, _accounts(), _retries(), _tester()),
+            *(routing, _accounts(), responses_summary.render(), _retries(), _tester()),
         ]
     )
     return _with_current_commands(text).replace("](benchmarks/", "](../benchmarks/")

@@ -73,6 +73,7 @@ class Plan:
         organisations: Id -> organisation.
         settings: Further sections of the configuration.
         script: Of the engine; None: the real one.
+        engine_address: Of an engine that runs already; None: one is started.
         engine: Further arguments of the real one.
         gateways: How many.
         shared: Whether they share a Redis and a PostgreSQL; one gateway needs neither.
@@ -81,6 +82,7 @@ class Plan:
     organisations: Mapping[str, Organisation]
     settings: Mapping[str, Any] = field(default_factory=dict)
     script: EngineScript | None = None
+    engine_address: Address | None = None
     engine: Sequence[str] = ()
     gateways: int = 1
     shared: bool = False
@@ -230,8 +232,9 @@ async def installed(plan: Plan) -> AsyncIterator[Installation]:
             redis = stack.enter_context(redis_server())
             database = stack.enter_context(postgres_server()).database()
             environment |= {"REDIS_URL": redis.url.reveal(), "DATABASE_URL": database}
-        address = UnixAddress(str(folder / "engine.sock"))
-        _start_engine(plan, address, folder, stack)
+        address = plan.engine_address or UnixAddress(str(folder / "engine.sock"))
+        if plan.engine_address is None:
+            _start_engine(plan, address, folder, stack)
         config = folder / "maitred.yaml"
         config.write_text(json.dumps(_config_of(plan, address, environment)))
         gateways = []

@@ -54,6 +54,9 @@ SMALLEST = {
     "ledger_kills": SmallestForm(
         {"QUICK_CALM": 2, "CALLERS": 2, "LIVES_S": (0.2, 0.3)}, (*QUICK, "--kills=1", "--scripted")
     ),
+    "conversations": SmallestForm(
+        {"QUICK_CONVERSATIONS": 4, "QUICK_TURNS": 3, "QUICK_KILLS": 1, "REAL_TURNS": 2, "REAL_TOKENS": 2}
+    ),
     "overspend": SmallestForm({"CALLERS": 4}, (*QUICK, "--requests=40", "--kills=0")),
     "retries": SmallestForm({"QUICK_ANSWERS": (1, 2), "QUOTA_CALLS": 2}),
     "tenants": SmallestForm(arguments=(*QUICK, "--tenants=20")),
@@ -62,6 +65,7 @@ SMALLEST = {
     "chaos": SmallestForm(arguments=(*QUICK, "--seconds=2")),
     "failover": SmallestForm({"ENGINES": 2, "TOKENS": 8}, (*QUICK, "--kills=1", "--streams=4")),
     "faults": SmallestForm({"QUICK_CASES": ("refused",)}),
+    "responses_fuzz": SmallestForm({"QUICK_REQUESTS": 20}),
     "cancellation": SmallestForm({"QUICK_ABORTS": (8, 1), "STAYS_S": 0.2}),
     "flood": SmallestForm(
         {"QUICK": {"slots": 1, **FEW, "capacity_s": 1, "seconds": 1, "warmup_s": 0.2, "backlog_s": 0}}
@@ -117,6 +121,9 @@ SMALLEST = {
     ),
     "tracing": SmallestForm({"QUICK_ROUNDS": (1, 8), "LEAVE_S": 0.5}),
     "users": SmallestForm({"QUICK_USERS": 2}),
+    "websockets": SmallestForm(
+        {"QUICK_SOCKETS": 4, "QUICK_ROUNDS": 1, "QUICK_SOAK_SOCKETS": 4, "SOAK_AT_ONCE": 2, "LEVEL_WITHIN_S": 1.0}
+    ),
     "compare_calibration": SmallestForm({"SAME": ("300 requests",), "SLOWER": ("600 requests, CV 0.3, independent",)}),
     "load": SmallestForm({"QUICK_SECONDS": 0.5}),
     "load_client": SmallestForm({"QUICK_ROUNDS": (1, 1)}, (*QUICK, "--streams=4")),
@@ -125,6 +132,7 @@ SMALLEST = {
         | {"QUICK_COST": (20, 40, 0.2), "QUICK_COMPARED": (1, 1.0, 200.0)}
     ),
     "externals": SmallestForm(arguments=()),
+    "lm_eval": SmallestForm({"QUICK_DOCUMENTS": 1}),
     "rivals": SmallestForm({"QUICK": {"requests": 2, "prompt_tokens": 4, "output_tokens": 2}, "QUICK_S": LIMIT_S}),
     "canary": SmallestForm({"QUICK_TRIALS": (1, 1)}),
     "canary_live": SmallestForm({"QUICK_S": 3.0}),
@@ -132,7 +140,7 @@ SMALLEST = {
     "prefix_balance": SmallestForm({"QUICK_REQUESTS": 50}),
     "router_quality": SmallestForm({"QUICK_PROMPTS": 200}),
 }
-BEYOND_THE_PROJECT = {"gpu", "externals", "http_server", "prefix_balance", "router_quality"}
+BEYOND_THE_PROJECT = {"gpu", "externals", "http_server", "lm_eval", "prefix_balance", "router_quality"}
 """They need a GPU, data, or software of others, which `scripts/services.sh` does not bring."""
 
 

@@ -33,36 +33,40 @@ from maitred.core.clock import Clock
 class PauseFreeClock:
     """Clock without the pauses of the process. Implements `maitred.core.clock.Clock`.
 
+    The clock stands still while its own task is overdue. So leases wait for their renewals, whether the process was
+    stopped or its event loop had thousands of requests to handle before the next timer.
+
     Args:
         clock: Clock that also counts pauses. Its wall time is used unchanged, because budget windows end during a
             pause, too.
-        longest_s: Longest delay of a busy event loop; a longer gap counts as a pause.
+        longest_s: Most time that passes on this clock between two ticks.
     """
 
     def __init__(self, clock: Clock, longest_s: float) -> None:
         self._clock = clock
         self._longest_s = longest_s
-        self._seen_s = clock.monotonic_s()
+        self._ticked_s = clock.monotonic_s()
         self._paused_s = 0.0
 
     def monotonic_s(self) -> float:
         """Returns monotonic seconds without the pauses of this process."""
-        now_s = self._clock.monotonic_s()
-        # The first reading after a pause detects the pause, before any decision uses the time.
-        if now_s - self._seen_s > self._longest_s:
-            self._paused_s += now_s - self._seen_s
-        self._seen_s = now_s
-        return now_s - self._paused_s
+        return min(self._clock.monotonic_s(), self._ticked_s + self._longest_s) - self._paused_s
 
     def wall_s(self) -> float:
         """Returns the wall time in seconds."""
         return self._clock.wall_s()
 
+    def tick(self) -> None:
+        """Lets time pass again, at a moment at which the event loop handles its timers."""
+        now_s = self._clock.monotonic_s()
+        self._paused_s += max(0.0, now_s - self._ticked_s - self._longest_s)
+        self._ticked_s = now_s
+
     async def run(self) -> None:
-        """Reads the clock until it is cancelled. Only this distinguishes a pause from an idle time."""
+        """Ticks until it is cancelled."""
         while True:
             await asyncio.sleep(self._longest_s / 2)
-            self.monotonic_s()
+            self.tick()
 
 
 _NEW_OBJECTS = 5_000

@@ -7,6 +7,8 @@ import time
 import httpx
 import openai
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from maitred.testing.server_process import serving
 
@@ -48,6 +50,43 @@ async def test_the_same_seed_gives_the_same_answer_whole_or_streamed_alone_or_in
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
     assert texts == alone
+
+
+SAID = st.text("ab fox.\n", min_size=1, max_size=12)
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    system=SAID,
+    turns=st.lists(SAID, min_size=1, max_size=3).filter(lambda said: len(said) % 2),
+    most=st.integers(1, 24),
+)
+def test_all_apis_give_the_same_answer(server, system, turns, most):
+    """Chat completions, Messages and Responses: the same greedy text, end and usage for the same conversation."""
+    roles = ("user", "assistant")
+    messages = [{"role": roles[number % 2], "content": text} for number, text in enumerate(turns)]
+    instructed = [{"role": "system", "content": system}, *messages]
+    common = {"model": MODEL, "temperature": 0}
+
+    def ask(path, body):
+        headers = {"anthropic-version": "2023-06-01"}
+        answer = httpx.post(f"{server.url}{path}", json={**common, **body}, headers=headers, timeout=300)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    chat = ask("/v1/chat/completions", {"messages": instructed, "max_tokens": most})
+    message = ask("/v1/messages", {"messages": messages, "system": system, "max_tokens": most})
+    response = ask("/v1/responses", {"input": messages, "instructions": system, "max_output_tokens": most})
+    (choice,) = chat["choices"]
+    text = choice["message"]["content"] or ""
+    assert "".join(block["text"] for block in message["content"]) == text
+    assert "".join(part["text"] for item in response["output"] for part in item["content"]) == text
+    is_cut = choice["finish_reason"] == "length"
+    assert (message["stop_reason"] == "max_tokens") == (response["status"] == "incomplete") == is_cut
+    usage = chat["usage"]["prompt_tokens"], chat["usage"]["completion_tokens"]
+    assert (response["usage"]["input_tokens"], response["usage"]["output_tokens"]) == usage
+    cached = message["usage"]["cache_read_input_tokens"]
+    assert (message["usage"]["input_tokens"] + cached, message["usage"]["output_tokens"]) == usage
 
 
 async def test_a_second_look_at_a_prompt_finds_it_in_the_cache(client):

@@ -122,7 +122,8 @@ async def restore_rates(stores: GatewayStores, clock: Clock) -> None:
 
 async def _counters(config: Config, clock: Clock, ledger: UsageLedger, stack: AsyncExitStack) -> Counters:
     if config.counters.url is None:
-        # The leases are renewed three times before they end; only a pause makes the gateway miss a renewal.
+        # The leases are renewed three times before they end; only a pause, or an event loop that is late by as much,
+        # makes the gateway miss a renewal.
         steady = PauseFreeClock(clock, config.admission.lease_s / 3)
         await stack.enter_async_context(running(steady.run(), "steady clock"))
         return MemoryCounters(steady, ledger.spent)
