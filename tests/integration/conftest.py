@@ -12,6 +12,12 @@ from tests.support.stores import store_config
 
 __all__ = ["postgres_server", "postgres_url", "store_config"]
 
+UNUSED_FEATURES = (
+    *("HttpsUpgrades", "MediaRouter", "OptimizationHints", "PaintHolding"),  # by Playwright, whose list this replaces
+    # Processes for what no page of a test shows
+    *("AimEnabled", "SpareRendererForSitePerProcess", "WebUIOmniboxAimPopup", "WebUIOmniboxPopup"),
+)
+
 
 @pytest.fixture(scope="module")
 def browser():
@@ -22,7 +28,10 @@ def browser():
     if CHROMIUM is None:
         pytest.skip("There is no chromium on the path: scripts/services.sh has it.")
     with playwright.sync_playwright() as drivers:
-        one = drivers.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        one = drivers.chromium.launch(
+            executable_path=CHROMIUM,
+            args=["--no-sandbox", "--disable-dev-shm-usage", f"--disable-features={','.join(UNUSED_FEATURES)}"],
+        )
         yield one
         one.close()
 

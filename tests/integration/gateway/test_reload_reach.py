@@ -8,6 +8,7 @@ has written it.
 import asyncio
 import gc
 import math
+import os
 import types
 from collections import deque
 
@@ -34,6 +35,8 @@ from tests.support.stores import DEADLINE_S
 
 LEAST_CHOICES = 5_000
 """A number that can have fewer values than these may be found anywhere, and is not looked for."""
+SMALL = next(number for number in (4_000, 2_050) if not number - 500 <= os.getpid() <= number + 1_000)
+"""Where small numbers begin: far from the ids of this process and its threads, which can be reached, too."""
 PASSED_BY = (type, types.ModuleType, types.FrameType, types.TracebackType, Config, str, bytes)
 """Who has the whole configuration has no copy of a setting. Frames are those of tasks, or of errors that are kept."""
 ELSEWHERE = {
@@ -88,7 +91,7 @@ class Numbers:
             if most - least < LEAST_CHOICES:
                 return None
             number = (
-                least + 4_000 + 7 * count + self.offset if most < 10**6 else least + 90_001 + 11 * count + self.offset
+                least + SMALL + 7 * count + self.offset if most < 10**6 else least + 90_001 + 11 * count + self.offset
             )
         self.given[number] = name
         return number
