@@ -105,7 +105,7 @@ class _Forgets:
     def begin(self, event: UsageEvent) -> None:
         pass
 
-    def record(self, event: UsageEvent) -> None:
+    def record(self, event: UsageEvent, response: str = "") -> None:
         pass
 
 
@@ -118,7 +118,7 @@ class _JournalAlone:
     def begin(self, event: UsageEvent) -> None:
         self._journal.begin(event)
 
-    def record(self, event: UsageEvent) -> None:
+    def record(self, event: UsageEvent, response: str = "") -> None:
         self._journal.release(self._journal.record(event))
 
 

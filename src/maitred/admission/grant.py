@@ -152,7 +152,9 @@ class Grant:
         demand = self._plan.demand
         spent = spend_amounts(demand, cost_nusd)
         taken = rate_amounts(demand, usage, outcome, was_dispatched=bool(self.replica))
-        self._books.ledger.record(self._event(usage, outcome, cost_nusd, spent, taken))
+        context = self._work.context
+        response = context.stored_as if context is not None and outcome is Outcome.FINISHED else ""
+        self._books.ledger.record(self._event(usage, outcome, cost_nusd, spent, taken), response)
         self._recorded = True
         self._record_span(usage, outcome, cost_nusd)
         if self._plan.demand.claims:

@@ -145,6 +145,8 @@ class RequestContext(msgspec.Struct):
     """Fallback models that were used after a failure, such as ``general=big``."""
     rejected_answers: list[RejectedAnswer] = []
     """Complete answers that failed a check, in order; the last one may be the answer sent."""
+    stored_as: str = ""
+    """Id of the response that the answer is stored as, in one transaction with its usage; empty: it is not stored."""
     compaction: Compaction | None = None
     """Summary of the conversation that this answer goes on from; None: the model has read the conversation itself."""
     recoveries: int = 0

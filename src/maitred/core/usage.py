@@ -68,8 +68,14 @@ class Ledger(Protocol):
         """
         ...
 
-    def record(self, event: UsageEvent) -> None:
-        """Records the usage of a request. After the return, a crash of this process cannot lose it."""
+    def record(self, event: UsageEvent, response: str = "") -> None:
+        """Records the usage of a request. After the return, a crash of this process cannot lose it.
+
+        Args:
+            event: The ledger entry.
+            response: Id of the response that the answer is stored as. If this process dies before the response is
+                stored, the request is an interrupted one, which is not billed. Empty: the answer is not stored.
+        """
         ...
 
 

@@ -12,9 +12,10 @@ backlog: after one event is left out of the queue, all newer events are left out
 from the journal up to its end.
 """
 
+import logging
 import sqlite3
-from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import Any
@@ -24,6 +25,7 @@ from sqlalchemy import update
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from maitred.core.errors import StoreUnavailable
 from maitred.core.stored_response import StoredItem, StoredResponse
 from maitred.core.usage import UsageEvent
 from maitred.store.conversations import append_items
@@ -31,6 +33,8 @@ from maitred.store.database import Database
 from maitred.store.driver import make_insert, run_in_sqlite_thread
 from maitred.store.journal import Journal, JournalPosition
 from maitred.store.schema import StoredText, response_items, responses, row_of, spend, usage
+
+log = logging.getLogger(__name__)
 
 _COLUMN_NAMES = [column.name for column in usage.columns]
 _TEXT_NAMES = [column.name for column in usage.columns if isinstance(column.type, StoredText)]
@@ -174,8 +178,21 @@ _REFILL_EVENTS = 1_000
 """Number of events that one read of the journal returns; it takes the loop a few milliseconds."""
 
 
+class _Entry(msgspec.Struct):
+    """Event that is to be written."""
+
+    event: UsageEvent
+    response: str
+    """Id of the response that it is written with; empty: it can be written at any time."""
+    before: JournalPosition
+    """Position in the journal before it."""
+
+
 class Backlog:
     """Journaled events in their order; each one stays until it is written to the database.
+
+    An event whose answer is stored as a response waits for it: both are written together, or `release` lets the event
+    go without it.
 
     Args:
         journal: The journal; the backlog owns it and closes it.
@@ -185,16 +202,24 @@ class Backlog:
     def __init__(self, journal: Journal, *, max_events: int = 10_000) -> None:
         self._journal = journal
         self._max_events = max_events
-        self._queue: deque[tuple[UsageEvent, JournalPosition]] = deque()
+        self._queue: dict[int, _Entry] = {}
+        self._next_number = 0
+        self._read_up_to = journal.first_position
+        """Position up to which all events are in the queue, or in the database."""
         self._journal_only = 0
-        self._written_up_to = journal.first_position
         self._journal_only_charges: Counter[str] = Counter()
+        self._waiting: dict[str, list[int]] = {}
+        """Numbers of the events that wait for a response, by its id."""
 
     def __len__(self) -> int:
         return len(self._queue) + self._journal_only
 
-    def add(self, event: UsageEvent) -> int:
+    def add(self, event: UsageEvent, response: str = "") -> int:
         """Journals an event and adds it to the backlog.
+
+        Args:
+            event: The event.
+            response: Id of the response that the event waits for. It does not wait if it does not fit in memory.
 
         Returns:
             Number of events in the backlog after the addition.
@@ -202,51 +227,90 @@ class Backlog:
         Raises:
             StoreUnavailable: The journal cannot take the event; nothing has changed.
         """
-        position = self._journal.record(event)
         count = len(self._queue)
         if self._journal_only or count >= self._max_events:
+            self._journal.record(event)
             self._journal_only += 1
             self._journal_only_charges.update(event.charges)
             return count + self._journal_only
-        self._queue.append((event, position))
+        position = self._journal.record(event, response)
+        if response:
+            self._waiting.setdefault(response, []).append(self._next_number)
+        self._append(event, response, position)
         return count + 1
 
-    def oldest_events(self, limit: int) -> list[UsageEvent]:
-        """Returns the oldest events, up to `limit` of them, and leaves them in the backlog.
+    def oldest_events(self, limit: int, responses: Iterable[str] = ()) -> Mapping[int, UsageEvent]:
+        """Returns the oldest events that wait for no response, and leaves them in the backlog.
+
+        Args:
+            limit: Largest number of them.
+            responses: Ids of responses that are written with them: the events that wait for these are returned, too.
+
+        Returns:
+            Maps a number of the event, for `mark_written`, to the event.
 
         Raises:
             StoreUnavailable: The events are only in the journal, and the journal cannot be read.
         """
         if not self._queue and self._journal_only:
-            found = self._journal.read(self._written_up_to, _REFILL_EVENTS)
-            self._queue.extend(found)
-            for event, _ in found:
+            found = self._journal.read(self._read_up_to, _REFILL_EVENTS)
+            for event, position in found:
+                self._append(event, "", position)
                 self._journal_only_charges.subtract(event.charges)
             self._journal_only_charges = +self._journal_only_charges
             # The journal returned fewer events than expected, because the disk has lost some. The charges of the lost
             # events stay here, so that budgets still count them while this process lives.
             self._journal_only = self._journal_only - len(found) if len(found) == _REFILL_EVENTS else 0
-        return [event for event, _ in islice(self._queue, limit)]
+        free = ((number, entry.event) for number, entry in self._queue.items() if not entry.response)
+        chosen = dict(islice(free, limit))
+        for response in responses:
+            chosen |= {number: self._queue[number].event for number in self._waiting.get(response, ())}
+        return chosen
 
-    def mark_written(self, count: int) -> None:
-        """Removes the `count` oldest events, which are in the database now."""
-        for _ in range(count):
-            _, self._written_up_to = self._queue.popleft()
+    def mark_written(self, numbers: Iterable[int]) -> None:
+        """Removes events, which are in the database now."""
+        for number in numbers:
+            entry = self._queue.pop(number)
+            self._waiting.pop(entry.response, None)
         self._journal.release(self._written_up_to)
+
+    def release(self, response: str) -> None:
+        """Lets the events that wait for a response go without it, because it is not stored."""
+        for number in self._waiting.pop(response, ()):
+            entry = self._queue[number]
+            entry.response = ""
+            try:
+                self._journal.release_event(entry.event.id)
+            except StoreUnavailable as error:
+                log.warning("If this gateway dies now, request %s is not billed: %s", entry.event.request_id, error)
 
     def pending_charges(self, counters: Sequence[str]) -> dict[str, int]:
         """Returns what the events of the backlog charge to the given counters."""
         charges = {counter: self._journal_only_charges[counter] for counter in counters}
-        for event, _ in self._queue:
-            for counter in event.charges.keys() & charges.keys():
-                charges[counter] += event.charges[counter]
+        for entry in self._queue.values():
+            for counter in entry.event.charges.keys() & charges.keys():
+                charges[counter] += entry.event.charges[counter]
         return charges
 
     @property
     def oldest_s(self) -> float | None:
         """Wall time of the oldest event, or None if the backlog is empty."""
-        return self._queue[0][0].time_s if self._queue else None
+        return None if (oldest := self._oldest) is None else oldest.event.time_s
 
     def close(self) -> None:
         """Closes the journal; events that are not written stay in it."""
         self._journal.close(self._written_up_to)
+
+    @property
+    def _oldest(self) -> _Entry | None:
+        return next(iter(self._queue.values()), None)
+
+    @property
+    def _written_up_to(self) -> JournalPosition:
+        """Position up to which the database has all events."""
+        return self._read_up_to if (oldest := self._oldest) is None else oldest.before
+
+    def _append(self, event: UsageEvent, response: str, position: JournalPosition) -> None:
+        self._queue[self._next_number] = _Entry(event, response, self._read_up_to)
+        self._next_number += 1
+        self._read_up_to = position

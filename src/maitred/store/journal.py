@@ -30,7 +30,15 @@ import msgspec
 
 from maitred.core.errors import StoreUnavailable
 from maitred.core.usage import UsageEvent
-from maitred.store.segment import SUFFIX, BeginRecord, Segment, UsageRecord, encode_frame, torn_frame
+from maitred.store.segment import (
+    SUFFIX,
+    BeginRecord,
+    ReleaseRecord,
+    Segment,
+    UsageRecord,
+    encode_frame,
+    torn_frame,
+)
 
 log = logging.getLogger(__name__)
 
@@ -92,8 +100,12 @@ class Journal:
         segment = self._begin_segments[event.id] = self._segments[-1]
         self._unfinished_counts[segment] += 1
 
-    def record(self, event: UsageEvent) -> JournalPosition:
+    def record(self, event: UsageEvent, response: str = "") -> JournalPosition:
         """Records the usage of a request; afterwards the death of this process cannot lose it.
+
+        Args:
+            event: The usage.
+            response: Id of the response without which it is not to be billed after a crash, until `release_event`.
 
         Returns:
             The position where the entry ends.
@@ -101,11 +113,19 @@ class Journal:
         Raises:
             StoreUnavailable: The entry could not be written; the journal is unchanged.
         """
-        self._append(encode_frame(UsageRecord(event)))
+        self._append(encode_frame(UsageRecord(event, response)))
         segment = self._begin_segments.pop(event.id, 0)
         if segment:
             self._unfinished_counts[segment] -= 1
         return JournalPosition(self._segments[-1], self._offset)
+
+    def release_event(self, event_id: str) -> None:
+        """Records that usage is billed without its response.
+
+        Raises:
+            StoreUnavailable: The entry could not be written; the journal is unchanged.
+        """
+        self._append(encode_frame(ReleaseRecord(event_id)))
 
     @property
     def healthy(self) -> bool:

@@ -93,8 +93,10 @@ class UsageLedger:
         """
         self._journal.begin(event)
 
-    def record(self, event: UsageEvent) -> None:
+    def record(self, event: UsageEvent, response: str = "") -> None:
         """Records what a request has used. Implements `Ledger.record`.
+
+        Usage that is recorded for a response stays in the journal until `write_with` or `release` with this response.
 
         Raises:
             StoreUnavailable: The journal cannot be written; the caller must not end the response as if it were billed.
@@ -104,7 +106,7 @@ class UsageLedger:
         amounts = (*tokens, event.cost_nusd, *event.charges.values())
         if min(amounts) < 0 or max(amounts) > _MAX_AMOUNT:
             raise Bug(f"Request {event.request_id} cannot have used {amounts}. Report what its replica is.")
-        if self._backlog.add(event) >= BATCH_EVENTS:
+        if self._backlog.add(event, response) >= BATCH_EVENTS:
             self._batch_is_full.set()
         if model in self._recorded_tokens:
             prompt, output, cached = self._recorded_tokens[model]
@@ -202,7 +204,8 @@ class UsageLedger:
                 orphan.remove()
                 if count:
                     log.warning(
-                        "Took %d usage events from the journal of a dead gateway; %d of its requests were interrupted.",
+                        "Took %d usage events from the journal of a dead gateway; at most %d of its requests were "
+                        "interrupted.",
                         count,
                         orphan.interrupted,
                     )
@@ -210,7 +213,7 @@ class UsageLedger:
         return event_count
 
     async def flush(self) -> None:
-        """Writes the whole backlog to the database.
+        """Writes the whole backlog to the database, but for usage that waits for its response.
 
         Raises:
             StoreUnavailable: The database cannot be reached; unwritten events stay in the backlog.
@@ -220,20 +223,22 @@ class UsageLedger:
         self._batch_is_full.clear()
 
     async def write_with(self, response: StoredResponse) -> None:
-        """Writes a response in one transaction with the backlog, or with the end of it if the backlog is long.
+        """Writes a response in one transaction with its usage.
 
         Responses that wait for the same transaction are written together.
 
         Raises:
             StoreUnavailable: The database cannot be reached; the response is not stored.
         """
-        while len(self._backlog) > BATCH_EVENTS:
-            await _run_to_end(self._write_oldest())
         written: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         self._responses.append((response, written))
         await _run_to_end(self._write_responses())
         if (error := await written) is not None:
             raise error
+
+    def release(self, response_id: str) -> None:
+        """Lets usage that still waits for a response be billed without it: the response is not stored."""
+        self._backlog.release(response_id)
 
     async def run(self) -> None:
         """Writes the backlog repeatedly until the task is cancelled; the caller must then call `close`."""
@@ -282,9 +287,9 @@ class UsageLedger:
                 return
             failure: Exception | None = None
             try:
-                batch = self._backlog.oldest_events(BATCH_EVENTS)
-                await self._writer.write(batch, [response for response, _ in waiting])
-                self._backlog.mark_written(len(batch))
+                batch = self._backlog.oldest_events(BATCH_EVENTS, [response.id for response, _ in waiting])
+                await self._writer.write([*batch.values()], [response for response, _ in waiting])
+                self._backlog.mark_written(batch)
             except Exception as error:  # `write_with` raises it to each that waits
                 failure = error
             for _, written in waiting:
@@ -294,8 +299,8 @@ class UsageLedger:
     async def _write_oldest(self) -> int:
         async with self._write_lock:
             batch = self._backlog.oldest_events(BATCH_EVENTS)
-            await self._writer.write(batch)
-            self._backlog.mark_written(len(batch))
+            await self._writer.write([*batch.values()])
+            self._backlog.mark_written(batch)
             return len(batch)
 
 

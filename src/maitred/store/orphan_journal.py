@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from maitred.core.context import Outcome
 from maitred.core.usage import UsageEvent
 from maitred.store.journal import DAMAGED_FOLDER, lock_folder
-from maitred.store.segment import SUFFIX, BeginRecord, Segment, SegmentDamage, UsageRecord
+from maitred.store.segment import SUFFIX, BeginRecord, ReleaseRecord, Segment, SegmentDamage, UsageRecord
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,10 @@ class OrphanJournal:
         The list excludes incomplete last entries, because every process that dies may leave one.
         """
         self.interrupted = 0
-        """Number of requests that had begun, were never recorded, and ended with the process."""
+        """Largest number of requests that ended with the process.
+
+        They had begun and were never recorded, or were recorded for a response that may not have been stored.
+        """
         self.surviving: list[UsageEvent] = []
         """Number of events whose requests are still running in another process."""
         self.unanswered: list[UsageEvent] = []
@@ -66,6 +69,9 @@ class OrphanJournal:
 
     def batches(self, limit: int) -> Iterator[list[UsageEvent]]:
         """Yields all recorded events, then one event for each interrupted request, `limit` per list.
+
+        A request is interrupted, too, if its usage was recorded for a response that was not stored. Where it was, the
+        database has its usage, and takes no second event with its id.
 
         Raises:
             StoreUnavailable: A file cannot be read at all.
@@ -97,14 +103,21 @@ class OrphanJournal:
     def _events(self) -> Iterator[UsageEvent]:
         self.damages, self.interrupted, self.surviving, self.unanswered = [], 0, [], []
         unfinished: dict[str, BeginRecord] = {}
+        unstored: dict[str, UsageEvent] = {}
         last_event_s = 0.0  # of the latest entry: the process was alive at this time
         for path in self._segments:
             segment = Segment(path)
             for entry, _ in segment:
-                if isinstance(entry, UsageRecord):
+                if isinstance(entry, ReleaseRecord):
+                    if entry.id in unstored:
+                        yield unstored.pop(entry.id)
+                elif isinstance(entry, UsageRecord):
                     unfinished.pop(entry.event.id, None)
                     last_event_s = max(last_event_s, entry.event.time_s)
-                    yield entry.event
+                    if entry.response:
+                        unstored[entry.event.id] = entry.event
+                    else:
+                        yield entry.event
                 else:
                     unfinished[entry.event.id] = entry
                     last_event_s = max(last_event_s, entry.event.time_s)
@@ -120,7 +133,11 @@ class OrphanJournal:
                 self.unanswered.append(entry.event)
             else:
                 self.interrupted += 1
-                yield _interrupted_event(entry, last_event_s)
+                yield _interrupted_event(entry.event, last_event_s)
+        self.interrupted += len(unstored)
+        for event in unstored.values():
+            began_s = event.time_s - event.duration_s
+            yield _interrupted_event(replace(event, time_s=began_s), event.time_s)
 
 
 def journal_folders(folder: Path) -> list[Path]:
@@ -147,8 +164,8 @@ def open_orphan(folder: Path, surviving_work: SurvivingWork = NOTHING_SURVIVED) 
         os.close(descriptor)
 
 
-def _interrupted_event(begin_record: BeginRecord, last_event_s: float) -> UsageEvent:
-    """Makes the event of a request that was interrupted.
+def _interrupted_event(begun: UsageEvent, last_event_s: float) -> UsageEvent:
+    """Makes the event of a request that was interrupted, from what was known when it began.
 
     The usage of such a request is unknown, so it is charged no tokens.
 
@@ -156,9 +173,9 @@ def _interrupted_event(begin_record: BeginRecord, last_event_s: float) -> UsageE
     have used all of it.
     """
     return replace(
-        begin_record.event,
+        begun,
         time_s=last_event_s,
-        duration_s=last_event_s - begin_record.event.time_s,
+        duration_s=last_event_s - begun.time_s,
         prompt_tokens=0,
         cached_tokens=0,
         output_tokens=0,

@@ -34,6 +34,15 @@ class UsageRecord(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """Entry for the usage of a request, as it goes to the ledger."""
 
     event: UsageEvent
+    response: str = ""
+    """Id of the response that is stored in one transaction with this usage; empty: there is none."""
+
+
+class ReleaseRecord(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Entry for usage that goes to the ledger without its response, which is not stored after all."""
+
+    id: str
+    """Id of the event."""
 
 
 class _BeginRecordV1(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -70,21 +79,22 @@ class SegmentDamage(msgspec.Struct, frozen=True):
 _HEADER = struct.Struct("<III")
 _MARK = 0x4D544431
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(BeginRecord | UsageRecord | _BeginRecordV1 | _UsageRecordV1).decode
+_Entry = BeginRecord | UsageRecord | ReleaseRecord
+_decode = msgspec.msgpack.Decoder(_Entry | _BeginRecordV1 | _UsageRecordV1).decode
 _crc32 = zlib.crc32
 _pack = _HEADER.pack
 
 
-def encode_frame(entry: BeginRecord | UsageRecord) -> bytes:
+def encode_frame(entry: _Entry) -> bytes:
     """Encodes an entry as its bytes in a segment."""
     payload = _encode(entry)
     length = len(payload)
     return _pack(length, length ^ _MARK, _crc32(payload)) + payload
 
 
-def _upgrade_entry(entry: BeginRecord | UsageRecord | _BeginRecordV1 | _UsageRecordV1) -> BeginRecord | UsageRecord:
+def _upgrade_entry(entry: _Entry | _BeginRecordV1 | _UsageRecordV1) -> _Entry:
     """Converts an entry of any format to the one of this version."""
-    if isinstance(entry, BeginRecord | UsageRecord):
+    if isinstance(entry, _Entry):
         return entry
     event = UsageEvent(**{**entry.event, "outcome": Outcome(entry.event["outcome"])})
     if isinstance(entry, _BeginRecordV1):
@@ -112,7 +122,7 @@ class Segment:
         self._offset = offset
         self.damage: SegmentDamage | None = None
 
-    def __iter__(self) -> Iterator[tuple[BeginRecord | UsageRecord, int]]:
+    def __iter__(self) -> Iterator[tuple[_Entry, int]]:
         """Yields each entry with the offset at which it ends.
 
         Raises:

@@ -40,9 +40,9 @@ def response(number, previous=None, **changes):
     return StoredResponse(**fields | changes)
 
 
-async def test_a_response_is_there_when_it_was_saved_with_the_usage_recorded_before(store_config):
+async def test_a_response_is_there_when_it_was_saved_with_its_usage(store_config):
     async with open_responses(store_config, FakeClock()) as (store, ledger, database):
-        ledger.record(usage_event(1))
+        ledger.record(usage_event(1), "resp_1")
         await store.save(response(1, input=b'["\\u0000"]'))
         async with database.begin_read() as connection:
             assert await connection.scalar(select(func.count()).select_from(usage)) == 1
@@ -66,11 +66,41 @@ async def test_a_response_is_found_by_an_item_that_its_server_has_named(store_co
 async def test_many_are_saved_at_once_and_behind_a_long_backlog(store_config):
     async with open_responses(store_config, FakeClock()) as (store, ledger, database):
         for number in range(1200):
-            ledger.record(usage_event(number))
-        await asyncio.gather(*(store.save(response(number)) for number in range(50)))
+            ledger.record(usage_event(number), f"resp_{number}" if number >= 1150 else "")
+        await asyncio.gather(*(store.save(response(number)) for number in range(1150, 1200)))
         async with database.begin_read() as connection:
             assert await connection.scalar(select(func.count()).select_from(responses)) == 50
-            assert await connection.scalar(select(func.count()).select_from(usage)) == 1200
+            last = usage.c.id >= usage_event(1150).id
+            assert await connection.scalar(select(func.count()).select_from(usage).where(last)) == 50
+        assert ledger.backlog <= 650
+
+
+async def test_usage_is_billed_with_its_response_or_not_at_all(store_config):
+    async def billed(database):
+        async with database.begin_read() as connection:
+            rows = await connection.execute(select(usage.c.id, usage.c.outcome, usage.c.cost_nusd).order_by(usage.c.id))
+            return [tuple(row) for row in rows]
+
+    clock = FakeClock()
+    stored, lost, given_up, plain = (usage_event(number) for number in range(4))
+    async with open_responses(store_config, clock) as (store, ledger, database):
+        for event, name in ((stored, "resp_0"), (lost, "resp_1"), (given_up, "resp_2"), (plain, "")):
+            ledger.record(event, name)
+        await ledger.flush()
+        as_recorded = [(event.id, event.outcome, event.cost_nusd) for event in (stored, given_up, plain)]
+        assert await billed(database) == as_recorded[2:]
+        await store.save(response(0))
+        store.give_up("resp_2")
+        store.give_up("resp_0")  # it is stored, so nothing changes
+        assert await billed(database) == [as_recorded[0], as_recorded[2]]
+        ledger._backlog.close()  # as if the gateway had been killed
+        async with open_responses(store_config, clock) as (_, next_ledger, next_database):
+            assert await next_ledger.replay() == 4
+            assert await billed(next_database) == [as_recorded[0], (lost.id, "failed", 0), *as_recorded[1:]]
+            assert await next_ledger.spent([*lost.charges]) == {
+                counter: sum(event.charges.get(counter, 0) for event in (stored, given_up, plain))
+                for counter in lost.charges
+            }
 
 
 async def test_a_conversation_is_read_in_its_order_and_says_what_is_missing(store_config):

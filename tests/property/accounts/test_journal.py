@@ -1,6 +1,7 @@
 """The journal under damage: every entry before it comes back, none is invented, nothing is raised."""
 
 import tempfile
+from operator import attrgetter
 from pathlib import Path
 
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from maitred.core.usage import UsageEvent
 from maitred.store.batch import Backlog
 from maitred.store.journal import Journal
 from maitred.store.orphan_journal import journal_folders, open_orphan
-from maitred.store.segment import BeginRecord, Segment, UsageRecord, encode_frame
+from maitred.store.segment import BeginRecord, ReleaseRecord, Segment, UsageRecord, encode_frame
 from tests.support.usage_events import usage_event
 
 TEXT = st.text(max_size=12)
@@ -33,7 +34,9 @@ EVENT = st.builds(
     outcome=st.sampled_from(Outcome),
     charges=st.dictionaries(TEXT, COUNT, max_size=3),
 )
-ENTRY = st.builds(UsageRecord, EVENT) | st.builds(BeginRecord, EVENT)
+ENTRY = st.builds(UsageRecord, EVENT, TEXT) | st.builds(BeginRecord, EVENT) | st.builds(ReleaseRecord, TEXT)
+RESPONSES = ("resp_a", "resp_b")
+id_of = attrgetter("id")
 
 
 def read(data: bytes):
@@ -97,8 +100,11 @@ class BacklogMachine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.root = Path(self.folder.name)
         self.journal = Journal(self.root, segment_bytes=segment_bytes)
+        self.most_events = most_events
         self.backlog = Backlog(self.journal, max_events=most_events)
         self.waiting: list[UsageEvent] = []
+        self.unstored: dict[str, str] = {}
+        """Events that wait for a response -> its id."""
         self.running: list[UsageEvent] = []
         self.number = 0
 
@@ -117,16 +123,31 @@ class BacklogMachine(RuleBasedStateMachine):
             self.number += 1
             number = self.number
         event = usage_event(number)
-        self.backlog.add(event)
+        response = data.draw(st.sampled_from(["", "", *RESPONSES]))
+        fits = not self.backlog._journal_only and len(self.backlog) < self.most_events
+        self.backlog.add(event, response)
         self.waiting.append(event)
+        if response and fits:
+            self.unstored[event.id] = response
 
-    @rule(most=st.integers(1, 6))
-    def write(self, most):
-        batch = self.backlog.oldest_events(most)
-        assert batch == self.waiting[: len(batch)]
-        assert bool(batch) == bool(self.waiting)
-        self.backlog.mark_written(len(batch))
-        del self.waiting[: len(batch)]
+    @rule(most=st.integers(1, 6), responses=st.sets(st.sampled_from(RESPONSES)))
+    def write(self, most, responses):
+        batch = self.backlog.oldest_events(most, responses)
+        free = [event for event in self.waiting if event.id not in self.unstored]
+        with_responses = [event for event in self.waiting if self.unstored.get(event.id) in responses]
+        oldest = [*batch.values()][: len(batch) - len(with_responses)]
+        assert oldest == free[: len(oldest)]
+        assert bool(oldest) or not free or self.unstored
+        assert sorted([*batch.values()][len(oldest) :], key=id_of) == sorted(with_responses, key=id_of)
+        self.backlog.mark_written(batch)
+        written = {event.id for event in batch.values()}
+        self.waiting = [event for event in self.waiting if event.id not in written]
+        self.unstored = {event: response for event, response in self.unstored.items() if event not in written}
+
+    @rule(response=st.sampled_from(RESPONSES))
+    def release(self, response):
+        self.backlog.release(response)
+        self.unstored = {event: waits_for for event, waits_for in self.unstored.items() if waits_for != response}
 
     @invariant()
     def counts(self):
@@ -149,8 +170,9 @@ class BacklogMachine(RuleBasedStateMachine):
                         assert found.setdefault(event.id, event) == event
                 orphan.remove()
         for event in self.waiting:
-            assert found[event.id] == event
-        for event in self.running:
+            if event.id not in self.unstored:
+                assert found[event.id] == event
+        for event in [*self.running, *(event for event in self.waiting if event.id in self.unstored)]:
             assert found[event.id].outcome == Outcome.FAILED
             assert not found[event.id].charges
         assert list(self.root.iterdir()) == []

@@ -226,6 +226,8 @@ class ResponsesRoutes:
             with_logprobs="message.output_text.logprobs" in request.includes,
             with_encrypted_reasoning="reasoning.encrypted_content" in request.includes,
         )
+        if stores:
+            exchange.context.stored_as = formatter.resource.id
         if request.background:
             response = BackgroundResponse(self._to_row(exchange, request, formatter), formatter)
             generate = partial(self._generate, request, chat, native, formatter, compaction=compaction)
@@ -247,7 +249,10 @@ class ResponsesRoutes:
                 before_end=keep,
             )
 
-        await self._generate(request, chat, native, formatter, exchange=exchange, read=send, compaction=compaction)
+        try:
+            await self._generate(request, chat, native, formatter, exchange=exchange, read=send, compaction=compaction)
+        finally:
+            self._store.give_up(formatter.resource.id)
 
     async def _generate(
         self,
