@@ -51,7 +51,7 @@ class PaperLedger:
             raise StoreUnavailable
         self.begun.append(event)
 
-    def record(self, event, response=""):
+    def record(self, event, response="", settle=None):
         if self.away:
             raise StoreUnavailable
         self.events.append(event)

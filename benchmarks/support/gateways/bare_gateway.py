@@ -51,7 +51,7 @@ from maitred.core.ids import new_object_id
 from maitred.core.limits import Limit, LimitSource
 from maitred.core.request import Usage
 from maitred.core.tenancy import Authenticator, Principal, Scope
-from maitred.core.usage import Ledger, UsageEvent
+from maitred.core.usage import Ledger, Settle, UsageEvent
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.request import Endpoint
 from maitred.engine.models.source import find_model
@@ -105,8 +105,8 @@ class _Forgets:
     def begin(self, event: UsageEvent) -> None:
         pass
 
-    def record(self, event: UsageEvent, response: str = "") -> None:
-        pass
+    def record(self, event: UsageEvent, response: str = "", settle: Settle | None = None) -> bool:
+        return False
 
 
 class _JournalAlone:
@@ -118,8 +118,9 @@ class _JournalAlone:
     def begin(self, event: UsageEvent) -> None:
         self._journal.begin(event)
 
-    def record(self, event: UsageEvent, response: str = "") -> None:
+    def record(self, event: UsageEvent, response: str = "", settle: Settle | None = None) -> bool:
         self._journal.release(self._journal.record(event))
+        return False
 
 
 _FREE_PLAN = LimitPlan(0, 0, PerRequestLimits(), make_demand((), FREE.price, 0), FREE)

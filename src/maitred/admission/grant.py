@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -154,11 +155,13 @@ class Grant:
         taken = rate_amounts(demand, usage, outcome, was_dispatched=bool(self.replica))
         context = self._work.context
         response = context.stored_as if context is not None and outcome is Outcome.FINISHED else ""
-        self._books.ledger.record(self._event(usage, outcome, cost_nusd, spent, taken), response)
+        event = self._event(usage, outcome, cost_nusd, spent, taken)
+        charge = partial(self._charge, {**spent, **taken}) if demand.claims else None
+        waits = self._books.ledger.record(event, response, charge)
         self._recorded = True
         self._record_span(usage, outcome, cost_nusd)
-        if self._plan.demand.claims:
-            await self._charge({**spent, **taken})
+        if charge is not None and not waits:
+            await charge()
 
     async def end(self, error: BaseException | None) -> None:
         """Settles with the known usage if still unsettled; never raises in place of `error`."""

@@ -7,7 +7,7 @@ Prices are per million tokens, as every provider states them. The cost of a whol
 reservation uses the same rule, so it is never smaller than the later charge.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -57,6 +57,10 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Prompt tokens that the server wrote into its prefix cache, a part of the prompt tokens."""
 
 
+Settle = Callable[[], Awaitable[None]]
+"""Function that charges the counters with the usage of one request."""
+
+
 class Ledger(Protocol):
     """Ledger that stores usage durably."""
 
@@ -68,13 +72,17 @@ class Ledger(Protocol):
         """
         ...
 
-    def record(self, event: UsageEvent, response: str = "") -> None:
+    def record(self, event: UsageEvent, response: str = "", settle: Settle | None = None) -> bool:
         """Records the usage of a request. After the return, a crash of this process cannot lose it.
 
         Args:
             event: The ledger entry.
             response: Id of the response that the answer is stored as. If this process dies before the response is
                 stored, the request is an interrupted one, which is not billed. Empty: the answer is not stored.
+            settle: Charges the counters with the usage. It is called when the response is stored, or given up.
+
+        Returns:
+            Whether the usage waits for its response. If not, `settle` is left to the caller.
         """
         ...
 

@@ -239,6 +239,10 @@ class Backlog:
         self._append(event, response, position)
         return count + 1
 
+    def awaits(self, response: str) -> bool:
+        """Whether events wait for a response."""
+        return response in self._waiting
+
     def oldest_events(self, limit: int, responses: Iterable[str] = ()) -> Mapping[int, UsageEvent]:
         """Returns the oldest events that wait for no response, and leaves them in the backlog.
 

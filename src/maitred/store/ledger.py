@@ -23,13 +23,19 @@ from maitred.core.clock import Clock
 from maitred.core.errors import Bug, StoreUnavailable
 from maitred.core.request import Usage
 from maitred.core.stored_response import StoredResponse
-from maitred.core.usage import UsageEvent
+from maitred.core.usage import Settle, UsageEvent
 from maitred.store.batch import Backlog, BatchWriter
 from maitred.store.database import Database
 from maitred.store.journal import Journal
-from maitred.store.orphan_journal import NOTHING_SURVIVED, SurvivingWork, journal_folders, open_orphan
+from maitred.store.orphan_journal import (
+    NOTHING_SURVIVED,
+    SurvivingWork,
+    interrupted_event,
+    journal_folders,
+    open_orphan,
+)
 from maitred.store.recent_usage import RecentRateUsage, read_rate_usage
-from maitred.store.schema import StoredText, spend
+from maitred.store.schema import StoredText, spend, usage
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +54,7 @@ _TEXT_TYPE = StoredText()
 _Result = TypeVar("_Result")
 
 
-Settle = Callable[[str, Mapping[str, int]], Awaitable[None]]
+SettleLease = Callable[[str, Mapping[str, int]], Awaitable[None]]
 """Function that ends a lease and charges the used amounts, as `maitred.core.counters.Counters.settle`."""
 
 
@@ -80,9 +86,11 @@ class UsageLedger:
         self._recorded_tokens: dict[str, tuple[int, int, int]] = {}
         self._costs_nusd: Counter[str] = Counter()
         self._writer = BatchWriter(database)
-        self._settle: Settle | None = None
+        self._settle_lease: SettleLease | None = None
         self._responses: list[tuple[StoredResponse, asyncio.Future[Exception | None]]] = []
         """Responses that wait for the next transaction."""
+        self._settlements: dict[str, list[Settle]] = {}
+        """Settlements of usage that waits for a response, by its id."""
         self.surviving_ids: set[str] = set()
 
     def begin(self, event: UsageEvent) -> None:
@@ -93,7 +101,7 @@ class UsageLedger:
         """
         self._journal.begin(event)
 
-    def record(self, event: UsageEvent, response: str = "") -> None:
+    def record(self, event: UsageEvent, response: str = "", settle: Settle | None = None) -> bool:
         """Records what a request has used. Implements `Ledger.record`.
 
         Usage that is recorded for a response stays in the journal until `write_with` or `release` with this response.
@@ -113,6 +121,10 @@ class UsageLedger:
             tokens = (prompt + tokens[0], output + tokens[1], cached + tokens[2])
         self._recorded_tokens[model] = tokens
         self._costs_nusd[model] += event.cost_nusd
+        waits = self._backlog.awaits(response)
+        if waits and settle is not None:
+            self._settlements.setdefault(response, []).append(settle)
+        return waits
 
     @property
     def backlog(self) -> int:
@@ -164,14 +176,14 @@ class UsageLedger:
         await self.flush()
         return await read_rate_usage(self._database, since_s)
 
-    async def replay(self, settle: Settle | None = None, surviving: SurvivingWork = NOTHING_SURVIVED) -> int:
+    async def replay(self, settle_lease: SettleLease | None = None, surviving: SurvivingWork = NOTHING_SURVIVED) -> int:
         """Writes the journals of dead processes to the database.
 
         This must run before the gateway serves requests, because budgets would otherwise miss that usage.
 
         Args:
-            settle: Called for each event with its id (which is the id of its lease) and the amounts that it charged and
-                took, because shared counters may still hold that lease. Later replays call it too.
+            settle_lease: Called for each event with its id (which is the id of its lease) and the amounts that it
+                charged and took, because shared counters may still hold that lease. Later replays call it too.
             surviving: Requests that are still running after the process that began them has died; see `surviving_ids`.
 
         Returns:
@@ -181,7 +193,7 @@ class UsageLedger:
             StoreUnavailable: The database cannot be written, or a journal cannot be read. All usage stays in the
                 journals.
         """
-        self._settle = settle or self._settle
+        self._settle_lease = settle_lease or self._settle_lease
         event_count = 0
         for folder in journal_folders(self._journal.folder):
             with open_orphan(folder, surviving) as orphan:
@@ -189,14 +201,19 @@ class UsageLedger:
                     continue
                 count = 0
                 for batch in orphan.batches(BATCH_EVENTS):
-                    await _run_to_end(self._writer.write(batch))
-                    if self._settle is not None:
-                        for event in batch:
-                            await self._settle(event.id, {**event.charges, **event.taken})
+                    await self._write_orphaned(batch)
                     count += len(batch)
-                if self._settle is not None:
+                for start in range(0, len(orphan.unstored), BATCH_EVENTS):
+                    batch = orphan.unstored[start : start + BATCH_EVENTS]
+                    written = await self._written_ids(batch)
+                    orphan.interrupted += len(batch) - len(written)
+                    await self._write_orphaned(
+                        [event if event.id in written else interrupted_event(event) for event in batch]
+                    )
+                    count += len(batch)
+                if self._settle_lease is not None:
                     for event in orphan.unanswered:
-                        await self._settle(event.id, {})
+                        await self._settle_lease(event.id, {})
                 for event in orphan.surviving:
                     if event.id not in self.surviving_ids:
                         self._journal.begin(event)
@@ -204,13 +221,25 @@ class UsageLedger:
                 orphan.remove()
                 if count:
                     log.warning(
-                        "Took %d usage events from the journal of a dead gateway; at most %d of its requests were "
-                        "interrupted.",
+                        "Took %d usage events from the journal of a dead gateway; %d of its requests were interrupted.",
                         count,
                         orphan.interrupted,
                     )
                 event_count += count
         return event_count
+
+    async def _write_orphaned(self, batch: Sequence[UsageEvent]) -> None:
+        """Writes events of a dead process, and settles the leases of their requests."""
+        await _run_to_end(self._writer.write(batch))
+        if self._settle_lease is not None:
+            for event in batch:
+                await self._settle_lease(event.id, {**event.charges, **event.taken})
+
+    async def _written_ids(self, events: Sequence[UsageEvent]) -> set[str]:
+        """Returns the ids of the events that the database has."""
+        query = select(usage.c.id).where(usage.c.id.in_([event.id for event in events]))
+        async with self._database.begin_read() as connection:
+            return set(await connection.scalars(query))
 
     async def flush(self) -> None:
         """Writes the whole backlog to the database, but for usage that waits for its response.
@@ -235,10 +264,14 @@ class UsageLedger:
         await _run_to_end(self._write_responses())
         if (error := await written) is not None:
             raise error
+        if response.id in self._settlements:
+            await _run_to_end(self._settle_usage_of(response.id))
 
-    def release(self, response_id: str) -> None:
+    async def release(self, response_id: str) -> None:
         """Lets usage that still waits for a response be billed without it: the response is not stored."""
         self._backlog.release(response_id)
+        if response_id in self._settlements:
+            await _run_to_end(self._settle_usage_of(response_id))
 
     async def run(self) -> None:
         """Writes the backlog repeatedly until the task is cancelled; the caller must then call `close`."""
@@ -295,6 +328,10 @@ class UsageLedger:
             for _, written in waiting:
                 if not written.done():
                     written.set_result(failure)
+
+    async def _settle_usage_of(self, response_id: str) -> None:
+        for settle in self._settlements.pop(response_id, ()):
+            await settle()
 
     async def _write_oldest(self) -> int:
         async with self._write_lock:

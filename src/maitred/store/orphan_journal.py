@@ -58,9 +58,11 @@ class OrphanJournal:
         The list excludes incomplete last entries, because every process that dies may leave one.
         """
         self.interrupted = 0
-        """Largest number of requests that ended with the process.
+        """Number of requests that had begun, were never recorded, and ended with the process."""
+        self.unstored: list[UsageEvent] = []
+        """Events that were recorded for a response; the list is complete when `batches` has ended.
 
-        They had begun and were never recorded, or were recorded for a response that may not have been stored.
+        If the database has such an event, it has the response. If not, the request was interrupted.
         """
         self.surviving: list[UsageEvent] = []
         """Number of events whose requests are still running in another process."""
@@ -70,8 +72,7 @@ class OrphanJournal:
     def batches(self, limit: int) -> Iterator[list[UsageEvent]]:
         """Yields all recorded events, then one event for each interrupted request, `limit` per list.
 
-        A request is interrupted, too, if its usage was recorded for a response that was not stored. Where it was, the
-        database has its usage, and takes no second event with its id.
+        Events that were recorded for a response are left out; see `unstored`.
 
         Raises:
             StoreUnavailable: A file cannot be read at all.
@@ -101,7 +102,7 @@ class OrphanJournal:
         self._folder.rmdir()
 
     def _events(self) -> Iterator[UsageEvent]:
-        self.damages, self.interrupted, self.surviving, self.unanswered = [], 0, [], []
+        self.damages, self.interrupted, self.surviving, self.unanswered, self.unstored = [], 0, [], [], []
         unfinished: dict[str, BeginRecord] = {}
         unstored: dict[str, UsageEvent] = {}
         last_event_s = 0.0  # of the latest entry: the process was alive at this time
@@ -133,11 +134,9 @@ class OrphanJournal:
                 self.unanswered.append(entry.event)
             else:
                 self.interrupted += 1
-                yield _interrupted_event(entry.event, last_event_s)
-        self.interrupted += len(unstored)
-        for event in unstored.values():
-            began_s = event.time_s - event.duration_s
-            yield _interrupted_event(replace(event, time_s=began_s), event.time_s)
+                ended = replace(entry.event, time_s=last_event_s, duration_s=last_event_s - entry.event.time_s)
+                yield interrupted_event(ended)
+        self.unstored = list(unstored.values())
 
 
 def journal_folders(folder: Path) -> list[Path]:
@@ -164,8 +163,8 @@ def open_orphan(folder: Path, surviving_work: SurvivingWork = NOTHING_SURVIVED) 
         os.close(descriptor)
 
 
-def _interrupted_event(begun: UsageEvent, last_event_s: float) -> UsageEvent:
-    """Makes the event of a request that was interrupted, from what was known when it began.
+def interrupted_event(event: UsageEvent) -> UsageEvent:
+    """Makes the event of a request that was interrupted, from what is known of it.
 
     The usage of such a request is unknown, so it is charged no tokens.
 
@@ -173,9 +172,7 @@ def _interrupted_event(begun: UsageEvent, last_event_s: float) -> UsageEvent:
     have used all of it.
     """
     return replace(
-        begun,
-        time_s=last_event_s,
-        duration_s=last_event_s - begun.time_s,
+        event,
         prompt_tokens=0,
         cached_tokens=0,
         output_tokens=0,

@@ -72,9 +72,9 @@ class ResponseStore:
         """
         await self._ledger.write_with(response)
 
-    def give_up(self, response_id: str) -> None:
+    async def give_up(self, response_id: str) -> None:
         """Lets the usage of a request be billed without its response, if that was not stored."""
-        self._ledger.release(response_id)
+        await self._ledger.release(response_id)
 
     async def find(self, principal: Principal, response_id: str) -> StoredResponse | None:
         """Returns a response of the caller; None: there is none, or it is not the caller's."""

@@ -90,8 +90,8 @@ async def test_usage_is_billed_with_its_response_or_not_at_all(store_config):
         as_recorded = [(event.id, event.outcome, event.cost_nusd) for event in (stored, given_up, plain)]
         assert await billed(database) == as_recorded[2:]
         await store.save(response(0))
-        store.give_up("resp_2")
-        store.give_up("resp_0")  # it is stored, so nothing changes
+        await store.give_up("resp_2")
+        await store.give_up("resp_0")  # it is stored, so nothing changes
         assert await billed(database) == [as_recorded[0], as_recorded[2]]
         ledger._backlog.close()  # as if the gateway had been killed
         async with open_responses(store_config, clock) as (_, next_ledger, next_database):

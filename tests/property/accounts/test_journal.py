@@ -163,16 +163,17 @@ class BacklogMachine(RuleBasedStateMachine):
             return
         self.backlog.close()
         found: dict[str, UsageEvent] = {}
+        unstored: dict[str, UsageEvent] = {}
         for path in journal_folders(self.root):
             with open_orphan(path) as orphan:
                 for batch in orphan.batches(3):
                     for event in batch:
                         assert found.setdefault(event.id, event) == event
+                unstored |= {event.id: event for event in orphan.unstored}
                 orphan.remove()
         for event in self.waiting:
-            if event.id not in self.unstored:
-                assert found[event.id] == event
-        for event in [*self.running, *(event for event in self.waiting if event.id in self.unstored)]:
+            assert (unstored if event.id in self.unstored else found)[event.id] == event
+        for event in self.running:
             assert found[event.id].outcome == Outcome.FAILED
             assert not found[event.id].charges
         assert list(self.root.iterdir()) == []

@@ -252,7 +252,7 @@ class ResponsesRoutes:
         try:
             await self._generate(request, chat, native, formatter, exchange=exchange, read=send, compaction=compaction)
         finally:
-            self._store.give_up(formatter.resource.id)
+            await self._store.give_up(formatter.resource.id)
 
     async def _generate(
         self,
