@@ -12,9 +12,6 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.suite import fork_server
-from tests.support.suite.compilation import compile_share, kernels_compiled
-
 # How fast the machine draws examples, and runs one, says nothing about the code; a crowded one is slow at both. Half of
 # the examples that Hypothesis draws by itself keep the suite short; `--hypothesis-profile thorough` draws ten times as
 # many.
@@ -59,27 +56,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Most of the start of a server is imports.
-fork_server.install()
-
 # Thousands of tests, and the modules that they import, stay: the garbage collector scans none of them, even where an
 # engine in a test lets it scan all that was there.
 gc.disable()
 gc.unfreeze = lambda: None
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_cmdline_main(config):
-    if not config.getoption("numprocesses", None):
-        return (yield)
-    with kernels_compiled():
-        return (yield)
-
-
-def pytest_sessionstart(session):
-    worker = getattr(session.config, "workerinput", None)
-    if worker is not None:
-        compile_share(session.config, int(worker["workerid"].removeprefix("gw")), worker["workercount"])
 
 
 @pytest.hookimpl(trylast=True)
@@ -112,10 +92,3 @@ def uncollected():
     gc.disable()
     yield
     gc.enable()
-
-
-@pytest.fixture(scope="module")
-def new_interpreters():
-    """Python is started for each program, as users start it."""
-    with fork_server.new_interpreters():
-        yield

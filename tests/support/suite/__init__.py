@@ -1,1 +1,0 @@
-"""What the suite is run with: how it starts programs, and compiles."""
