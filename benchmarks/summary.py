@@ -3,12 +3,10 @@
 ``python -m benchmarks summary`` puts all of them between the markers in docs/benchmarks.md, and a few in README.md.
 """
 
-import json
 import re
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 from benchmarks.support.figures import (
     fair_summary,
@@ -17,7 +15,7 @@ from benchmarks.support.figures import (
     rival_summary,
     routing_summary,
 )
-from benchmarks.support.report import RESULTS
+from benchmarks.support.report import bar_of, load_result
 
 ROOT = Path(__file__).parent.parent
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
@@ -61,13 +59,8 @@ def _with_current_commands(text: str) -> str:
     return "\n".join(lines).replace(_NO_BREAK, " ")
 
 
-def _load(name: str) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
-    return result
-
-
 def _users() -> str:
-    result = _load("users")
+    result = load_result("users")
     machine = result["machine"]
     lines = [
         f"**Users at once** — `{result['command']}`, bundled model, client, gateway and engine together on "
@@ -88,7 +81,7 @@ def _users() -> str:
 
 
 def _loads() -> str:
-    result = _load("load")
+    result = load_result("load")
     knee, loads = result["figures"]["knee"], result["figures"]["loads"]
     good = knee["spec"]["objectives"]
     lost = sum(load["summary"]["requests"] - load["summary"]["outcomes"]["complete"] for load in loads.values())
@@ -112,20 +105,20 @@ def _loads() -> str:
 
 
 def _accounts() -> str:
-    alone, shared, kills = _load("overspend"), _load("overspend_shared"), _load("ledger_kills")
-    many, cost = _load("tenants"), _load("gateway_cost")
+    alone, shared, kills = load_result("overspend"), load_result("overspend_shared"), load_result("ledger_kills")
+    many, cost = load_result("tenants"), load_result("gateway_cost")
     one, two, away = alone["figures"]["spend"], shared["figures"]["spend"], shared["figures"]["outage-0"]
     tenants, rss, start_s = many["figures"], many["figures"]["rss_mib"], many["figures"]["start_s"]
     endings = kills["figures"]["endings_during_the_kills"]
     sentences = [
         f"**Accounts** — `{alone['command']}`: {one['requests']:,} requests of 64 callers who leave, fail and are cut, "
         f"with {one['kills']} kills of the gateway: {one['spent_usd']:.6f} of {one['budget_usd']:g} USD spent, "
-        f"{_bar(alone, 'overspend'):.0f} overspent, {_bar(alone, 'still reserved'):.0f} still reserved.",
+        f"{bar_of(alone, 'overspend'):.0f} overspent, {bar_of(alone, 'still reserved'):.0f} still reserved.",
         f"Two gateways on one Redis and one PostgreSQL: {two['requests']:,} requests, {two['kills']} kills, "
         f"{two['spent_usd']:.6f} of {two['budget_usd']:g} USD; then Redis killed and started empty: "
         f"{away['overshoot_share']:.1%} overshoot, normal {away['normal_after_s']:.1f} s after it was back.",
         f"`{kills['command']}`: {kills['figures']['kills']} kills -9 in mid-stream; of {endings['whole']} answers that "
-        f"were whole, {_bar(kills, 'missing'):.0f} are missing in the ledger and {_bar(kills, 'twice'):.0f} billed "
+        f"were whole, {bar_of(kills, 'missing'):.0f} are missing in the ledger and {bar_of(kills, 'twice'):.0f} billed "
         "twice.",
         f"`{many['command']}`: {tenants['loaded']['keys']:,} keys of {tenants['loaded']['tenants']:,} tenants take "
         f"{rss['all'] - rss['none']:.0f} MiB and {start_s['all'] - start_s['none']:.1f} s more to start; a revoked key "
@@ -138,13 +131,8 @@ def _accounts() -> str:
     return " ".join(sentences) + "\n"
 
 
-def _bar(result: dict[str, Any], words: str) -> float:
-    """What was measured for the first bar of these words."""
-    return next(float(bar["measured"]) for bar in result["bars"] if words in bar["name"])
-
-
 def _retries() -> str:
-    result = _load("retries")
+    result = load_result("retries")
     lines = [
         f"**What hints save** — `{result['command']}`: callers who share a key that is used up, each with the official "
         "client as it comes, calling until they have their answers; with the hints of a refusal, and with these taken "
@@ -166,7 +154,7 @@ def _retries() -> str:
 
 
 def _tester() -> str:
-    result, client = _load("tester"), _load("load_client")
+    result, client = load_result("tester"), load_result("load_client")
     cost, compared = result["figures"]["cost"], result["figures"]["compare"]
     unix, tcp = cost["unix socket"], cost["tcp"]
     truth = max(bar["measured"] for bar in result["bars"] if "what was done" in bar["name"])
@@ -194,7 +182,7 @@ def _times(seconds: dict[str, float]) -> str:
 
 
 def _throughput() -> str:
-    result = _load("throughput")
+    result = load_result("throughput")
     lines = [
         f"**Engine against `transformers`** — `{result['command']}`, fp32, {result['figures']['threads']} threads, "
         "output tokens per second, interleaved in one run. *One* is `generate` one request at a time, *static* is "
@@ -216,7 +204,7 @@ def _throughput() -> str:
 
 
 def _rest() -> str:
-    prefix, disconnects, failover = _load("prefix"), _load("disconnects"), _load("failover")
+    prefix, disconnects, failover = load_result("prefix"), load_result("disconnects"), load_result("failover")
     shared = "; ".join(
         f"{shape}: {figures['off_s']:.2f} s → {figures['on_s']:.2f} s ({figures['off_over_on']:.1f}×, "
         f"{figures['hit_rate']:.1%} of prompt tokens found)"
@@ -245,7 +233,7 @@ def _rest() -> str:
 
 
 def _chaos() -> str:
-    result = _load("chaos")
+    result = load_result("chaos")
     figures = result["figures"]
     own, scripted = figures["models"].values()
     troubles = sum(map(len, figures["played"].values()))
@@ -254,15 +242,15 @@ def _chaos() -> str:
         f"killed, stopped, slowed and made to flap, and servers send faults and stale metrics, {troubles} times. "
         f"Of {own['requests']:,} requests to the engines {own['whole_share']:.1%} were answered whole, of "
         f"{scripted['requests']:,} to the servers {scripted['whole_share']:.1%}; the others got an explicit error. "
-        f"{_bar(result, 'answers different'):.0f} differ, {_bar(result, 'cut silently'):.0f} were cut silently, "
-        f"{_bar(result, 'answers hanging'):.0f} hung, {_bar(result, 'not whole and were charged'):.0f} were charged "
-        f"without being whole; {_bar(result, 'held at the end'):.0f} requests, leases, slots and blocks were held "
-        f"{figures['settled_s']:.1f} s after the end."
+        f"{bar_of(result, 'answers different'):.0f} differ, {bar_of(result, 'cut silently'):.0f} were cut silently, "
+        f"{bar_of(result, 'answers hanging'):.0f} hung, {bar_of(result, 'not whole and were charged'):.0f} were "
+        f"charged without being whole; {bar_of(result, 'held at the end'):.0f} requests, leases, slots and blocks were "
+        f"held {figures['settled_s']:.1f} s after the end."
     )
 
 
 def _attacks() -> str:
-    result = _load("attacks")
+    result = load_result("attacks")
     figures = result["figures"]
     lost = sum(sum(attack["lost"].values()) for attack in figures.values())
     grown = max(max(attack["growth_mib"].values(), default=0.0) for attack in figures.values())

@@ -46,7 +46,7 @@ KEYS = 8
 CUT = 20
 """One in so many sockets is cut."""
 USD_PER_SOCKET = 2e-4
-"""Of the budget: about half of what the turns of a socket cost."""
+"""Part of the budget: about half of what the turns of a socket cost."""
 PRICE = {"prompt": 2.0, "cached": 0.5, "output": 6.0}
 LEASE_S = 3.0
 STORE_DEADLINE_S = 60.0
@@ -68,7 +68,7 @@ HELD = ("maitred_in_flight", "maitred_leases", "maitred_dispatch_running", "mait
 FDS = ("maitred_process_open_fds", "maitred_engine_process_open_fds")
 LEVEL_WITHIN_S = 15.0
 MOST_FDS = 4
-"""Of two connections to the database, which its pool opens when it first needs them."""
+"""Number of descriptors of two connections to the database, which its pool opens when it first needs them."""
 
 
 def main() -> int:

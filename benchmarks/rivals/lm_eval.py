@@ -66,7 +66,7 @@ _KINDS: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Samples:
-    """What the harness got from one backend.
+    """Results of the harness with one backend.
 
     Attributes:
         choice: Log-probabilities of all continuations, and whether each is the greedy one.

@@ -33,6 +33,17 @@ class Bar:
         return f"{self.name} {self.measured:.4g} ({sign} {self.bound:g}: {'met' if self.met else 'MISSED'})"
 
 
+def load_result(name: str) -> dict[str, Any]:
+    """Returns the result file of a benchmark."""
+    result: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return result
+
+
+def bar_of(result: dict[str, Any], words: str) -> float:
+    """Returns what was measured for the first bar with these words."""
+    return next(float(bar["measured"]) for bar in result["bars"] if words in bar["name"])
+
+
 class Report:
     """Collects the figures of one benchmark run.
 

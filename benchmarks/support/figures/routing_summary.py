@@ -1,9 +1,6 @@
 """The README's figures of choosing: among replicas, versions and models."""
 
-import json
-from typing import Any
-
-from benchmarks.support.report import RESULTS
+from benchmarks.support.report import load_result
 
 
 def render() -> str:
@@ -11,13 +8,8 @@ def render() -> str:
     return "\n".join([_replicas(), _canaries(), _hedging(), _swapping()])
 
 
-def _load(name: str) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
-    return result
-
-
 def _replicas() -> str:
-    result = _load("prefix_balance")
+    result = load_result("prefix_balance")
     figures = result["figures"]
     aware = figures["by_policy"]["predicted_ttft"]
     replicas = "; ".join(
@@ -45,7 +37,7 @@ def _replicas() -> str:
 
 
 def _canaries() -> str:
-    simulated, live = _load("canary"), _load("canary_live")
+    simulated, live = load_result("canary"), load_result("canary_live")
     figures, seen = simulated["figures"], live["figures"]
     sound, decisions = figures["sound"], figures["sound"]["decisions"]
     planted = ", ".join(name for name in figures if name != "sound")
@@ -59,7 +51,7 @@ def _canaries() -> str:
 
 
 def _hedging() -> str:
-    result = _load("hedging")
+    result = load_result("hedging")
     figures = result["figures"]
     off, on = (figures["sides"][side]["ttft_s"] for side in ("off", "on"))
     return (
@@ -71,7 +63,7 @@ def _hedging() -> str:
 
 
 def _swapping() -> str:
-    result = _load("model_swapping")
+    result = load_result("model_swapping")
     figures = result["figures"]
     parts = [
         f"{name} traffic: {figures[name]['loads']:.0f} loads where order of arrival would take "

@@ -10,8 +10,9 @@ import pytest
 
 from maitred.core.request import FinishReason, Usage
 from maitred.core.secret import Secret
-from maitred.replica.upstream.anthropic import AnthropicStreamParser
+from maitred.replica.upstream.event_stream import EventStreamParser
 from maitred.testing.scripted_anthropic import PING, Reply, ScriptedAnthropic, block, end, error, start, text, tool_use
+from maitred.wire.anthropic.answer import MessagesStreamParser
 from tests.integration.upstream.test_upstream_passing import Server, chunk, running
 from tests.support.upstream_gateway import MODEL, upstream_gateway
 
@@ -301,7 +302,7 @@ def test_its_last_event_needs_no_blank_line():
         "delta": {"stop_reason": "end_turn"},
         "usage": {"input_tokens": 5, "output_tokens": 3},
     }
-    parser = AnthropicStreamParser("there")
+    parser = EventStreamParser("there", MessagesStreamParser())
     parser.feed(b"data: " + json.dumps(delta).encode() + b"\n\n")
     assert parser.feed(b"data: " + json.dumps(end).encode()) is None
     batch = parser.on_end(is_framed=True)

@@ -441,14 +441,14 @@ def test_a_stream_in_any_pieces_is_the_same_answer_and_a_part_of_it_is_none(data
     events = [f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in stream(*ITEMS)]
     sent = "".join(events).encode()
     cuts = sorted(data.draw(st.sets(st.integers(1, len(sent) - 1), max_size=6)))
-    parser, deltas = EventStreamParser("there", None, ResponsesStreamParser(MODEL)), []
+    parser, deltas = EventStreamParser("there", ResponsesStreamParser(MODEL)), []
     for begin, end in zip([0, *cuts], [*cuts, len(sent)], strict=True):
         batch = parser.feed(sent[begin:end])
         deltas += batch.parts if batch is not None else []
     assert parser.is_complete
     assert "".join(delta.text for delta in deltas) == "Hello there"
     assert deltas[-1].block["response"]["output"][1:] == RAW[1:]
-    shorter = EventStreamParser("there", None, ResponsesStreamParser(MODEL))
+    shorter = EventStreamParser("there", ResponsesStreamParser(MODEL))
     shorter.feed("".join(events[: data.draw(st.integers(0, len(events) - 1))]).encode())
     with pytest.raises(MaitredError):
         shorter.on_end(is_framed=True)

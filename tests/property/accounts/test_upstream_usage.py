@@ -10,10 +10,11 @@ from collections import defaultdict
 from maitred.app.request.usage_counter import OutputGrant, UpstreamUsageCounter
 from maitred.core.context import Outcome, RequestContext
 from maitred.core.errors import MaitredError, QuotaExceeded
-from maitred.replica.upstream.anthropic import AnthropicStreamParser
 from maitred.replica.upstream.dialects import DIALECTS
+from maitred.replica.upstream.event_stream import EventStreamParser
 from maitred.replica.upstream.openai_stream import OpenAIStreamParser
 from maitred.routing.catalog import TextModel
+from maitred.wire.anthropic.answer import MessagesStreamParser
 from tests.support.admission_services import AdmissionSetup, limit
 
 ANSWERS = 10_000
@@ -91,7 +92,7 @@ async def serve(setup, model, rng):
             model, context, float(prompt_tokens), OutputGrant(grant.max_tokens, choices, WINDOW)
         )
         parser = (
-            AnthropicStreamParser("there")
+            EventStreamParser("there", MessagesStreamParser())
             if speaks_anthropic
             else OpenAIStreamParser("there", choices, DIALECTS[rng.choice(["generic", "vllm", "openai", "sglang"])])
         )

@@ -10,8 +10,9 @@ from maitred.api.messages import MessagesFormatter
 from maitred.api.streaming import CollectedChoice
 from maitred.core.context import RequestContext
 from maitred.core.request import Usage
-from maitred.replica.upstream.anthropic import AnthropicStreamParser
+from maitred.replica.upstream.event_stream import EventStreamParser
 from maitred.replica.upstream.secret_mask import DeltaMask
+from maitred.wire.anthropic.answer import MessagesStreamParser
 from maitred.wire.sse import SSEDecoder
 
 TEXTS = st.lists(st.sampled_from(["a", "s", "sk", "é\n", '"']), min_size=1, max_size=2)
@@ -69,7 +70,7 @@ def sent(blocks):
 
 
 def answered(data, secrets):
-    parser, mask, parts = AnthropicStreamParser("there"), DeltaMask(secrets), []
+    parser, mask, parts = EventStreamParser("there", MessagesStreamParser()), DeltaMask(secrets), []
     for piece in data:
         batch = parser.feed(piece)
         if batch is not None and mask.is_concerned(batch):

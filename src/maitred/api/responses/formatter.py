@@ -206,9 +206,7 @@ class ResponsesFormatter:
             usage: What is billed; None: the answer had not begun.
         """
         self._break_off()
-        parts = [part for part in (self._compacted, usage) if part is not None]
-        billed = ResponseUsage.of(reduce(add, parts)) if parts else None
-        self.resource = replace(self._current("cancelled"), output=self._output, usage=billed)
+        self.resource = replace(self._current("cancelled"), output=self._output, usage=self._total_usage(usage))
         return self._encode([ResponseEvent(type="response.incomplete", response=self.resource)])
 
     def error_events(self, error: MaitredError) -> bytes:
@@ -269,8 +267,13 @@ class ResponsesFormatter:
             output=self._output,
             incomplete_details=incomplete,
             completed_at=int(time.time()) if incomplete is None else None,
-            usage=ResponseUsage.of(usage if self._compacted is None else self._compacted + usage),
+            usage=self._total_usage(usage),
         )
+
+    def _total_usage(self, usage: Usage | None) -> ResponseUsage | None:
+        """Returns the usage of the answer with that of the compaction before it; None: there is neither."""
+        parts = [part for part in (self._compacted, usage) if part is not None]
+        return ResponseUsage.of(reduce(add, parts)) if parts else None
 
     def items_to_keep(self) -> list[dict[str, Any]]:
         """Returns the items of the output as the next request needs them, with all signed thoughts."""

@@ -213,10 +213,12 @@ class ResponsesRoutes:
         window = await self._compactions.open_last(exchange, earlier, request.items())
         chat, beyond_chat = convert_to_chat(request, earlier, window)
         vars(request)["ignored_fields"] = (*request.ignored_fields, *unread_items(earlier))
-        items = conversation_items(request, earlier, window)
-        compaction = await self._plan_compaction(exchange, request, chat, items)
+        compaction = None
+        if request.context_management or window:
+            items = [item for _, item in conversation_items(request, earlier, window)]
+            compaction = await self._plan_compaction(exchange, request, chat, items)
         keeps = stores or isinstance(exchange, ResponsesTurn)
-        written = written_items(item for _, item in items) if window else [*history, *request.written_items()]
+        written = written_items(items) if window else [*history, *request.written_items()]
         fields = native_fields(request.sent, written, keeps_state=keeps)
         native = NativeRequest("responses", fields, beyond_chat=beyond_chat)
         formatter = ResponsesFormatter(
@@ -303,7 +305,7 @@ class ResponsesRoutes:
         exchange: HttpExchange,
         request: ResponsesRequest,
         chat: ChatRequest,
-        items: Sequence[tuple[str, InputItem]],
+        items: Sequence[InputItem],
     ) -> "_CompactionPlan | None":
         """Returns how the conversation is compacted before the answer; None: it is not.
 
@@ -311,12 +313,12 @@ class ResponsesRoutes:
             exchange: The exchange of the request.
             request: The request.
             chat: The chat completion for all of the conversation.
-            items: Items of the conversation, with their places.
+            items: Items of the conversation.
         """
         thresholds = [entry.compact_threshold for entry in request.context_management or () if entry.compact_threshold]
         if not thresholds or (isinstance(exchange, ResponsesTurn) and not exchange.event.generate):
             return None
-        parts = compact_earlier([item for _, item in items])
+        parts = compact_earlier(items)
         if parts is None:
             return None
         with _own_params():
@@ -593,7 +595,7 @@ class _CompactionPlan(msgspec.Struct, frozen=True):
     chat: ChatRequest
     """The chat completion that summarises its earlier items."""
     window: CompactedWindow
-    """What stands for it then, still without the summary."""
+    """Window that stands for these items then, still without the summary."""
 
 
 async def _drop_text(answer: ResponseStream) -> AsyncIterator[list[TextDelta]]:

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: encodes requests and parses streams, with `maitred.wire.anthropic`."""
+"""Anthropic's Messages API: encodes requests, with `maitred.wire.anthropic`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,9 +8,7 @@ import msgspec
 from maitred.core.errors import InvalidRequest, Unsupported
 from maitred.core.text_replica import TextRequest
 from maitred.replica.upstream.dialects import ANTHROPIC_DIALECT
-from maitred.replica.upstream.event_stream import EventStreamParser
 from maitred.replica.upstream.request_body import split_fields, unread_thought, without_continuation_fields
-from maitred.wire.anthropic.answer import MessagesStreamParser
 from maitred.wire.anthropic.fields import OPERATOR_FIELDS
 from maitred.wire.anthropic.outbound import adapt_history, begins_without_thought, to_messages
 from maitred.wire.anthropic.requests import MessagesRequest, unwrap_server_blocks, wrap_server_blocks
@@ -137,15 +135,3 @@ def _may_think(request: MessagesRequest, thinking: Any, asked_tokens: int | None
         # The server tells a caller who asked for too little; nobody else did so.
         return is_own and asked_tokens is not None and budget_tokens >= asked_tokens
     return is_own or request.tool_choice is None or request.tool_choice.type in ("auto", "none")
-
-
-class AnthropicStreamParser(EventStreamParser):
-    """Parser of one stream of the Messages API.
-
-    Args:
-        server: Name of the server, for log messages.
-        request_body: Body of the request, to tell the caller's words from the server's.
-    """
-
-    def __init__(self, server: str, request_body: bytes | None = None) -> None:
-        super().__init__(server, request_body, MessagesStreamParser())

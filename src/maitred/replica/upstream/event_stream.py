@@ -48,15 +48,15 @@ class EventStreamParser:
 
     Args:
         server: Name of the server, for log messages.
-        request_body: Body of the request, to tell the caller's words from the server's.
         parser: Parser of the events.
+        request_body: Body of the request, to tell the caller's words from the server's.
 
     Attributes:
         has_begun: Whether any part of the response was received.
         is_complete: Whether the whole response was received.
     """
 
-    def __init__(self, server: str, request_body: bytes | None, parser: EventParser) -> None:
+    def __init__(self, server: str, parser: EventParser, request_body: bytes | None = None) -> None:
         self.has_begun = False
         self.is_complete = False
         self._server = server

@@ -33,7 +33,6 @@ from maitred.replica.http.connection import Response, ResponseBroken
 from maitred.replica.http.pool import ConnectFailed, HttpConnectionPool, OpenConnections
 from maitred.replica.http.request_head import encode_head, encode_header, encode_request
 from maitred.replica.upstream.anthropic import (
-    AnthropicStreamParser,
     encode_count_body,
     encode_messages_body,
     encode_native_body,
@@ -58,6 +57,7 @@ from maitred.replica.upstream.secret_mask import SecretMask
 from maitred.replica.upstream.status import UpstreamStatus
 from maitred.replica.upstream.stream import StreamParser, UpstreamStream
 from maitred.replica.upstream.url import UpstreamUrl
+from maitred.wire.anthropic.answer import MessagesStreamParser
 from maitred.wire.responses.answer import ResponsesStreamParser
 
 FIRST_PART_TIMEOUT_S = 120.0
@@ -168,7 +168,7 @@ class UpstreamCall:
             continues_answers = upstream.config.continues_answers
             encode = encode_messages_body if native is None else encode_native_body
             body, ignored = encode(request, model, parameters, continues_answers=continues_answers)
-            self._parser = AnthropicStreamParser(upstream.name, body)
+            self._parser = EventStreamParser(upstream.name, MessagesStreamParser(), body)
             return "messages", body, ignored
         if native is not None:
             body, ignored = encode_responses_body(
@@ -178,7 +178,7 @@ class UpstreamCall:
                 reasons=upstream.reasons,
             )
             answer_parser = ResponsesStreamParser(upstream.model, upstream.on_reasoning)
-            self._parser = EventStreamParser(upstream.name, body, answer_parser)
+            self._parser = EventStreamParser(upstream.name, answer_parser, body)
             return "responses", body, ignored
         body, ignored = encode_body(request, upstream.dialect, model, parameters, upstream.config.request_fields)
         choices_per_prompt = int(request.fields.get("n") or 1)

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API: encodes requests and parses streams, with `maitred.wire.responses`."""
+"""OpenAI's Responses API: encodes requests, with `maitred.wire.responses`."""
 
 import logging
 from collections.abc import Mapping

@@ -41,6 +41,7 @@ _SUMMARY_HEAD = (
 )
 _SUMMARY_CUT = "\n\n(The summary was cut here.)"
 _PREFIX = "maitred-c1."
+_SIGNATURE_BYTES = 32
 _ROLES_OF_INSTRUCTIONS = ("system", "developer")
 _ALTERED = (
     "{path}.encrypted_content was altered, or made for another tenant. Send the compaction item as it came, or the "
@@ -96,7 +97,7 @@ def seal(window: CompactedWindow, principal: Principal, key: bytes) -> str:
     """
     sealed = _SignedWindow(tenant=principal.tenants[0], organisation=principal.tenants[-1], window=window)
     payload = msgspec.json.encode(sealed)
-    text = _PREFIX + base64.urlsafe_b64encode(hmac.digest(key, payload, "sha256") + payload).decode("ascii")
+    text = _PREFIX + base64.urlsafe_b64encode(_sign(payload, key) + payload).decode("ascii")
     if len(text) > MAX_SEALED_BYTES:
         raise InvalidRequest(
             f"What stays of the conversation has more than {MAX_SEALED_BYTES:,} bytes. Send fewer or smaller messages "
@@ -104,6 +105,10 @@ def seal(window: CompactedWindow, principal: Principal, key: bytes) -> str:
             param="input",
         )
     return text
+
+
+def _sign(payload: bytes, key: bytes) -> bytes:
+    return hmac.digest(key, payload, "sha256")
 
 
 def is_sealed_here(item: CompactionItem) -> bool:
@@ -131,10 +136,10 @@ def unseal(item: CompactionItem, principal: Principal, key: bytes, path: str) ->
         signed = base64.b64decode(text[len(_PREFIX) :], altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
         raise altered from None
-    size = 32
-    if not hmac.compare_digest(signed[:size], hmac.digest(key, signed[size:], "sha256")):
+    signature, payload = signed[:_SIGNATURE_BYTES], signed[_SIGNATURE_BYTES:]
+    if not hmac.compare_digest(signature, _sign(payload, key)):
         raise altered
-    sealed = msgspec.json.decode(signed[size:], type=_SignedWindow)
+    sealed = msgspec.json.decode(payload, type=_SignedWindow)
     # As stored responses: of the caller's tenant, or of a team of it.
     if principal.tenants[0] not in (sealed.tenant, sealed.organisation):
         raise altered

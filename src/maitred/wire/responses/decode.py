@@ -73,12 +73,11 @@ def decode_responses(body: bytes, *, strict: bool) -> ResponsesRequest:
             "background: true needs a response that is stored, because it is read later. Leave store out.",
             param="background",
         )
-    for position, name in enumerate(request.include or ()):
-        if name not in INCLUDES and request.beyond_chat is None:
-            vars(request)["beyond_chat"] = Unsupported(
-                f"include[{position}] must be one of {', '.join(INCLUDES)}; got {format_value(name)}.",
-                param=f"include[{position}]",
-            )
+    if request.beyond_chat is None:
+        try:
+            check_includes(request.include or ())
+        except InvalidRequest as error:
+            vars(request)["beyond_chat"] = Unsupported(error.message, param=error.param)
     _check_context_management(request.context_management or ())
     return request
 

@@ -63,7 +63,7 @@ INCLUDES = (
 )
 """Additional parts of items that OpenAI names."""
 _INCLUDES_HERE = frozenset(INCLUDES[:3])
-"""Those of items that this server has. The others are parts of items of tools that run at a provider."""
+"""Parts of items that this server has. The others are of items of tools that run at a provider."""
 _TEXT_MEMBERS = frozenset({"format", "verbosity"})
 _REASONING_MEMBERS = frozenset({"effort"})
 _COMPACTION_MEMBERS = frozenset(ContextManagement.__struct_fields__)
