@@ -164,6 +164,7 @@ async def test_a_key_makes_a_repeat_safe_whole_and_streamed():
         assert conflict.code == "idempotency_conflict"
         assert len(system.engine.submitted) == 3
         # The client would have tried again three times, if the response had not said that retrying cannot help.
+        await system.wait_until(lambda: len(system.contexts) >= 6)
         assert len(system.contexts) == 6
 
 
