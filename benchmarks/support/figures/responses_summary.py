@@ -5,7 +5,7 @@ from benchmarks.support.report import bar_of, load_result
 
 def render() -> str:
     """Returns the figures as Markdown."""
-    return "\n\n".join([_conversations(), _websockets(), _fuzz(), _lm_eval()]) + "\n"
+    return "\n\n".join([_conversations(), _websockets(), _fuzz(), _lm_eval(), _prompt_logprobs()]) + "\n"
 
 
 def _conversations() -> str:
@@ -63,4 +63,16 @@ def _lm_eval() -> str:
         f"at most {differences['choice']:.1e}, those of {figures['documents']} whole texts by "
         f"{differences['rolling']:.1e}; "
         f"{bar_of(result, 'generated texts'):.0f} of {figures['documents']} greedy texts differ."
+    )
+
+
+def _prompt_logprobs() -> str:
+    result = load_result("prompt_logprobs")
+    models = result["figures"]
+    most = {head: max(figures["over_without"].values()) for head, figures in models.items()}
+    return (
+        f"**Log-probabilities of prompts** — `{result['command']}`: {models['a twelfth']['prompt_tokens']} tokens, "
+        f"over the same prefill without them: at most {most['a twelfth']:.2f} times as long where the head is a "
+        "twelfth of the model's work, as in models of seven billion parameters, and "
+        f"{most['a third']:.2f} times where it is a third."
     )
