@@ -46,7 +46,7 @@ from maitred.text.tokenizer import Tokenizer
 from tests.support.admission_services import Limits, PaperLedger
 from tests.support.applications import make_app
 
-TOKENIZER = Tokenizer.load(BUNDLED_MODEL)
+TOKENIZER = Tokenizer.load(BUNDLED_MODEL, cache_bytes=1 << 20)
 MODEL = "tiny"
 CARD = msgspec.structs.replace(SCRIPTED_CARD, vocab_size=TOKENIZER.vocab_size, context_tokens=512)
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from maitred.core.loopback import is_loopback
+from maitred.wire.loopback import is_loopback
 
 _CORS_ORIGIN = r"^(\*|[A-Za-z][A-Za-z0-9+.-]*://[^/\s,*?#]+)$"
 

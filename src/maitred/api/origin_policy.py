@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from maitred.api.config import ServerConfig
 from maitred.api.dialect import Header
 from maitred.core.errors import Forbidden
-from maitred.core.loopback import is_loopback
+from maitred.wire.loopback import is_loopback
 
 _ANY_ORIGIN = "*"
 _LOCAL_SUFFIX = ".localhost"

@@ -35,6 +35,7 @@ RESTART: Mapping[str, str] = {
     "models.*.reasoning_parser": _AT_ENGINE_START,
     "models.*.control_tokens": _AT_ENGINE_START,
     "models.*.trust_request_chat_template": _AT_ENGINE_START,
+    "models.*.tokenizer_cache_bytes": _AT_ENGINE_START,
     "models.*.generation_config": _AT_ENGINE_START,
     "dispatch.service": "engines and queues must count alike, and engines are told when they start",
     "identity.oidc": "the keys of the identity providers are fetched from the start on",

@@ -10,7 +10,6 @@ from pathlib import Path
 from maitred.config.tree import BUNDLED_MODEL, Config
 from maitred.core.errors import ConfigInvalid
 from maitred.core.limits import LimitKind
-from maitred.core.loopback import is_loopback
 from maitred.engine.config import EngineConfig
 from maitred.engine.models.config import ModelConfig as ShapeConfig
 from maitred.fleet.residency.footprint import Footprint, estimate_footprint
@@ -18,6 +17,7 @@ from maitred.identity.declared_config import LimitsConfig, ModelLimitsConfig
 from maitred.observe.diagnosis.diagnosis import sort_findings
 from maitred.observe.diagnosis.finding import DiagnosisFinding, FindingKind
 from maitred.store.location import database_url
+from maitred.wire.loopback import is_loopback
 
 _MAX_OVERBOOKING = 16
 """Sequences for each full context in the KV cache.

@@ -63,6 +63,15 @@ _TrustRequestTemplate = Annotated[
         "For models that our own engines run; a server of others decides for itself."
     ),
 ]
+_TokenizerCacheBytes = Annotated[
+    int,
+    Meta(
+        ge=0,
+        description="Tokens of conversations that each gateway process keeps, so that a turn's tokens are not made "
+        "again with each later turn. Only its own organisation finds them. 0: none.",
+        extra={"unit": "bytes"},
+    ),
+]
 _GenerationConfig = Annotated[
     Literal["auto", "none"],
     Meta(
@@ -136,6 +145,7 @@ class ServedModelConfig(Struct, frozen=True, kw_only=True):
     reasoning_parser: _ReasoningParser = "auto"
     control_tokens: _ControlTokens = "text"
     trust_request_chat_template: _TrustRequestTemplate = False
+    tokenizer_cache_bytes: _TokenizerCacheBytes = 32 << 20
     generation_config: _GenerationConfig = "auto"
     max_choices: _MaxChoices = 128
     max_prompt_logprobs: _MaxPromptLogprobs = 1 << 18
@@ -182,6 +192,7 @@ class TextModelConfig(Struct, frozen=True, kw_only=True):
     reasoning_parser: _ReasoningParser = "auto"
     control_tokens: _ControlTokens = "text"
     trust_request_chat_template: _TrustRequestTemplate = False
+    tokenizer_cache_bytes: _TokenizerCacheBytes = 32 << 20
     generation_config: _GenerationConfig = "auto"
     upstreams: Annotated[list[UpstreamConfig], Meta(description="The servers; each request goes to one of them.")] = []
     context_tokens: Annotated[

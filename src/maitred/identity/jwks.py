@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from maitred.core.clock import Clock
 from maitred.core.errors import Unavailable
-from maitred.core.loopback import is_trustworthy
 from maitred.identity.config import OidcConfig
+from maitred.wire.loopback import is_trustworthy
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 from maitred.core.clock import Clock
 from maitred.core.errors import ConfigInvalid
-from maitred.core.loopback import is_trustworthy
 from maitred.identity.config import OidcConfig
 from maitred.identity.directory import Directory
 from maitred.identity.identity import TokenIssuers
+from maitred.wire.loopback import is_trustworthy
 
 
 @asynccontextmanager

@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 
-from maitred.core.loopback import is_loopback
 from maitred.core.secret import Secret
+from maitred.wire.loopback import is_loopback
 
 
 class LogConfig(Struct, frozen=True, kw_only=True):

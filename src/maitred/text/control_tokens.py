@@ -11,10 +11,11 @@ The marks are halves of surrogate pairs, which no request has. Templates may cut
 (``content.split('</think>')``), and find it between its marks.
 """
 
+import json
 import re
 import secrets
 import string
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tokenizers
@@ -45,10 +46,10 @@ class ControlTokens:
         self._private_names = re.compile("|".join(map(re.escape, self._texts)))
         self._backend, self._ids = self._renaming(backend, tokens)
         self._private = frozenset(self._backend.token_to_id(name) for name in self._texts)
-        self._spelt = _spelt(backend.model, tokens)
+        self._spelt = _spelt(backend, tokens)
         added = backend.get_added_tokens_decoder()
         self.takes_other_spellings = (
-            backend.normalizer is not None and any(added[token].normalized for token in tokens)
+            _normalizes(backend) and any(added[token].normalized for token in tokens)
         ) or bool(self._spelt)
 
     def mark(self, value: Any) -> Any:  # noqa: ANN401 - whatever JSON is
@@ -141,22 +142,31 @@ def _private_name() -> str:
     return f"|{''.join(secrets.choice(string.ascii_lowercase) for _ in range(_NAME_LETTERS))}|"
 
 
-def _spelt(model: Any, tokens: Mapping[int, str]) -> dict[int, list[int]]:  # noqa: ANN401 - has no type
+def _normalizes(backend: tokenizers.Tokenizer) -> bool:
+    """Whether a tokenizer has steps that normalise texts; files may have a list of none."""
+    normalizer = backend.normalizer
+    return normalizer is not None and json.loads(normalizer.__getstate__()).get("normalizers") != []
+
+
+def _spelt(backend: tokenizers.Tokenizer, tokens: Mapping[int, str]) -> dict[int, list[int]]:
     """Spells the control tokens that the model itself makes of a text, in tokens of single characters.
 
-    Unigram vocabularies, for example, have control tokens as words. The token for unknown text is none of them.
+    Unigram vocabularies, for example, have control tokens as words. The token for unknown text is none of them. The
+    vocabulary of Mistral's newer models has ``[INST]`` as a word, too, but the model reads words one by one, and those
+    of this text are ``[INST`` and ``]``, wherever it stands.
     """
-    unknown = {*_pieces(model, _UNKNOWN)}
+    model, split = backend.model, backend.pre_tokenizer
+    unknown = {*_pieces(model, [_UNKNOWN])}
     spelt = {}
     for token, text in tokens.items():
-        if token not in unknown and token in _pieces(model, text):
-            letters = [piece for character in text for piece in _pieces(model, character)]
-            spelt[token] = [letter for letter in letters if letter not in tokens or letter in unknown]
+        words = [text] if split is None else [word for word, _ in split.pre_tokenize_str(text)]
+        if token not in unknown and token in _pieces(model, words):
+            spelt[token] = [letter for letter in _pieces(model, text) if letter not in tokens or letter in unknown]
     return spelt
 
 
-def _pieces(model: Any, text: str) -> list[int]:  # noqa: ANN401 - has no type
+def _pieces(model: Any, words: Iterable[str]) -> list[int]:  # noqa: ANN401 - has no type
     try:
-        return [piece.id for piece in model.tokenize(text)]
+        return [piece.id for word in words for piece in model.tokenize(word)]
     except Exception:  # The library raises only this, for a text that the vocabulary cannot write.
         return []

@@ -25,6 +25,7 @@ import tokenizers.pre_tokenizers
 from maitred.core.errors import ConfigInvalid, InvalidRequest, Unsupported
 from maitred.text.chat_template import ChatTemplate
 from maitred.text.control_tokens import CLOSE_MARK, OPEN_MARK, ControlTokens
+from maitred.text.segment_cache import SegmentCache, separators
 from maitred.text.text_tokenizer import TextTokenizer
 from maitred.text.tokenizer_config import PrependScheme, TokenizerConfig, VocabularyToken
 from maitred.text.vocabulary import DecodingRules, read_decoding_rules
@@ -49,6 +50,7 @@ class Tokenizer:
         adds_eos: Whether the files of the model request an end-of-text token after each text (``add_eos_token``).
         allows_control_tokens: Whether a control token that a message spells is read as one; otherwise it is text.
         trusts_request_templates: Whether a request may bring a chat template of its own.
+        cache_bytes: Most bytes of the tokens of conversations that are kept for their next turns.
 
     Attributes:
         vocab_size: One more than the largest token id.
@@ -69,6 +71,7 @@ class Tokenizer:
         text_prompt: str = "",
         allows_control_tokens: bool = False,
         trusts_request_templates: bool = False,
+        cache_bytes: int = 0,
     ) -> None:
         self._backend = backend
         self._special_tokens = special_tokens
@@ -103,10 +106,18 @@ class Tokenizer:
             None if allows_control_tokens or not self.control_tokens else ControlTokens(backend, self.control_tokens)
         )
         self._closing = backend.token_to_id(self.eos_token) if adds_eos and self.eos_token else None
+        named = {*special_tokens.values()}
+        written = [text for text in self.control_tokens.values() if text in literals or text in named]
+        self._segments = SegmentCache(separators(backend, written), cache_bytes)
 
     @classmethod
     def load(
-        cls, folder: Path, *, allows_control_tokens: bool = False, trusts_request_templates: bool = False
+        cls,
+        folder: Path,
+        *,
+        allows_control_tokens: bool = False,
+        trusts_request_templates: bool = False,
+        cache_bytes: int = 0,
     ) -> "Tokenizer":
         """Reads ``tokenizer.json`` and the settings beside it (`maitred.text.tokenizer_config`).
 
@@ -114,6 +125,7 @@ class Tokenizer:
             folder: Folder of the model.
             allows_control_tokens: Whether a control token that a message spells is read as one; otherwise it is text.
             trusts_request_templates: Whether a request may bring a chat template of its own.
+            cache_bytes: Most bytes of the tokens of conversations that are kept for their next turns.
 
         Raises:
             ConfigInvalid: A file is missing or cannot be used.
@@ -140,6 +152,7 @@ class Tokenizer:
             text_prompt=config.text_prompt,
             allows_control_tokens=allows_control_tokens,
             trusts_request_templates=trusts_request_templates,
+            cache_bytes=cache_bytes,
         )
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -199,10 +212,12 @@ class Tokenizer:
         continue_final_message: bool = False,
         template: ChatTemplate | None = None,
         add_special_tokens: bool = False,
+        organisation: str = "",
     ) -> list[int]:
         """Converts a conversation to token ids by the model's chat template, or another; see `ChatTemplate.render`.
 
-        What the messages, the tools and the arguments say is text, also where it spells a control token.
+        What the messages, the tools and the arguments say is text, also where it spells a control token. What this
+        organisation sent before is not encoded again (`SegmentCache`).
         """
         template, control, mark = template or self.chat_template, self._control, None
         assert template is not None
@@ -222,12 +237,15 @@ class Tokenizer:
             continue_final_message=continue_final_message,
             mark=mark,
         )
-        if control is not None and (
-            control.takes_other_spellings or (mark is not None and (OPEN_MARK in prompt or CLOSE_MARK in prompt))
-        ):
+        if add_special_tokens:
+            return self._encode_prompt(prompt, add_special_tokens=True)
+        return self._segments.encode(prompt, organisation, self._encode_prompt)
+
+    def _encode_prompt(self, prompt: str, *, add_special_tokens: bool = False) -> list[int]:
+        control = self._control
+        if control is not None and (control.takes_other_spellings or OPEN_MARK in prompt or CLOSE_MARK in prompt):
             return control.encode(prompt, add_special_tokens=add_special_tokens)
-        (encoding,) = self._backend.encode_batch_fast([prompt], add_special_tokens=add_special_tokens)
-        return encoding.ids
+        return self.encode(prompt, add_special_tokens=add_special_tokens)
 
     def mark(self, text: str) -> str:
         """Returns a text for `encode_marked` in which control tokens are text."""

@@ -7,12 +7,12 @@ import json
 import pytest
 
 from maitred.core.errors import ConfigInvalid, Unavailable
-from maitred.core.loopback import is_trustworthy
 from maitred.core.tenancy import DirectoryChanges, Scope, Tenant
 from maitred.identity.config import OidcConfig
 from maitred.identity.directory import Directory
 from maitred.identity.oidc import OidcIssuers
 from maitred.identity.providers import provider_faults, token_issuers
+from maitred.wire.loopback import is_trustworthy
 from tests.support.clock import FakeClock
 from tests.support.servers.identity_provider import KEYS, Provider, jwk
 

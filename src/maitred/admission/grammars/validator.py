@@ -14,8 +14,8 @@ from maitred.admission.semaphore import FairSemaphore
 from maitred.core.errors import InvalidRequest, Saturated
 from maitred.core.flow import SHARE_OF_FREE
 from maitred.core.grammar import Constraint, Grammar, GrammarResult
+from maitred.core.shared_cache import SharedCache
 from maitred.core.tenancy import Principal
-from maitred.fairness.shared_cache import SharedCache
 
 _RETRY_AFTER_S = 1.0
 _USUAL_S = 0.01

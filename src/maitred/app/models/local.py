@@ -51,6 +51,7 @@ def local_model(config: Config, engines: EngineGroup) -> LocalModel:
         folder,
         allows_control_tokens=config.model.control_tokens == "allow",
         trusts_request_templates=config.model.trust_request_chat_template,
+        cache_bytes=config.model.tokenizer_cache_bytes,
     )
     answers = AnswerFormat.of(tokenizer, config.model.tool_parser, config.model.reasoning_parser)
     defaults = GenerationDefaults.of(folder, config.model.generation_config)

@@ -162,6 +162,7 @@ def open_local_models(config: Config, clock: Clock) -> OnDemandModelSet:
             folder,
             allows_control_tokens=model.control_tokens == "allow",
             trusts_request_templates=model.trust_request_chat_template,
+            cache_bytes=model.tokenizer_cache_bytes,
         )
         answers = AnswerFormat.of(tokenizer, model.tool_parser, model.reasoning_parser)
         defaults = GenerationDefaults.of(folder, model.generation_config)

@@ -288,4 +288,8 @@ def _tokenizer(config: TextModelConfig) -> Tokenizer | None:
         return None
     path = Path(config.tokenizer)
     # Prompts are counted as the servers read them, and those look for control tokens in messages, too.
-    return Tokenizer.load(path.parent if path.name == "tokenizer.json" else path, allows_control_tokens=True)
+    return Tokenizer.load(
+        path.parent if path.name == "tokenizer.json" else path,
+        allows_control_tokens=True,
+        cache_bytes=config.tokenizer_cache_bytes,
+    )

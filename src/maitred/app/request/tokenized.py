@@ -253,7 +253,7 @@ async def tokenize_prompts(
         InvalidRequest: The model has no chat template, or it cannot render these messages.
     """
     if not _needs_thread(prompts):
-        return [_encode(model, prompt, add_special_tokens, truncation) for prompt in prompts]
+        return [_encode(model, prompt, add_special_tokens, truncation, principal) for prompt in prompts]
     is_awaited = True
     loop = asyncio.get_running_loop()
     if (threads := _thread_pools.get(loop)) is None:
@@ -261,7 +261,7 @@ async def tokenize_prompts(
 
     def encode_all() -> list[list[int]]:
         # A thread cannot be cancelled, so it checks whether the result is still awaited.
-        return [_encode(model, prompt, add_special_tokens, truncation) for prompt in prompts if is_awaited]
+        return [_encode(model, prompt, add_special_tokens, truncation, principal) for prompt in prompts if is_awaited]
 
     try:
         return await threads.run(principal, sum(map(count_characters, prompts)), encode_all)
@@ -270,7 +270,11 @@ async def tokenize_prompts(
 
 
 def _encode(
-    model: TokenizerSource, prompt: Prompt, add_special_tokens: bool | None, truncation: PromptTruncation | None
+    model: TokenizerSource,
+    prompt: Prompt,
+    add_special_tokens: bool | None,
+    truncation: PromptTruncation | None,
+    principal: Principal,
 ) -> list[int]:
     match prompt:
         case str() if truncation is not None:
@@ -298,6 +302,7 @@ def _encode(
                 continue_final_message=prompt.continue_final_message,
                 template=template,
                 add_special_tokens=add_special_tokens is True,
+                organisation=principal.tenants[-1],
             )
         case list():
             tokens = prompt

@@ -16,7 +16,7 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 
 from maitred.core.grammar import Grammar
-from maitred.fairness.shared_cache import SharedCache
+from maitred.core.shared_cache import SharedCache
 from maitred.text.grammar.language import COMPILING_STACK_BYTES, LIMITS, MAX_FORCED_BYTES, GrammarFault, grammar_source
 from maitred.text.grammar.static_cost import least_states
 from maitred.text.tokenizer import Tokenizer

@@ -4,7 +4,7 @@ from ipaddress import ip_address
 from urllib.parse import quote, urlsplit
 
 from maitred.core.errors import ConfigInvalid
-from maitred.core.loopback import is_loopback
+from maitred.wire.loopback import is_loopback
 
 _PATH_SAFE_CHARACTERS = "/%:@!$&'()*+,;=~"
 """Characters of a path that are not percent-encoded (RFC 3986); `%` keeps existing encodings."""

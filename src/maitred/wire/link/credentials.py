@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from maitred.core.errors import ConfigInvalid
-from maitred.core.loopback import is_loopback
 from maitred.core.secret import Secret
 from maitred.wire.address import Address, TcpAddress
 from maitred.wire.link.config import LinkConfig
+from maitred.wire.loopback import is_loopback
 
 MIN_SECRET_CHARACTERS = 16
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)

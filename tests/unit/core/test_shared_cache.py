@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.fairness.shared_cache import SharedCache
+from maitred.core.shared_cache import SharedCache
 
 
 def test_the_largest_owner_loses_its_least_recently_used_entry():

@@ -1,0 +1,161 @@
+"""The tokens of prompts that are encoded by segments, and what is kept of them."""
+
+from functools import cache
+
+import pytest
+import tokenizers
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+
+from maitred.text.chat_template import ChatTemplate
+from maitred.text.segment_cache import SegmentCache, separators
+from maitred.text.tokenizer import Tokenizer
+from tests.support.tokenizers import TINY, byte_level, sentencepiece
+
+LONG = "What stands here is longer than the shortest segment, so a prompt is cut behind it. "
+CONTENTS = ["<|end|>", "<|end|>>", "<|e", "nd|><|", "<s>", "</s>", "[INST]", " [A]", "\n\n", "abab", "ab", "word", "Ü"]
+TEXTS = [
+    "word",
+    " ",
+    "\n",
+    "\n\n ",
+    "abab",
+    "a<|",
+    "|>",
+    "</",
+    "s>",
+    "ＷＯＲＤ",
+    "ü",
+    "U\u0308",
+    "W",
+    "<0x41>",
+    "",
+    LONG,
+]
+
+
+def unigram() -> tokenizers.Tokenizer:
+    letters = [(letter, -3.0 - at / 10) for at, letter in enumerate("▁<|/>abdenorsw")]
+    backend = tokenizers.Tokenizer(models.Unigram([("<unk>", 0.0), ("▁word", -1.0), *letters], 0, False))
+    backend.normalizer = normalizers.NFKC()
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    backend.decoder = decoders.Metaspace(prepend_scheme="first")
+    return backend
+
+
+def word_pieces() -> tokenizers.Tokenizer:
+    words = ["[UNK]", "word", "##s", "a", "##b", "<", "|", ">", "end", "what", "is"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    backend = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer()
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    return backend
+
+
+KINDS = {
+    "byte level": lambda: tokenizers.Tokenizer.from_file(str(TINY / "tokenizer.json")),
+    "prepend": lambda: sentencepiece()._backend,
+    "metaspace": lambda: sentencepiece(metaspace=True)._backend,
+    "unigram": unigram,
+    "word pieces": word_pieces,
+}
+
+
+@cache
+def described(kind):
+    return KINDS[kind]().to_str()
+
+
+flags = st.fixed_dictionaries(
+    {name: st.booleans() for name in ("lstrip", "rstrip", "single_word", "normalized", "special")}
+)
+plain = st.just({"normalized": False, "special": True})
+
+
+@given(
+    st.sampled_from([*KINDS]),
+    st.dictionaries(st.sampled_from(CONTENTS), plain | flags, min_size=1, max_size=6),
+    st.lists(st.lists(st.sampled_from([*CONTENTS, *TEXTS]), max_size=12).map("".join), max_size=4),
+    st.sampled_from([600, 1 << 20]),
+    st.booleans(),
+)
+@example("prepend", {"<s>": {"normalized": False}}, ["the<s>the" + LONG + "<s> the"], 1 << 20, False)
+@example("metaspace", {"<s>": {"normalized": False}}, [LONG + "<s>" + LONG + "<s>" + LONG], 1 << 20, False)
+def test_segments_together_are_the_prompt(kind, added, prompts, max_bytes, splits_special_tokens):
+    backend = tokenizers.Tokenizer.from_str(described(kind))
+    backend.add_tokens([AddedToken(content, **options) for content, options in added.items()])
+    backend.encode_special_tokens = splits_special_tokens
+
+    def encode(text):
+        return backend.encode(text, add_special_tokens=False).ids
+
+    segments = SegmentCache(separators(backend, added), max_bytes)
+    for prompt in [*prompts, *prompts]:
+        assert segments.encode(prompt, "a", encode) == encode(prompt)
+        assert segments.size <= max_bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "others", "separates"),
+    [
+        ({}, [], True),
+        ({"rstrip": True}, ["<|end|>>", "<|"], False),
+        ({"rstrip": True}, ["<|", "|>", "<|other|>"], True),
+        ({"lstrip": True}, [], False),
+        ({"single_word": True}, [], False),
+        ({"normalized": True}, [], False),
+        ({}, ["a<|end|>"], False),
+        ({}, ["word<|"], False),
+    ],
+)
+def test_what_a_prompt_is_cut_before(options, others, separates):
+    backend = unigram()
+    end = AddedToken("<|end|>", **{"normalized": False, **options})
+    backend.add_tokens([end, *(AddedToken(other, normalized=False) for other in others)])
+    assert separators(backend, ["<|end|>", "word"]) == ({"<|end|>"} if separates else set())
+
+
+@given(
+    st.sampled_from(["prepend", "metaspace", "unigram"]),
+    # What must be a word of its own stands behind other characters where control tokens are marked.
+    st.dictionaries(st.sampled_from(CONTENTS), plain | flags.filter(lambda each: not each["single_word"]), min_size=1),
+    st.lists(st.lists(st.sampled_from([*CONTENTS, *TEXTS]), max_size=12).map("".join), max_size=4),
+)
+def test_conversations_that_spell_control_tokens_have_the_same_tokens(kind, added, texts):
+    source = "{% for m in messages %}" + "{{ m.content.split('ab')[-1] }}".join(added) + "{% endfor %}"
+    read = []
+    for cache_bytes in (0, 1 << 20):
+        backend = tokenizers.Tokenizer.from_str(described(kind))
+        backend.add_tokens([AddedToken(content, **options) for content, options in added.items()])
+        tokenizer = Tokenizer(backend, {}, ChatTemplate(source, {}), cache_bytes=cache_bytes)
+        messages = [{"role": "user", "content": text} for text in texts]
+        read.append([tokenizer.encode_conversation(messages[:turns]) for turns in (*range(len(texts)), len(texts))])
+    assert read[0] == read[1]
+
+
+def test_a_turn_is_encoded_once():
+    tokenizer, plain_tokenizer = Tokenizer.load(TINY, cache_bytes=1 << 20), byte_level()
+    messages, entries = [], []
+    for turn in range(5):
+        messages += [{"role": "user", "content": f"{LONG} {turn}"}, {"role": "assistant", "content": f"{LONG} {-turn}"}]
+        for _ in range(2):
+            tokens = tokenizer.encode_conversation(messages, organisation="a")
+            assert tokens == plain_tokenizer.encode_conversation(messages)
+            entries.append(len(tokenizer._segments))
+    assert entries == [3, 3, 5, 5, 7, 7, 9, 9, 11, 11]
+
+
+def test_organisations_share_nothing_and_zero_bytes_keep_nothing():
+    segments, none, encoded = SegmentCache(["<|end|>"], 1 << 20), SegmentCache(["<|end|>"], 0), []
+
+    def encode(text):
+        encoded.append(text)
+        return [1, 2]
+
+    for organisation in ("a", "a", "b", "b"):
+        assert segments.encode(LONG, organisation, encode) == [1, 2]
+    assert len(encoded) == len(segments) == 2
+    assert none.encode(LONG, "a", encode) == none.encode(LONG, "a", encode) == [1, 2]
+    assert (len(encoded), len(none), none.size) == (4, 0, 0)
