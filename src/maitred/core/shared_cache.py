@@ -55,8 +55,10 @@ class SharedCache(Generic[K, V]):
         if key in self._entries:
             return []
         self._entries[key] = value, owner, size
-        self._by_owner.setdefault(owner, OrderedDict())[key] = None
-        self._sizes[owner] = self._sizes.get(owner, 0) + size
+        if owner not in self._by_owner:
+            self._by_owner[owner], self._sizes[owner] = OrderedDict(), 0
+        self._by_owner[owner][key] = None
+        self._sizes[owner] += size
         self.size += size
         dropped = []
         while self.size > self.most:

@@ -9,7 +9,6 @@ after the other, are those of the prompt. `separators` says for which control to
 """
 
 import re
-import secrets
 from array import array
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
@@ -18,7 +17,7 @@ from threading import Lock
 import tokenizers
 
 from maitred.core.shared_cache import SharedCache
-from maitred.text.control_tokens import OPEN_MARK
+from maitred.text.control_tokens import CLOSE_MARK
 
 _FEWEST_CHARACTERS = 64
 """Segments have more characters than this, but for the last one: an entry for each ``<|im_end|>`` costs more than it
@@ -40,10 +39,9 @@ class SegmentCache:
 
     def __init__(self, separators: Iterable[str], max_bytes: int) -> None:
         texts = "|".join(sorted(map(re.escape, separators), reverse=True)) or "(?!)"
-        # Behind a mark, it is text that spells one.
-        self._separator = re.compile(f"(?<!{OPEN_MARK})(?:{texts})")
-        self._entries: SharedCache[tuple[str, bytes], array[int]] = SharedCache(max_bytes)
-        self._secret = secrets.token_bytes(16)
+        # Before a mark, it is text that spells one.
+        self._separator = re.compile(f"(?:{texts})(?!{CLOSE_MARK})")
+        self._entries: SharedCache[tuple[str, bytes], bytes] = SharedCache(max_bytes)
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -71,17 +69,16 @@ class SegmentCache:
                 continue
             segment, begin = prompt[begin:end], end
             # A digest, because entries would take twice as much with the texts, and texts of callers are not kept.
-            text = segment.encode("utf-8", "surrogatepass")
-            key = organisation, blake2b(text, digest_size=16, key=self._secret).digest()
+            key = organisation, blake2b(segment.encode("utf-8", "surrogatepass"), digest_size=32).digest()
             with self._lock:
                 known = self._entries.get(key)
-            tokens += self._add(key, encode(segment)) if known is None else known.tolist()
+            tokens += self._add(key, encode(segment)) if known is None else array("I", known)
         return tokens
 
     def _add(self, key: tuple[str, bytes], tokens: list[int]) -> list[int]:
-        packed = array("I", tokens)
+        packed = array("I", tokens).tobytes()
         with self._lock:
-            self._entries.put(key, packed, key[0], packed.itemsize * len(packed) + _ENTRY_BYTES)
+            self._entries.put(key, packed, key[0], len(packed) + _ENTRY_BYTES)
         return tokens
 
 
