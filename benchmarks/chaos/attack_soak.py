@@ -45,8 +45,8 @@ CALLERS = 6
 PAUSE_S = 0.1
 """Of each caller, between two requests."""
 LEAVES_S = 0.05
-SMALL_CACHE = {"engine": {"kv_memory_bytes": 64 << 20}}
-"""So that it is turned over all the time: memory of a larger one would be touched for the first time for long."""
+SMALL_CACHES = {"engine": {"kv_memory_bytes": 64 << 20}, "model": {"tokenizer_cache_bytes": 1 << 20}}
+"""So that they are turned over all the time: memory of larger ones would be touched for the first time for long."""
 GROWTH = 0.02
 FILES = 8
 """Pipes of the workers that compile grammars, of which there are now more, now fewer."""
@@ -113,7 +113,7 @@ def main() -> int:
     minutes = arguments.minutes or (QUICK_MINUTES if arguments.quick else MINUTES)
     report = Report("attack_soak", seed=SEED, quick=arguments.quick)
     victim, neighbour, stranger = Key(), Key(), Key(("inference", "metrics"))
-    with served(organisations(victim, neighbour, stranger), merged(settings(), SMALL_CACHE)) as server:
+    with served(organisations(victim, neighbour, stranger), merged(settings(), SMALL_CACHES)) as server:
         soak = Soak(server, victim.secret, report)
         attackers = AttackerProcess(server.url, stranger.secret, neighbour.secret)
         uvloop.run(soak.run(minutes * 60, attackers))

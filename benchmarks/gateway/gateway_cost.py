@@ -38,7 +38,7 @@ import uvloop
 
 from benchmarks.support.gateways.bare_gateway import Step
 from benchmarks.support.gateways.measured_gateway import MODEL, InstantReplica, MeasuredGateway, gateway, write_config
-from benchmarks.support.lean_connections import Answers, drive, request_of
+from benchmarks.support.lean_connections import NUMBER, Answers, distinct, drive, request_of
 from benchmarks.support.report import Report
 from maitred.identity.keys import make_key
 from maitred.wire.address import UnixAddress
@@ -125,7 +125,7 @@ async def _compare(gateways: dict[str, MeasuredGateway], request: bytes, load: L
     ended: dict[str, tuple[float, float]] = {}
     for number in range(_WARM_UP + load.rounds):
         for step, served in gateways.items():
-            answers = await drive(served.port, itertools.repeat(request, load.requests), lanes=load.callers)
+            answers = await drive(served.port, itertools.islice(distinct(request), load.requests), lanes=load.callers)
             _expect(answers, 200)
             now_s, cpu_s = time.perf_counter(), served.cpu_s()
             if number >= _WARM_UP:
@@ -187,7 +187,7 @@ def _body() -> bytes:
     """A chat request of 1 KB."""
     request = {"model": MODEL, "max_tokens": OUTPUT_TOKENS, "messages": [{"role": "user", "content": ""}]}
     sentence = "A guest asks for a table by the window, and how long the wait will be. "
-    text = sentence * (BODY_BYTES // len(sentence) + 1)
+    text = NUMBER + sentence * (BODY_BYTES // len(sentence) + 1)
     request["messages"] = [{"role": "user", "content": text[: BODY_BYTES - len(msgspec.json.encode(request))]}]
     return msgspec.json.encode(request)
 

@@ -28,7 +28,7 @@ from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from benchmarks.support.gateways.measured_gateway import MODEL, InstantReplica, MeasuredGateway, gateway, write_config
-from benchmarks.support.lean_connections import drive, request_of
+from benchmarks.support.lean_connections import NUMBER, distinct, drive, request_of
 from benchmarks.support.report import Report
 from maitred.wire.address import UnixAddress
 
@@ -89,7 +89,7 @@ def settings_of(endpoint: str) -> dict[str, dict[str, Any]]:
 
 
 async def _run(folder: Path, rounds: int, requests: int, report: Report) -> None:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "x" * 900}], "max_tokens": OUTPUT_TOKENS}
+    body = {"model": MODEL, "messages": [{"role": "user", "content": NUMBER + "x" * 900}], "max_tokens": OUTPUT_TOKENS}
     request = request_of(CHAT, msgspec.json.encode(body))
     address = UnixAddress(str(folder / "replica.sock"))
     async with (
@@ -130,7 +130,7 @@ async def _run(folder: Path, rounds: int, requests: int, report: Report) -> None
 
 async def _turn(served: MeasuredGateway, request: bytes, requests: int) -> float:
     """So many requests; the CPU seconds of the gateway up to then."""
-    answers = await drive(served.port, itertools.repeat(request, requests), lanes=LANES)
+    answers = await drive(served.port, itertools.islice(distinct(request), requests), lanes=LANES)
     if set(answers.statuses) != {200}:
         raise RuntimeError(f"A gateway answered {answers.statuses}.")
     return served.cpu_s()

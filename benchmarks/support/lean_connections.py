@@ -6,13 +6,17 @@ loop of uvloop, so it does not slow down what it measures.
 """
 
 import asyncio
+import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
+NUMBER = "000000000 "
+"""Beginning of a text that is to be another one in each request; see `distinct`."""
 _LENGTH = b"content-length: "
+_numbers = itertools.count(1)
 
 
 @dataclass
@@ -38,6 +42,17 @@ def request_of(path: str, body: bytes, key: str = "") -> bytes:
         f"content-type: application/json\r\n{credential}content-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
+
+
+def distinct(request: bytes) -> Iterator[bytes]:
+    """Repeats a request whose text begins with `NUMBER`, and counts there: no text comes twice.
+
+    A gateway that remembers texts, or their tokens, has no use of that then.
+    """
+    number = NUMBER.encode()
+    before, found, after = request.partition(number)
+    assert found, "a text begins with NUMBER"
+    return (before + b"%0*d " % (len(number) - 1, next(_numbers)) + after for _ in itertools.repeat(None))
 
 
 async def drive(port: int, requests: Iterator[bytes], *, lanes: int, depth: int = 1) -> Answers:

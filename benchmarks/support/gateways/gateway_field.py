@@ -15,6 +15,7 @@ import msgspec
 from benchmarks.support.canned_upstream import INSTANT, CannedUpstream
 from benchmarks.support.connection_rounds import Turn, take
 from benchmarks.support.gateways.contenders import KEY, Contender, Running
+from benchmarks.support.lean_connections import NUMBER
 
 START_S = 90.0
 BODY_BYTES = 1024
@@ -73,7 +74,8 @@ class Runner:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         if not text:
             left = BODY_BYTES - len(msgspec.json.encode(body))
-            body["messages"] = [{"role": "user", "content": (_SENTENCE * (left // len(_SENTENCE) + 1))[:left]}]
+            text = NUMBER + _SENTENCE * (left // len(_SENTENCE) + 1)
+            body["messages"] = [{"role": "user", "content": text[:left]}]
         content = msgspec.json.encode(body)
         more = self.gateway.headers.items() if self.gateway else ()
         lines = [

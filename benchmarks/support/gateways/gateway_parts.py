@@ -9,6 +9,7 @@ import numpy as np
 from benchmarks.support.canned_upstream import INSTANT, PACE_S, PACED
 from benchmarks.support.connection_rounds import take
 from benchmarks.support.gateways.gateway_field import DIRECT, STREAM_TOKENS, Field, Runner, Taken, median, turn_of
+from benchmarks.support.lean_connections import NUMBER, distinct
 from maitred.identity.keys import make_key
 
 Figures = dict[str, dict[str, float]]
@@ -25,7 +26,7 @@ SMALL_LANES = 4
 
 async def whole(field: Field) -> Figures:
     """Requests of 1 KB and whole answers, one core busy: rate and CPU."""
-    taken = await field.rounds(lambda runner: itertools.repeat(runner.request()), WHOLE_LANES)
+    taken = await field.rounds(lambda runner: distinct(runner.request()), WHOLE_LANES)
     return {
         name: {
             "per_s": median([sample.per_s for sample in turns]),
@@ -58,7 +59,7 @@ async def latency(field: Field) -> Figures:
     """Whole answers and first tokens, with one caller and with 64: what is added to asking the upstream directly."""
     figures: Figures = {runner.name: {} for runner in field.runners}
     for lanes in (1, 64):
-        taken = await field.rounds(lambda runner: itertools.repeat(runner.request()), lanes)
+        taken = await field.rounds(lambda runner: distinct(runner.request()), lanes)
         _note_added(figures, taken, f"c{lanes}", lambda one: one.turn.latencies_s)
     taken = await field.rounds(_streams_of(STREAM_TOKENS), 1)
     _note_added(figures, taken, "ttft", lambda one: one.turn.first_s)
@@ -89,7 +90,7 @@ async def paced(field: Field) -> Figures:
 
 async def _try(runner: Runner, count: int, tokens: int, idle_mib: float) -> dict[str, float]:
     """So many paced streams at once."""
-    requests = itertools.repeat(runner.request(PACED, tokens=tokens, stream=True), count)
+    requests = itertools.islice(distinct(runner.request(PACED, tokens=tokens, stream=True)), count)
     turning = asyncio.ensure_future(turn_of(runner, requests, lanes=count, spread_s=SPREAD_S))
     await asyncio.sleep(SPREAD_S + tokens * PACE_S / 2)
     used_mib = runner.memory_mib()
@@ -140,19 +141,21 @@ async def flood(field: Field) -> Figures:
 
 async def long(field: Field) -> Figures:
     """Small requests of four callers, alone and while a fifth sends prompts of 100,000 tokens without a pause."""
-    text = "word " * field.scale.prompt_tokens
-    alone = await field.rounds(lambda runner: itertools.repeat(runner.request()), SMALL_LANES)
+    text = NUMBER + "word " * field.scale.prompt_tokens
+    alone = await field.rounds(lambda runner: distinct(runner.request()), SMALL_LANES)
     figures: Figures = {}
     for runner in field.runners:
         prompt, over = runner.request(text=text), asyncio.Event()
 
         def prompts(prompt: bytes = prompt, over: asyncio.Event = over) -> Iterator[bytes]:
-            while not over.is_set():
-                yield prompt
+            for request in distinct(prompt):
+                if over.is_set():
+                    return
+                yield request
 
         beside = asyncio.ensure_future(take(runner.port, prompts(), lanes=1))
         count = sum(sample.turn.requests for sample in alone[runner.name]) // field.scale.rounds
-        small = await turn_of(runner, itertools.repeat(runner.request(), count), lanes=SMALL_LANES)
+        small = await turn_of(runner, itertools.islice(distinct(runner.request()), count), lanes=SMALL_LANES)
         over.set()
         big = await beside
         figures[runner.name] = {
@@ -178,7 +181,7 @@ PARTS: Mapping[str, Callable[[Field], Awaitable[Figures]]] = {
 
 
 def _streams_of(tokens: int) -> Callable[[Runner], Iterator[bytes]]:
-    return lambda runner: itertools.repeat(runner.request(INSTANT, tokens=tokens, stream=True))
+    return lambda runner: distinct(runner.request(INSTANT, tokens=tokens, stream=True))
 
 
 def _note_added(
