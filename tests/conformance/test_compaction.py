@@ -183,6 +183,22 @@ async def test_a_long_conversation_is_compacted_before_the_answer(tmp_path, toke
         assert [event async for event in replayed][-1].response == response
 
 
+async def test_without_a_threshold_a_quarter_of_the_window_is_kept_free(tmp_path, tokenizer):
+    async with compacting(tmp_path, tokenizer) as (_, client):
+        window, kinds = 4096, []
+        for words in (1400, 1700):
+            said = {"role": "assistant", "content": " fox goes" * words}
+            asked = [HISTORY[1], said, QUESTION]
+            counted = await client.responses.input_tokens.count(model=MODEL, input=asked)
+            response = await client.responses.create(
+                model=MODEL, input=asked, context_management=[{"type": "compaction"}]
+            )
+            kinds.append((counted.input_tokens / window, response.output[0].type))
+        (short, of_short), (long, of_long) = kinds
+        assert short < 0.75 < long, kinds
+        assert (of_short, of_long) == ("message", "compaction")
+
+
 async def ended(client, response):
     async with asyncio.timeout(300):
         while response.status in ("queued", "in_progress"):
@@ -266,7 +282,6 @@ async def test_a_stream_has_the_compaction_whatever_becomes_of_the_answer(tmp_pa
     ("entry", "param"),
     [
         ({"type": "truncation"}, "type"),
-        ({"type": "compaction"}, "compact_threshold"),
         ({"type": "compaction", "compact_threshold": 0}, "compact_threshold"),
     ],
 )

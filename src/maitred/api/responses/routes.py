@@ -6,6 +6,7 @@ request can name it as `previous_response_id`.
 """
 
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, contextmanager
@@ -109,6 +110,8 @@ log = logging.getLogger(__name__)
 
 _UNKNOWN_SHARE = 0.75
 """Share of a conversation that stays where nobody says how much of it fits."""
+_COMPACT_SHARE = 0.75
+"""Part of the model's window beyond which a conversation is compacted where the request names no number."""
 _REDACTED = "<redacted>"
 _MAX_DIGITS = 15
 """Most digits of the number of an event."""
@@ -315,15 +318,16 @@ class ResponsesRoutes:
             chat: The chat completion for all of the conversation.
             items: Items of the conversation.
         """
-        thresholds = [entry.compact_threshold for entry in request.context_management or () if entry.compact_threshold]
-        if not thresholds or (isinstance(exchange, ResponsesTurn) and not exchange.event.generate):
+        entries = request.context_management
+        if not entries or (isinstance(exchange, ResponsesTurn) and not exchange.event.generate):
             return None
         parts = compact_earlier(items)
         if parts is None:
             return None
         with _own_params():
             counted = await self._service.count_tokens(exchange.principal, _to_inference_request(request, chat))
-        if counted.tokens <= min(thresholds):
+        usual = math.inf if counted.window is None else _COMPACT_SHARE * counted.window
+        if counted.tokens <= min(entry.compact_threshold or usual for entry in entries):
             return None
         await self._compactions.prepare()
         earlier, window = parts

@@ -185,12 +185,8 @@ def _check_context_management(entries: Sequence[ContextManagement]) -> None:
             raise InvalidRequest(
                 f"{path}.type must be compaction; got {format_value(entry.type)}.", param=f"{path}.type"
             )
-        if entry.compact_threshold is None:
-            raise InvalidRequest(
-                f"{path}.compact_threshold is required: no number of tokens fits all models.",
-                param=f"{path}.compact_threshold",
-            )
-        _COMPACT_THRESHOLD.check(f"{path}.compact_threshold", entry.compact_threshold)
+        if entry.compact_threshold is not None:
+            _COMPACT_THRESHOLD.check(f"{path}.compact_threshold", entry.compact_threshold)
 
 
 def _check_metadata(metadata: Mapping[str, str]) -> None:

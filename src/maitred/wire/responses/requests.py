@@ -278,7 +278,7 @@ class ContextManagement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     type: str
     compact_threshold: int | None = None
-    """Number of tokens beyond which it is."""
+    """Number of tokens beyond which it is; None: three quarters of the model's window."""
 
 
 class ConversationReference(msgspec.Struct, frozen=True, kw_only=True):
