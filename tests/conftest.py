@@ -1,16 +1,23 @@
 """What every test may rely on."""
 
 import atexit
+import functools
 import gc
+import importlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.source import ROOT, SOURCE
+from tests.support.suite import fork_server
 
 # How fast the machine draws examples, and runs one, says nothing about the code; a crowded one is slow at both. Half of
 # the examples that Hypothesis draws by itself keep the suite short; `--hypothesis-profile thorough` draws ten times as
@@ -23,6 +30,9 @@ settings.load_profile("maitred")
 # An answer that takes longer hangs. What httpx waits by itself, 5 s, a crowded machine can need.
 for each in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, each, 300.0)
+
+# Each of its clients reads all certificates of authorities, 30 ms; once is enough.
+httpx._transports.default.create_ssl_context = functools.cache(httpx.create_ssl_context)
 
 # No test may reach for a model hub; its client reads this when it is imported, in children too.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -46,9 +56,11 @@ if not os.path.exists("/dev/nvidiactl"):  # noqa: PTH110 - nothing else here nee
 os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="maitred-test-data-")
 atexit.register(shutil.rmtree, os.environ["XDG_DATA_HOME"], ignore_errors=True)
 
-# Engines keep the weights that they have converted; those of tests make no room for themselves among the user's.
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="maitred-test-cache-")
-atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+# Engines keep the weights that they have converted, and how long steps take; those of tests make no room for themselves
+# among the user's. All workers of a run share a folder.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="maitred-test-cache-")
+    atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 # A shell that starts a job in the background lets it ignore Ctrl-C, and children inherit that. The tests that press
 # Ctrl-C on a child need it to listen, however they were started themselves.
@@ -60,6 +72,35 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # engine in a test lets it scan all that was there.
 gc.disable()
 gc.unfreeze = lambda: None
+
+
+def pytest_addoption(parser):
+    parser.addoption("--new-interpreters", action="store_true", help="start Python for each program, as users start it")
+
+
+def pytest_configure(config):
+    if not config.option.new_interpreters:
+        fork_server.install()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_cmdline_main(config):
+    """In a new clone, the kernels of an engine are compiled in the background, once for all workers."""
+    if not config.getoption("numprocesses", None) or "NUMBA_CACHE_DIR" in os.environ or any(SOURCE.rglob("*.nbi")):
+        return (yield)
+    with subprocess.Popen([sys.executable, "-m", "tests.support.suite.compiled_kernels"], cwd=ROOT):
+        return (yield)
+
+
+def pytest_sessionstart(session):
+    """In a new clone, each worker compiles its share of the tests: it imports those first."""
+    if (worker := getattr(session.config, "workerinput", None)) is None:
+        return
+    number, workers = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+    for path in sorted((ROOT / "tests").rglob("test_*.py"))[number::workers]:
+        if not any(path.parent.glob(f"__pycache__/{path.stem}.*pytest*.pyc")):
+            with suppress(Exception, pytest.skip.Exception):  # what it raises is told when it is collected
+                importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
 
 
 @pytest.hookimpl(trylast=True)
@@ -92,3 +133,10 @@ def uncollected():
     gc.disable()
     yield
     gc.enable()
+
+
+@pytest.fixture
+def new_interpreters():
+    """Python is started for each program, as users start it."""
+    with fork_server.new_interpreters():
+        yield

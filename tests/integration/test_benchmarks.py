@@ -1,10 +1,10 @@
 """Every benchmark runs: each is started in its smallest form, which comes to its end or says what is missing here."""
 
 import json
-import multiprocessing
 import os
 import re
 import signal
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,17 +15,14 @@ from benchmarks import summary
 from benchmarks.__main__ import main, runnable
 from benchmarks.support.report import RESULTS
 from benchmarks.support.requirements import NOT_RUN
-from tests.support.smallest_benchmark import ERRORS, OUTPUT, run_as_process
+from tests.support import smallest_benchmark
+from tests.support.source import ROOT
 
 AT_ONCE = 3
 """Most of what they take is waiting: for a server to start, for a second to pass."""
 LIMIT_S = 1800.0
 """One that takes so long hangs, however busy the machine is."""
 QUICK = ("--quick",)
-FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(
-    ["maitred.engine.assembly", "maitred.app.assembly.services", "tests.support.smallest_benchmark", "transformers"]
-)
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,9 @@ SMALLEST = {
     "cardinality": SmallestForm({"QUICK_TENANTS": 200, "EVERY_S": 0.01}),
     "disconnects": SmallestForm({"QUICK_DISCONNECTS": 4, "PATIENT_USERS": 2, "SETTLE_S": 0.5}),
     "engine_link": SmallestForm({"QUICK_ROUNDS": 4, "VICTIMS": 20}),
-    "gateway_cost": SmallestForm({"QUICK_REJECTS": (100, 1)}, (*QUICK, "--rounds=2", "--requests=4")),
+    "gateway_cost": SmallestForm(
+        {"QUICK_REJECTS": (100, 1)}, (*QUICK, "--rounds=2", "--requests=4", "--steps", "nothing", "everything")
+    ),
     "gateway_soak": SmallestForm({"TENTHS": 3}, (*QUICK, "--requests=30", "--rate=60")),
     "gateways": SmallestForm(
         {"QUICK": {"turn_s": 0.05, "paced_streams": (2,), "paced_tokens": 2, "prompt_tokens": 500}}
@@ -169,14 +168,24 @@ def runs(request, tmp_path_factory):
 
 def finished_run(name, results):
     form = SMALLEST[name]
-    # Each is a process of its own, a copy of one that has imported what many need: to import torch takes seconds.
-    process = FORKED.Process(target=run_as_process, args=(name, form.arguments, form.constants, str(results)))
-    process.start()
-    process.join(LIMIT_S)
-    if process.exitcode is None:
+    words = [smallest_benchmark.__name__, name, repr(form.arguments), repr(form.constants), str(results)]
+    with (results / "output").open("wb") as output, (results / "errors").open("wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])},
+            start_new_session=True,
+        )
+    try:
+        code = process.wait(LIMIT_S)
+    except subprocess.TimeoutExpired:
+        code = None
         os.killpg(process.pid, signal.SIGKILL)
-        process.join()
-    return FinishedRun(process.exitcode, (results / OUTPUT).read_text(), (results / ERRORS).read_text())
+        process.wait()
+    return FinishedRun(code, (results / "output").read_text(), (results / "errors").read_text())
 
 
 @pytest.mark.timeout(LIMIT_S + 60)

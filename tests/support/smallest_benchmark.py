@@ -4,33 +4,15 @@ Every benchmark has a quick form, which still takes most of a minute. Its smalle
 else: the caller names its arguments, and the numbers at the top of its file that are to be smaller.
 """
 
-import os
+import ast
 import sys
 from dataclasses import is_dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
-import torch
-
 from benchmarks.__main__ import main, module_name, runnable
 from benchmarks.support import report
-from tests.support.source import ROOT
-
-OUTPUT, ERRORS = "output", "errors"
-"""Files of the folder with results, for what a run prints."""
-
-
-def run_as_process(name, arguments, constants, results):
-    """Runs a benchmark as all there is in this process, and ends it with the exit code; arguments as of `run`."""
-    os.setsid()
-    for descriptor, file in ((1, OUTPUT), (2, ERRORS)):
-        os.dup2(os.open(Path(results) / file, os.O_WRONLY | os.O_CREAT, 0o600), descriptor)
-    # Several run at once on few cores, where threads that wait for each other take the time of others.
-    os.environ["OMP_NUM_THREADS"] = "1"
-    torch.set_num_threads(1)
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "src")])
-    os.chdir(ROOT)
-    sys.exit(run(name, arguments, constants, results))
+from maitred.engine.lean_torch import complete_torch
 
 
 def run(name, arguments, constants, results):
@@ -44,7 +26,10 @@ def run(name, arguments, constants, results):
         results: Folder for its result file.
     """
     report.RESULTS = Path(results)
-    module = import_module(module_name(runnable()[name]))
+    file = runnable()[name]
+    if file.parent.name == "engine":
+        complete_torch()  # it may compare with other libraries, which use all of torch
+    module = import_module(module_name(file))
     for constant, value in constants.items():
         setattr(module, constant, resized(getattr(module, constant), value))
     sys.argv[1:] = [name, *arguments]
@@ -58,3 +43,8 @@ def resized(known, value):
     if isinstance(known, dict):
         return {key: known[key] for key in value}
     return type(known)(value)
+
+
+if __name__ == "__main__":
+    _, called, words, values, folder = sys.argv
+    sys.exit(run(called, ast.literal_eval(words), ast.literal_eval(values), folder))

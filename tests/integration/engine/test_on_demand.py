@@ -365,6 +365,7 @@ def configured(folder, **settings):
     return str(path)
 
 
+@pytest.mark.usefixtures("new_interpreters")  # whose memory is all their own
 def test_two_models_share_memory_for_one(tmp_path):
     body = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
     with serving("--config", configured(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=300) as client:

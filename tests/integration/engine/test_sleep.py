@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 
 import httpx
 import psutil
+import pytest
 from typer.testing import CliRunner
 
 from maitred.cli.app import app
@@ -20,6 +21,8 @@ from tests.support.processes import living_children
 BODY = {"prompt": "Once upon a time there was a small village " * 8, "max_tokens": 12, "temperature": 0}
 KV_BYTES = 256 << 20
 WEIGHTS_BYTES = 2 * (BUNDLED_MODEL / "model.safetensors").stat().st_size  # bf16 there, and fp32 in memory
+
+pytestmark = pytest.mark.usefixtures("new_interpreters")  # whose memory is all their own
 
 
 def resident_bytes(pid):

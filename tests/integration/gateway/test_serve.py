@@ -22,6 +22,8 @@ from maitred.testing.server_process import serving
 BODY = {"model": "maitred-tiny", "messages": [{"role": "user", "content": "Hello"}]}
 SLOW = '{"step_s": 0.05}'
 
+pytestmark = pytest.mark.usefixtures("new_interpreters")
+
 
 @contextmanager
 def scripted(script="{}", **settings):

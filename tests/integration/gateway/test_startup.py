@@ -15,6 +15,8 @@ from tests.integration.accounts.test_accounts import admin, complete, eventually
 
 LIMIT_S = 300.0
 
+pytestmark = pytest.mark.usefixtures("new_interpreters")
+
 
 @pytest.fixture
 def keys():

@@ -10,6 +10,7 @@ import pytest
 
 from maitred.identity.keys import make_key
 from maitred.testing.server_process import serving
+from tests.support.suite.fork_server import new_interpreters
 
 USER = [{"role": "user", "content": "Tell me a short story about a waiter."}]
 BEHIND = "maitred-tiny"
@@ -69,7 +70,7 @@ def before(behind, tmp_path_factory):
 
     path = tmp_path_factory.mktemp("before") / "maitred.yaml"
     path.write_text(CONFIG_BEFORE % {"url": behind.url, "tokenizer": BUNDLED_MODEL / "tokenizer.json"})
-    with serving("--config", str(path), environment=KEYS) as server:
+    with new_interpreters(), serving("--config", str(path), environment=KEYS) as server:
         yield server
         log = server.log.read_text()
         assert server.stop() == 0

@@ -1,0 +1,1 @@
+"""What the suite is run with: how it starts programs, and compiles."""
