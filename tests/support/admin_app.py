@@ -57,6 +57,17 @@ ADMIN_KEY = "sk-mtd-admin00000000000-" + "a" * 43
 ADMIN_ID = "admin00000000000"
 
 
+_descriptions: dict[frozenset[tuple[str, str]], Any] = {}
+
+
+def described(routes: Sequence[Any]) -> Any:
+    """The API's description of itself, which takes longer than a request; the same routes have the same."""
+    key = frozenset((route.method, route.path) for route in routes)
+    if key not in _descriptions:
+        _descriptions[key] = json.loads(describe(routes))
+    return _descriptions[key]
+
+
 class NoModels:
     """A system that answers no inference; the administration needs none."""
 
@@ -99,7 +110,7 @@ class Administered:
     def _validate(self, method: str, path: str, body: object, answer: object) -> None:
         """Holds request and answer against the API's description of itself."""
         route, _ = RouteTable(self.routes).find(method, f"/admin/v1/{path}")
-        api = json.loads(describe(self.routes))
+        api = described(self.routes)
         operation = api["paths"][route.path][method.lower()]
         content = operation["responses"]["200"]["content"]["application/json"]["schema"]
         Draft202012Validator({**content, "components": api["components"]}).validate(answer)

@@ -13,6 +13,10 @@ from maitred.testing.server_process import ServerProcess, serving
 
 CHROMIUM = shutil.which("chromium")
 AXE = Path(__file__).parents[1] / "vendor" / "axe.min.js"
+_AXE_RUN = """async (where) => {
+  const found = await axe.run(where ?? document, {resultTypes: ["violations"]});
+  return found.violations.map(({id, impact, nodes}) => ({id, impact, html: nodes.map((node) => node.html)}));
+}"""
 
 
 @dataclass
@@ -50,6 +54,17 @@ def consoled(*, program: Sequence[str] = ("-m", "maitred", "serve"), **settings:
             base_url=server.url, headers={"authorization": f"Bearer {found[0]}"}, timeout=300, trust_env=False
         ) as admin:
             yield Consoled(server, found[0], admin)
+
+
+def accessibility_violations(page, where: str | None = None) -> list[dict[str, object]]:
+    """What axe finds on a page, or in a part of it.
+
+    What it finds in order is left in the browser: that takes seconds to read.
+    """
+    # A driver's script passes by the page's policy; one that the page loaded would not.
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(AXE.read_text())
+    return page.evaluate(_AXE_RUN, where)
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Reports in a real browser, on a phone and on a wide screen, with much and with little to show."""
 
 import re
+from functools import cache
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from maitred.load.analysis.compare import compare
 from maitred.load.measure.result import LoadResult
 from maitred.load.report import canvas, comparison, html
 from maitred.load.report.outline import draw, outline
-from tests.support.console_server import AXE
+from tests.support.console_server import accessibility_violations
 from tests.support.load_results import synthetic_result
 
 SIZES = [(360, "light"), (390, "dark"), (1280, "dark")]
@@ -41,6 +42,13 @@ REPORTS = {
     "compared": lambda: comparison_of(synthetic_result(1, requests=130), synthetic_result(2, requests=130)),
 }
 
+
+@cache
+def report(name: str) -> str:
+    """A report as HTML, drawn once."""
+    return REPORTS[name]()
+
+
 MEASURE = """() => {
   const seen = (node) => node.getClientRects().length > 0;
   const texts = [...document.querySelectorAll("svg text")].filter(seen);
@@ -65,7 +73,7 @@ MEASURE = """() => {
 
 @pytest.mark.parametrize("name", REPORTS)
 def test_a_report_fits_its_screen(browser, name: str) -> None:
-    text = REPORTS[name]()
+    text = report(name)
     for width, scheme in SIZES:
         context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
         page = context.new_page()
@@ -79,14 +87,13 @@ def test_a_report_fits_its_screen(browser, name: str) -> None:
         assert all(svg <= width for svg in found["svgs"])
         assert all(font >= SMALLEST_TEXT_PX for font in found["fonts"]), min(found["fonts"])
         assert found["beyond"] == []
-        page.evaluate(AXE.read_text())
-        faults = page.evaluate("() => axe.run(document)")["violations"]
+        faults = accessibility_violations(page)
         assert [fault["id"] for fault in faults if fault["impact"] in ("serious", "critical")] == []
         context.close()
 
 
 def test_a_printed_report_has_each_figure_once(browser) -> None:
-    text = REPORTS["one request"]()
+    text = report("one request")
     page = browser.new_page(viewport={"width": 360, "height": 800})
     page.set_content(text)
     page.emulate_media(media="print")
