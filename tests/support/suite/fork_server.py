@@ -295,6 +295,7 @@ async def _subprocess_exec(loop, protocol_factory, *command, stdin=None, stdout=
 def main() -> None:
     """Imports, and serves on the connection whose descriptor is named."""
     connection = socket.socket(fileno=int(sys.argv[1]))
+    _show(sys.orig_argv, os.environ)  # where that is not allowed, this server ends, and Python is started
     gc.disable()
     from maitred.engine.lean_torch import import_lean_torch, wait_briefly_at_barriers
 
