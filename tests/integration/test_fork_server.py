@@ -117,6 +117,11 @@ def test_it_leaves_nothing_when_it_is_killed():
     assert not psutil.wait_procs(servers, timeout=300)[1]
 
 
+def test_what_torch_sets_in_a_process_of_tests_changes_nothing():
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": "/tmp/other"}
+    assert run("assert 'uvloop' in sys.modules", env=environment).returncode == 0
+
+
 def test_python_is_started_with_variables_that_it_reads_when_it_starts():
     assert run(STARTED, env={**os.environ, "PYTHONDEVMODE": "1"}).returncode == 0
 

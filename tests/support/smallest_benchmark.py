@@ -30,6 +30,8 @@ def run(name, arguments, constants, results):
     if file.parent.name == "engine":
         complete_torch()  # it may compare with other libraries, which use all of torch
     module = import_module(module_name(file))
+    if "benchmarks.support.shapes" in sys.modules:
+        complete_torch()  # and so does a model of random weights
     for constant, value in constants.items():
         setattr(module, constant, resized(getattr(module, constant), value))
     sys.argv[1:] = [name, *arguments]

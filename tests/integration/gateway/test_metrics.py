@@ -81,7 +81,7 @@ def test_requests_are_known_by_model_class_and_end_and_errors_by_their_codes(ser
 
 
 def test_the_engines_process_is_shown_beside_the_gateways(server):
-    assert value(server, "maitred_engine_process_cpu_seconds_total") > 0.1
+    assert value(server, "maitred_engine_process_cpu_seconds_total") > 0.0
     assert value(server, "maitred_engine_process_resident_memory_bytes") > 50 << 20
     assert value(server, "maitred_process_resident_memory_bytes") > 20 << 20
 

@@ -71,9 +71,10 @@ PRELOADED = (
 """Modules that it imports, behind torch as an engine imports it."""
 READ_EARLY = (
     *("CUDA", "GOMP", "HF", "KMP", "LANG", "LC_", "LD_", "MALLOC", "MKL", "NUMBA", "OMP", "OPENBLAS", "PYTHON"),
-    *("PYTORCH", "SSL", "TORCH", "TRANSFORMERS", "TRITON", "TZ"),
+    *("PYTORCH", "SSL", "TORCH_", "TRANSFORMERS", "TRITON", "TZ"),
 )
-"""Beginnings of variables that Python and libraries read when they start or are imported."""
+"""Beginnings of variables that Python and libraries read when they start or are imported. ``TORCHINDUCTOR_CACHE_DIR``
+is none: torch sets it in a process of tests that compiles."""
 READ_LATE = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED"})
 """Those of them that a forked program heeds."""
 NAME = "fork server"
