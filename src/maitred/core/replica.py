@@ -101,6 +101,11 @@ class ModelCard(msgspec.Struct, frozen=True):
     digest: ModelFingerprint = ModelFingerprint()
     """Fingerprint of the files that the model was loaded from."""
 
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Most tokens of a prompt and its answer: the smaller of context window and KV cache."""
+        return min(self.context_tokens, self.kv_capacity_tokens)
+
 
 class StepTimes(msgspec.Struct, frozen=True, array_like=True):
     """Measured step times of an engine as a linear model, accurate enough for predictions.

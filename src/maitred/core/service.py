@@ -64,8 +64,6 @@ class PromptTokens(msgspec.Struct, frozen=True):
     """Whether nothing that can be asked here counts them."""
     reported: Mapping[str, Any] | None = None
     """Answer of the server that has counted them, in the API of the client; None: they were counted here."""
-    window: int | None = None
-    """Most tokens of a prompt and its answer, a million where a server does not say; None: no replica is ready."""
 
 
 class InferenceService(Protocol):

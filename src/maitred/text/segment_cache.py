@@ -10,7 +10,7 @@ after the other, are those of the prompt. `separators` says for which control to
 
 import re
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from hashlib import blake2b
 from threading import Lock
 
@@ -34,7 +34,7 @@ class SegmentCache:
 
     Args:
         separators: Control tokens before which a prompt may be cut.
-        max_bytes: Most bytes that the cache takes; 0: nothing is kept.
+        max_bytes: Most bytes that the cache takes.
     """
 
     def __init__(self, separators: Iterable[str], max_bytes: int) -> None:
@@ -60,8 +60,6 @@ class SegmentCache:
             organisation: Who sent it.
             encode: Converts a segment to token ids, and adds none around it.
         """
-        if not self._entries.most:
-            return encode(prompt)
         tokens: list[int] = []
         begin, length = 0, len(prompt)
         for end in (*map(re.Match.start, self._separator.finditer(prompt)), length):
@@ -82,7 +80,7 @@ class SegmentCache:
         return tokens
 
 
-def separators(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> set[str]:
+def separators(backend: tokenizers.Tokenizer, texts: Container[str]) -> set[str]:
     """Returns those of some texts before which a prompt can be cut, and its tokens stay the same.
 
     They are tokens that the tokenizer finds in any text, before it normalises it, and whatever stands beside them. None

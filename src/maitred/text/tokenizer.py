@@ -50,7 +50,7 @@ class Tokenizer:
         adds_eos: Whether the files of the model request an end-of-text token after each text (``add_eos_token``).
         allows_control_tokens: Whether a control token that a message spells is read as one; otherwise it is text.
         trusts_request_templates: Whether a request may bring a chat template of its own.
-        cache_bytes: Most bytes of the tokens of conversations that are kept for their next turns.
+        cache_bytes: Most bytes of the tokens of conversations that are kept for their next turns; 0: none.
 
     Attributes:
         vocab_size: One more than the largest token id.
@@ -106,9 +106,11 @@ class Tokenizer:
             None if allows_control_tokens or not self.control_tokens else ControlTokens(backend, self.control_tokens)
         )
         self._closing = backend.token_to_id(self.eos_token) if adds_eos and self.eos_token else None
-        named = {*special_tokens.values()}
-        written = [text for text in self.control_tokens.values() if text in literals or text in named]
-        self._segments = SegmentCache(separators(backend, written), cache_bytes)
+        self._segments: SegmentCache | None = None
+        if cache_bytes:
+            named = {*special_tokens.values()}
+            written = {text for text in self.control_tokens.values() if text in literals or text in named}
+            self._segments = SegmentCache(separators(backend, written), cache_bytes)
 
     @classmethod
     def load(
@@ -125,7 +127,7 @@ class Tokenizer:
             folder: Folder of the model.
             allows_control_tokens: Whether a control token that a message spells is read as one; otherwise it is text.
             trusts_request_templates: Whether a request may bring a chat template of its own.
-            cache_bytes: Most bytes of the tokens of conversations that are kept for their next turns.
+            cache_bytes: Most bytes of the tokens of conversations that are kept for their next turns; 0: none.
 
         Raises:
             ConfigInvalid: A file is missing or cannot be used.
@@ -237,8 +239,8 @@ class Tokenizer:
             continue_final_message=continue_final_message,
             mark=mark,
         )
-        if add_special_tokens:
-            return self._encode_prompt(prompt, add_special_tokens=True)
+        if self._segments is None or add_special_tokens:
+            return self._encode_prompt(prompt, add_special_tokens=add_special_tokens)
         return self._segments.encode(prompt, organisation, self._encode_prompt)
 
     def _encode_prompt(self, prompt: str, *, add_special_tokens: bool = False) -> list[int]:

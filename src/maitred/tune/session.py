@@ -101,7 +101,7 @@ async def tune(
         ReplicaLost: The replica died.
     """
     card = replica.card()
-    most = min(card.context_tokens, card.kv_capacity_tokens) // 2
+    most = card.max_sequence_tokens // 2
     prompt_tokens = min(wishes.prompt_tokens, most)
     if prompt_tokens < 1:
         raise InvalidRequest("The model's window is too small to measure anything in it.")

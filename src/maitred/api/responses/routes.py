@@ -52,6 +52,7 @@ from maitred.core.errors import (
     InvalidRequest,
     MaitredError,
     PreviousResponseNotFound,
+    ReplicaUnavailable,
     ResourceNotFound,
     StoreUnavailable,
     Unsupported,
@@ -326,12 +327,18 @@ class ResponsesRoutes:
             return None
         with _own_params():
             counted = await self._service.count_tokens(exchange.principal, _to_inference_request(request, chat))
-        usual = math.inf if counted.window is None else _COMPACT_SHARE * counted.window
-        if counted.tokens <= min(entry.compact_threshold or usual for entry in entries):
+        if counted.tokens <= min(entry.compact_threshold or self._usual_threshold(exchange, chat) for entry in entries):
             return None
         await self._compactions.prepare()
         earlier, window = parts
         return _CompactionPlan(summary_chat(to_chat(replace(request, input=earlier))), window)
+
+    def _usual_threshold(self, exchange: HttpExchange, chat: ChatRequest) -> float:
+        """Returns the tokens beyond which a conversation is compacted where the request names no number."""
+        try:
+            return _COMPACT_SHARE * self._service.card(exchange.principal, chat.model).max_sequence_tokens
+        except ReplicaUnavailable:
+            return math.inf
 
     async def _compact_and_answer(
         self,

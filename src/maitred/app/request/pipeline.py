@@ -8,8 +8,8 @@ know which API the request came through.
 """
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -33,13 +33,7 @@ from maitred.app.request.tokenized import NamedTokenizer, TokenizedRequest, toke
 from maitred.app.request.upstream_request import UpstreamRequest, count_upstream_tokens
 from maitred.app.request.upstream_response import UpstreamResponse
 from maitred.app.request.usage_counter import OutputGrant, UpstreamUsageCounter
-from maitred.app.request.validation import (
-    check_beyond_chat,
-    check_supported,
-    max_sequence_tokens,
-    rules_for,
-    with_tools,
-)
+from maitred.app.request.validation import check_beyond_chat, check_supported, rules_for, with_tools
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.cohort import COHORT, CohortStage
 from maitred.core.context import DeltaListener, RateLimitStatus, RequestContext
@@ -47,12 +41,11 @@ from maitred.core.errors import (
     InvalidRequest,
     LimitReached,
     ReplicaLost,
-    ReplicaUnavailable,
     ResourceNotFound,
 )
 from maitred.core.flow import QueuePosition
 from maitred.core.inference import InferenceRequest, Prompt
-from maitred.core.replica import HasModelCard, ModelCard
+from maitred.core.replica import ModelCard
 from maitred.core.request import EngineRequest
 from maitred.core.resource_stack import ResourceStack
 from maitred.core.service import PromptTokens, ResponseStream
@@ -381,14 +374,13 @@ class Pipeline:
         target = self._router.route(request, principal).first_target()
         model = self._router.model(target)
         if isinstance(model, TextModel):
-            counted = await count_upstream_tokens(model, target.model, request, principal)
-            return replace(counted, window=_window(model.replicas))
+            return await count_upstream_tokens(model, target.model, request, principal)
         check_beyond_chat(request)
         if request.tools is not None:
             request = with_tools(request, rules_for(model, request.tools))
         check_supported([need for need in request.needs if need not in TOOL_FIELDS])
         prompts = await tokenize_prompts(model, request.prompts, principal=principal)
-        return PromptTokens(sum(map(len, prompts)), window=_window([model]))
+        return PromptTokens(sum(map(len, prompts)))
 
     def detokenize(self, principal: Principal, model: str, tokens: Sequence[int]) -> str:
         """Turns tokens into text; implements `InferenceService.detokenize`."""
@@ -444,15 +436,6 @@ async def _tap(
     """Wraps a response so that a listener also gets its deltas."""
     async with answers as answer:
         yield TappedStream(answer, listener)
-
-
-def _window(sources: Iterable[HasModelCard]) -> int | None:
-    """Returns the most tokens of a prompt and its answer at one of these; None: none is ready."""
-    windows = []
-    for source in sources:
-        with suppress(ReplicaUnavailable):
-            windows.append(max_sequence_tokens(source.card()))
-    return max(windows, default=None)
 
 
 def _plan_attributes(plan: RequestPlan, context: RequestContext) -> dict[str, Any]:

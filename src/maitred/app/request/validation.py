@@ -95,7 +95,7 @@ def check_size(card: ModelCard, tokenizer: Tokenizer, request: InferenceRequest)
     if request.truncate_prompt_tokens is not None:
         return
     min_prompt_tokens = tokenizer.fewest_tokens(max(map(count_characters, request.prompts)))
-    window = max_sequence_tokens(card)
+    window = card.max_sequence_tokens
     if min_prompt_tokens + _least_output(request) > window:
         raise ContextLengthExceeded(
             f"The prompt has at least {min_prompt_tokens:,} tokens, but prompt and answer together may have "
@@ -121,7 +121,7 @@ def prompt_truncation(card: ModelCard, request: InferenceRequest) -> PromptTrunc
             "truncate_prompt_tokens leaves no tokens of the prompt. Send at least 1, or -1 for as many as fit.",
             param="truncate_prompt_tokens",
         )
-    window = max_sequence_tokens(card)
+    window = card.max_sequence_tokens
     # An answer without a limit has one token at least, and a vector is none.
     least_answer = 0 if card.embedding_dimensions else 1
     rest = window - (least_answer if request.max_tokens is None else request.max_tokens)
@@ -171,7 +171,7 @@ def check_input_tokens(card: ModelCard, text: list[int], param: str) -> None:
     if not text:
         raise InvalidRequest(f"{param} has no tokens. Give the model at least one.", param=param)
     _check_tokens(card, text, param)
-    window = max_sequence_tokens(card)
+    window = card.max_sequence_tokens
     if len(text) > window:
         raise ContextLengthExceeded(
             f"{param} has {len(text):,} tokens, but the model reads at most {window:,}. Shorten it, or split it into "
@@ -189,7 +189,7 @@ def max_output_tokens(card: ModelCard, prompts: Sequence[list[int]], request: In
         ContextLengthExceeded: Prompt and answer are longer than the model's window.
         InvalidRequest: A prompt is empty or not made of this model's tokens, or `min_tokens` cannot be reached.
     """
-    window, longest_outputs = max_sequence_tokens(card), []
+    window, longest_outputs = card.max_sequence_tokens, []
     for prompt in prompts:
         if not prompt:
             raise InvalidRequest("The prompt has no tokens. Give the model at least one.", param=request.prompt_param)
@@ -227,11 +227,6 @@ def max_output_tokens(card: ModelCard, prompts: Sequence[list[int]], request: In
 def _least_output(request: InferenceRequest) -> int:
     """Returns the fewest output tokens for which there must be room: none for a prompt that is only scored."""
     return 0 if request.max_tokens == 0 else 1
-
-
-def max_sequence_tokens(card: ModelCard) -> int:
-    """Returns the most tokens of prompt and output: the smaller of context window and KV cache."""
-    return min(card.context_tokens, card.kv_capacity_tokens)
 
 
 def _check_tokens(card: ModelCard, tokens: Collection[int], param: str) -> None:
