@@ -104,9 +104,7 @@ SMALLEST = {
     "cardinality": SmallestForm({"QUICK_TENANTS": 200, "EVERY_S": 0.01}),
     "disconnects": SmallestForm({"QUICK_DISCONNECTS": 4, "PATIENT_USERS": 2, "SETTLE_S": 0.5}),
     "engine_link": SmallestForm({"QUICK_ROUNDS": 4, "VICTIMS": 20}),
-    "gateway_cost": SmallestForm(
-        {"QUICK_REJECTS": (100, 1)}, (*QUICK, "--rounds=2", "--requests=4", "--steps", "nothing", "everything")
-    ),
+    "gateway_cost": SmallestForm({"QUICK_REJECTS": (100, 1)}, (*QUICK, "--rounds=2", "--requests=4")),
     "gateway_soak": SmallestForm({"TENTHS": 3}, (*QUICK, "--requests=30", "--rate=60")),
     "gateways": SmallestForm(
         {"QUICK": {"turn_s": 0.05, "paced_streams": (2,), "paced_tokens": 2, "prompt_tokens": 500}}

@@ -29,30 +29,22 @@ class Trip:
         """File, function, and how many of our own frames are below."""
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
-        if event != "call" or (file := own_file(frame)) is None:
+        if event != "call" or (file := source_file(frame)) is None or file.startswith(OUTSIDE):
             return
         depth, below = 0, frame.f_back
         while below is not None:
-            if is_outside(below):
-                return  # the engine uses some of the gateway's modules, too
-            depth += own_file(below) is not None
+            if (caller := source_file(below)) is not None:
+                if caller.startswith(OUTSIDE):
+                    return  # the engine uses some of the gateway's modules, too
+                depth += 1
             below = below.f_back
         self.calls.append((file, frame.f_code.co_qualname, depth))
 
 
-def own_file(frame: FrameType) -> str | None:
-    """The file of a frame of the gateway, below `src/maitred`."""
+def source_file(frame: FrameType) -> str | None:
+    """The file of a frame of our own, below `src/maitred`."""
     path = frame.f_code.co_filename
-    if not path.startswith(str(SOURCE)):
-        return None
-    file = str(Path(path).relative_to(SOURCE))
-    return None if file.startswith(OUTSIDE) else file
-
-
-def is_outside(frame: FrameType) -> bool:
-    """Whether a frame is one of what starts the gateway, or stands for its engine."""
-    path = Path(frame.f_code.co_filename)
-    return path.is_relative_to(SOURCE) and str(path.relative_to(SOURCE)).startswith(OUTSIDE)
+    return str(Path(path).relative_to(SOURCE)) if path.startswith(str(SOURCE)) else None
 
 
 async def traced_chat(system, max_tokens):

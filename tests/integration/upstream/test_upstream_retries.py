@@ -126,7 +126,7 @@ async def test_a_server_that_keeps_failing_is_left_alone():
             for _ in range(12):
                 answers = await asyncio.gather(*(system.chat() for _ in range(4)))
                 assert {answer.status_code for answer in answers} == {200}
-            # Nobody would mind being sent on: the broken server has the most room.
+            # Without a breaker each request would begin at the broken server, which has the most room.
             asked, answered = (len(server.truth().requests) for server in (bad, good))
             assert (answered, 0 < asked < 24) == (48, True)
 

@@ -357,7 +357,7 @@ class CountersMachine(RuleBasedStateMachine):
 
 
 TestCounters = CountersMachine.TestCase
-TestCounters.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+TestCounters.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 class Caller(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """What is counted some at a time is what is counted one by one, whenever somebody looks."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.core.context import ModelSelection, Outcome, RejectedAnswer, RequestContext
@@ -102,7 +102,6 @@ LOOKS = st.sampled_from(["scrape", "list", "timeline", "tenants", "refusals", "s
 
 
 @given(st.lists(st.one_of(contexts(), LOOKS), max_size=100))
-@settings(max_examples=25, deadline=None)
 def test_nobody_can_tell_that_requests_are_counted_some_at_a_time(history):
     at_once, some = Watchers(None), Watchers(ObserverBatch())
     for one in [*history, "scrape", "timeline", "tenants", "refusals", "second"]:

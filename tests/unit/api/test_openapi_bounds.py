@@ -229,7 +229,7 @@ def test_a_value_is_valid_by_the_schema_exactly_if_the_server_takes_it(kind: typ
 
 @pytest.mark.parametrize("kind", BODIES, ids=lambda kind: kind.__name__)
 @given(value=st.integers() | st.floats(allow_nan=False, allow_infinity=False).filter(lambda it: not it.is_integer()))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_number_is_valid_by_the_schema_exactly_if_the_server_takes_it(kind: type, value: float) -> None:
     for field in fields_of(kind):
         if not RULES_OF_TWO_FIELDS.get(kind, {}).get(field, lambda _: False)(value):
