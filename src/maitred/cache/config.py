@@ -1,8 +1,10 @@
-"""Settings of `idempotency`: the time and the size for which answers to repeatable requests are kept."""
+"""Settings of `idempotency` and of `cache`: which answers are kept, for how long, and for whom."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
+
+from maitred.core.secret import Secret
 
 
 class IdempotencyConfig(Struct, frozen=True, kw_only=True):
@@ -37,3 +39,120 @@ class IdempotencyConfig(Struct, frozen=True, kw_only=True):
             extra={"unit": "bytes"},
         ),
     ] = 8 << 20
+
+
+CacheMode = Literal["off", "exact"]
+CacheScope = Literal["key", "tenant", "organisation", "public"]
+CacheControlName = Literal["no-cache", "no-store", "ttl", "s-maxage", "namespace", "only-if-cached"]
+
+_Mode = Annotated[
+    CacheMode,
+    Meta(
+        description="`exact`: a request that equals an earlier one in everything that can change the answer gets its "
+        "answer; `off`: every answer is computed."
+    ),
+]
+_Sampled = Annotated[
+    bool,
+    Meta(
+        description="Whether answers that are drawn at random are kept, too: of a temperature above 0, without a seed. "
+        "All callers who ask the same get the same answer then."
+    ),
+]
+_Scope = Annotated[
+    CacheScope,
+    Meta(
+        description="Who shares answers: callers with the same key, of the same tenant, of the same organisation, or "
+        "all. With `public`, callers can tell by the time of an answer whether anybody has asked the same."
+    ),
+]
+_TtlS = Annotated[
+    float,
+    Meta(gt=0, le=30 * 86_400, description="How long an answer is kept, at most.", extra={"unit": "seconds"}),
+]
+
+
+class CacheRule(Struct, frozen=True, kw_only=True):
+    """Other settings of the cache of answers for some requests.
+
+    A list that is empty holds for all; a setting that is null stays as it is.
+    """
+
+    models: Annotated[tuple[str, ...], Meta(description="Names of models, as `routing` resolves them.")] = ()
+    tenants: Annotated[tuple[str, ...], Meta(description="Ids of tenants; one of an organisation, for its teams.")] = ()
+    routes: Annotated[tuple[str, ...], Meta(description="Paths of APIs, such as `/v1/chat/completions`.")] = ()
+    mode: _Mode | None = None
+    sampled: _Sampled | None = None
+    scope: _Scope | None = None
+    ttl_s: _TtlS | None = None
+
+
+class CacheConfig(Struct, frozen=True, kw_only=True):
+    """Settings of the cache of answers. Without `rules` they hold for all requests."""
+
+    mode: _Mode = "exact"
+    sampled: _Sampled = False
+    scope: _Scope = "tenant"
+    ttl_s: _TtlS = 3600.0
+    rules: Annotated[
+        tuple[CacheRule, ...],
+        Meta(
+            description="Other settings for some models, tenants or routes. A later rule stands above an earlier one."
+        ),
+    ] = ()
+    controls: Annotated[
+        tuple[CacheControlName, ...],
+        Meta(
+            description="What callers may ask of the cache, in the field `cache` of a request or its header "
+            "`Cache-Control`; a key may have its own list."
+        ),
+    ] = ("no-cache", "no-store", "ttl", "s-maxage", "namespace", "only-if-cached")
+    epoch: Annotated[
+        str,
+        Meta(
+            max_length=64,
+            description="Part of every key: with another epoch no answer from before is found. Change it when a server "
+            "runs another model under the same name and does not say so.",
+        ),
+    ] = ""
+    max_bytes: Annotated[
+        int,
+        Meta(
+            ge=1 << 20,
+            le=1 << 40,
+            description="Memory for all kept answers of a gateway without `url`; when it is full, the organisation that "
+            "has most of it loses an answer.",
+            extra={"unit": "bytes"},
+        ),
+    ] = 256 << 20
+    max_answer_bytes: Annotated[
+        int,
+        Meta(ge=1 << 10, le=1 << 30, description="Largest answer that is kept.", extra={"unit": "bytes"}),
+    ] = 1 << 20
+    url: Annotated[
+        Secret | None,
+        Meta(
+            description="A Redis that keeps the answers for several gateways: `redis://user:password@host:6379/0`, "
+            "`rediss://` for TLS or `unix:///path`. Needs `maitred[redis]`, and a Redis that may evict "
+            "(`maxmemory-policy allkeys-lru`), so not the one of `counters`. Empty: in memory, for one gateway."
+        ),
+    ] = None
+    namespace: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=64,
+            pattern=r"^[A-Za-z0-9_.-]+$",
+            description="Prefix of every key in Redis. Gateways of one name share answers.",
+        ),
+    ] = "maitred"
+    answer_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=0.001,
+            le=10,
+            description="How long Redis may take to answer. After that the look-up is a miss, and Redis is not asked "
+            "for a second.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 0.005

@@ -76,6 +76,27 @@ class Outcome(StrEnum):
     """The caller closed the connection."""
 
 
+class CacheStatus(StrEnum):
+    """What a cache of answers did for a request."""
+
+    HIT = "hit"
+    """The answer came from the cache."""
+    MISS = "miss"
+    """The cache has no such answer, so it was computed."""
+    BYPASS = "bypass"
+    """The cache was not asked: the request, its caller or its model does not allow it."""
+
+
+class CacheResult(msgspec.Struct, frozen=True):
+    """Result of the look-up of a request in the cache of answers."""
+
+    status: CacheStatus
+    key: str = ""
+    """Name of the answer in the cache; empty: it has none."""
+    age_s: float | None = None
+    """Age of the answer that came from the cache."""
+
+
 class RequestContext(msgspec.Struct):
     """Record of one request; observers read it once, after the request has ended."""
 
@@ -145,6 +166,8 @@ class RequestContext(msgspec.Struct):
     """Fallback models that were used after a failure, such as ``general=big``."""
     rejected_answers: list[RejectedAnswer] = []
     """Complete answers that failed a check, in order; the last one may be the answer sent."""
+    cache: CacheResult | None = None
+    """Result of the look-up in the cache of answers; None: there was none."""
     stored_as: str = ""
     """Id of the response that the answer is stored as, in one transaction with its usage; empty: it is not stored."""
     compaction: Compaction | None = None

@@ -68,6 +68,27 @@ class NativeRequest(msgspec.Struct, frozen=True):
     """The error for models that are asked by other APIs, which cannot say all of the request; None: they can."""
 
 
+class CacheControl(msgspec.Struct, frozen=True):
+    """What a caller says about answers from a cache; the defaults leave it to the operator."""
+
+    no_cache: bool = False
+    """Whether the answer must be computed for this request."""
+    no_store: bool = False
+    """Whether the answer must not be kept."""
+    only_if_cached: bool = False
+    """Whether the request is refused if its answer is not kept."""
+    ttl_s: float | None = None
+    """Longest time in seconds for which the answer is kept; None: the operator's."""
+    max_age_s: float | None = None
+    """Largest age in seconds of an answer from a cache; None: any age."""
+    namespace: str = ""
+    """Name of a part of the cache that no request with another name shares."""
+
+
+DEFAULT_CACHE_CONTROL = CacheControl()
+"""Cache control of a request that says nothing."""
+
+
 class InferenceRequest(msgspec.Struct, frozen=True):
     """One request that is parsed and checked but not tokenised."""
 
@@ -122,6 +143,8 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     """Whether maitred needs log-probabilities that the caller did not ask for."""
     degradable: bool = True
     """Whether the caller prefers a shorter answer or a smaller model to a refusal."""
+    cache: CacheControl = DEFAULT_CACHE_CONTROL
+    """What the caller says about answers from a cache."""
     session: str | None = None
     """The caller's name for the session of the request; None: no session."""
     user: str | None = None
@@ -160,7 +183,7 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     rules to the request. The call raises `InvalidRequest` if the constraint is malformed."""
 
 
-class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
+class TokenLogprob(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A token as text with its log-probability."""
 
     text: str
@@ -173,7 +196,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
     """Other members that an external server has for the token."""
 
 
-class TokenScore(msgspec.Struct, frozen=True, gc=False):
+class TokenScore(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The chosen token at one position, and the most probable ones there, best first."""
 
     chosen: TokenLogprob
@@ -182,7 +205,7 @@ class TokenScore(msgspec.Struct, frozen=True, gc=False):
     """Number of characters of the choice's text before this token."""
 
 
-class PromptLogprob(msgspec.Struct, frozen=True, gc=False):
+class PromptLogprob(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Log-probability of one token at a position of the prompt, as vLLM's API has it."""
 
     logprob: float
@@ -217,7 +240,7 @@ class ChunkMetadata(msgspec.Struct, frozen=True):
     """Members of the choice, such as ``content_filter_results``."""
 
 
-class TextDelta(msgspec.Struct, frozen=True, gc=False):
+class TextDelta(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Text added to one choice since its last delta; exactly the last delta of a choice has `finish`."""
 
     index: int

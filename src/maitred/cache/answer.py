@@ -1,0 +1,122 @@
+"""Answers as the cache keeps them: parsed, so that every API can write them, whole or as a stream.
+
+`AnswerRecorder` makes one from the deltas of an answer while its client reads them.
+"""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from maitred.core.inference import TextDelta
+from maitred.core.request import FinishReason, Usage
+
+_SEAL_BYTES = 16
+_FORMAT = b"a1"
+"""Version of the encoded form; an answer of another version is not found."""
+_INCOMPLETE = frozenset({FinishReason.CANCELLED, FinishReason.DEADLINE})
+
+
+class CachedAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """A complete answer with all its choices."""
+
+    deltas: list[TextDelta]
+    """Deltas of all choices, in order for each choice. Text of successive deltas is joined."""
+    usage: Usage
+    finish_reasons: list[FinishReason]
+    stored_s: float
+    """Wall time at which the answer was complete."""
+    longest_choice_tokens: int
+    """Output tokens of the longest choice, as far as they are known; an upper bound where they are not."""
+    ignored_fields: list[str] = []
+    """Fields of the request that the server was not given."""
+    fingerprint: str = ""
+    """What the server said that it runs (``system_fingerprint``); empty: nothing."""
+
+
+_DECODER = msgspec.msgpack.Decoder(CachedAnswer)
+
+
+def encode_answer(answer: CachedAnswer, seal: bytes) -> bytes:
+    """Encodes an answer, with a digest that only who knows the seal of its key can make."""
+    body = msgspec.msgpack.encode(answer)
+    return _FORMAT + blake2b(body, key=seal, digest_size=_SEAL_BYTES).digest() + body
+
+
+def decode_answer(data: bytes, seal: bytes) -> CachedAnswer | None:
+    """Decodes an answer; None: it is truncated, of another version, or was not stored under this key."""
+    begin = len(_FORMAT) + _SEAL_BYTES
+    body = data[begin:]
+    if not data.startswith(_FORMAT) or blake2b(body, key=seal, digest_size=_SEAL_BYTES).digest() != data[2:begin]:
+        return None
+    try:
+        return _DECODER.decode(body)
+    except msgspec.MsgspecError:
+        return None
+
+
+class AnswerRecorder:
+    """Records the deltas of one answer.
+
+    Args:
+        most_bytes: Length of text at which the recording is given up.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._size = 0
+        self._deltas: list[TextDelta] = []
+        self._texts: dict[int, list[str]] = {}
+        """Choice -> texts of its last deltas, which have nothing else."""
+        self._given_up = False
+
+    def add(self, parts: Sequence[TextDelta]) -> None:
+        """Records deltas; the recorder keeps them, so nobody may change them."""
+        if self._given_up:
+            return
+        for part in parts:
+            self._size += len(part.text)
+            if part.plain:
+                texts = self._texts.get(part.index)
+                if texts is None:
+                    self._texts[part.index] = [part.text]
+                else:
+                    texts.append(part.text)
+            else:
+                self._flush(part.index)
+                self._deltas.append(part)
+                self._given_up = self._given_up or part.continued or part.finish in _INCOMPLETE
+        if self._size > self._most_bytes:
+            self.give_up()
+
+    def restart(self) -> None:
+        """Forgets all deltas, because another replica answers from the beginning."""
+        self._deltas, self._texts, self._size = [], {}, 0
+
+    def give_up(self) -> None:
+        """Forgets all deltas, those to come included."""
+        self.restart()
+        self._given_up = True
+
+    def deltas(self) -> list[TextDelta] | None:
+        """Returns the deltas of the whole answer; None: the recording was given up."""
+        if self._given_up:
+            return None
+        for index in [*self._texts]:
+            self._flush(index)
+        return self._deltas
+
+    def _flush(self, index: int) -> None:
+        texts = self._texts.pop(index, None)
+        if texts is not None:
+            self._deltas.append(TextDelta(index, "".join(texts)))
+
+
+def fingerprint_in(deltas: Sequence[TextDelta]) -> str:
+    """Returns what the server said that it runs, from the metadata of its answer; empty: nothing."""
+    fingerprint: Any = ""
+    for delta in deltas:
+        if delta.metadata is not None:
+            fingerprint = delta.metadata.chunk.get("system_fingerprint", fingerprint)
+    return fingerprint if isinstance(fingerprint, str) else ""

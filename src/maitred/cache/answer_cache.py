@@ -1,0 +1,116 @@
+"""Cache of answers: which requests may use it, what it finds, and what it keeps."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from maitred.cache.answer import CachedAnswer, decode_answer, encode_answer
+from maitred.cache.answer_key import AnswerKey
+from maitred.cache.backend import AnswerBackend
+from maitred.cache.config import CacheConfig, CacheScope
+from maitred.core.clock import Clock
+from maitred.core.tenancy import Principal
+
+log = logging.getLogger(__name__)
+
+_MOST_PENDING = 256
+"""Most answers that wait to be kept; those after them are not."""
+
+
+class CachePolicy(NamedTuple):
+    """Settings of the cache for the requests of one tenant to one model by one route."""
+
+    is_on: bool
+    sampled: bool
+    scope: CacheScope
+    ttl_s: float
+
+
+class AnswerCache:
+    """Cache of complete answers.
+
+    Args:
+        config: Which answers are kept, and for whom.
+        backend: Where they are kept.
+        clock: Clock for their age, which is told in wall time, because gateways share them.
+    """
+
+    def __init__(self, config: CacheConfig, backend: AnswerBackend, clock: Clock) -> None:
+        self._clock = clock
+        self.backend = backend
+        self._pending: set[asyncio.Task[None]] = set()
+        self.reconfigure(config)
+
+    def reconfigure(self, config: CacheConfig) -> None:
+        """Applies new settings to later requests."""
+        self.config = config
+        self._policy_for = lru_cache(maxsize=4096)(self._resolve_policy)
+
+    def policy_for(self, model: str, tenants: tuple[str, ...], route: str) -> CachePolicy:
+        """Returns the settings for a model, a caller's tenants (its own first) and the path of an API."""
+        return self._policy_for(model, tenants, route)
+
+    async def find(self, key: AnswerKey, max_age_s: float | None = None) -> tuple[CachedAnswer, float] | None:
+        """Returns an answer and its age in seconds; None: it is not kept, or older than `max_age_s`.
+
+        An answer of a server that has since said that it runs something else is not found.
+        """
+        stored = await self.backend.get(key)
+        if stored is None or (answer := decode_answer(stored.data, key.seal)) is None:
+            return None
+        if answer.fingerprint != stored.fingerprint:
+            return None
+        age_s = max(0.0, self._clock.wall_s() - answer.stored_s)
+        if max_age_s is not None and age_s > max_age_s:
+            return None
+        return answer, age_s
+
+    def store(self, key: AnswerKey, answer: CachedAnswer, ttl_s: float) -> None:
+        """Keeps an answer, without letting its client wait."""
+        data = encode_answer(answer, key.seal)
+        if len(data) > self.config.max_answer_bytes or len(self._pending) >= _MOST_PENDING:
+            return
+        task = asyncio.create_task(self.backend.put(key, data, ttl_s, answer.fingerprint), name="cached answer")
+        self._pending.add(task)
+        task.add_done_callback(self._on_stored)
+
+    async def close(self) -> None:
+        """Waits until all answers are kept."""
+        if self._pending:
+            await asyncio.wait([*self._pending])
+
+    def _on_stored(self, task: asyncio.Task[None]) -> None:
+        self._pending.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("An answer was not kept in the cache.", exc_info=error)
+
+    def _resolve_policy(self, model: str, tenants: tuple[str, ...], route: str) -> CachePolicy:
+        config = self.config
+        mode, sampled, scope, ttl_s = config.mode, config.sampled, config.scope, config.ttl_s
+        for rule in config.rules:
+            if rule.models and model not in rule.models:
+                continue
+            if rule.tenants and not set(rule.tenants).intersection(tenants):
+                continue
+            if rule.routes and route not in rule.routes:
+                continue
+            mode = mode if rule.mode is None else rule.mode
+            sampled = sampled if rule.sampled is None else rule.sampled
+            scope = scope if rule.scope is None else rule.scope
+            ttl_s = ttl_s if rule.ttl_s is None else rule.ttl_s
+        return CachePolicy(mode != "off", sampled, scope, ttl_s)
+
+
+def scope_of(scope: CacheScope, principal: Principal) -> Sequence[str]:
+    """Returns the name of who shares the answers to a caller's requests."""
+    match scope:
+        case "key":
+            return "key", principal.tenants[0], principal.key
+        case "tenant":
+            return "tenant", principal.tenants[0]
+        case "organisation":
+            return "organisation", principal.tenants[-1]
+        case "public":
+            return ("public",)

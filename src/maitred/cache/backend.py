@@ -1,0 +1,142 @@
+"""Where answers are kept: in the memory of this process, or in a Redis that gateways share."""
+
+from typing import Protocol
+
+import msgspec
+
+from maitred.cache.answer_key import AnswerKey
+from maitred.core.clock import Clock
+from maitred.core.shared_cache import SharedCache
+
+
+class AnswerSelection(msgspec.Struct, frozen=True, kw_only=True):
+    """Selection of answers in a cache, by all of what is given; nothing selects all answers."""
+
+    tenant: str | None = None
+    model: str | None = None
+    name: str | None = None
+    """Public name of an answer; see `AnswerKey.name`."""
+
+
+class CachedAnswers(msgspec.Struct, frozen=True):
+    """Answers of one tenant to requests for one model."""
+
+    tenant: str
+    model: str
+    answers: int
+    size: int
+    """Bytes of all of them."""
+
+
+class StoredAnswer(msgspec.Struct, frozen=True):
+    """Encoded answer from a store."""
+
+    data: bytes
+    fingerprint: str
+    """What the server of its key has said last that it runs; empty: nothing."""
+
+
+class AnswerBackend(Protocol):
+    """Store of encoded answers with a bound on its size. Whatever fails in it is a miss, and never an error."""
+
+    async def get(self, key: AnswerKey) -> "StoredAnswer | None":
+        """Returns an encoded answer; None: there is none, or the store is away."""
+        ...
+
+    async def put(self, key: AnswerKey, answer: bytes, ttl_s: float, fingerprint: str) -> None:
+        """Keeps an encoded answer, in place of one with the same key.
+
+        Args:
+            key: Its key.
+            answer: The answer.
+            ttl_s: Longest time in seconds for which it is kept.
+            fingerprint: What the server of the key has said that it runs; empty: nothing.
+        """
+        ...
+
+    async def remove(self, selection: AnswerSelection) -> int:
+        """Removes answers and returns their number.
+
+        Raises:
+            StoreUnavailable: The store is away.
+        """
+        ...
+
+    async def describe(self) -> list[CachedAnswers]:
+        """Returns what is kept, by tenant and model.
+
+        Raises:
+            StoreUnavailable: The store is away.
+        """
+        ...
+
+
+class MemoryBackend:
+    """Answers in the memory of this process. Implements `AnswerBackend`.
+
+    Args:
+        max_bytes: Bound on the bytes of all answers.
+        clock: Clock that measures their age.
+    """
+
+    def __init__(self, max_bytes: int, clock: Clock) -> None:
+        self._clock = clock
+        self._answers: SharedCache[str, tuple[AnswerKey, bytes, float]] = SharedCache(max_bytes)
+        self._fingerprints: SharedCache[str, str] = SharedCache(_MOST_SERVERS)
+
+    def reconfigure(self, max_bytes: int) -> None:
+        """Sets another bound, which holds from the next answer on."""
+        self._answers.most = max_bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes of all answers."""
+        return self._answers.size
+
+    async def get(self, key: AnswerKey) -> StoredAnswer | None:
+        """Returns an encoded answer; implements `AnswerBackend.get`."""
+        entry = self._answers.get(key.name)
+        if entry is None:
+            return None
+        _, answer, expires_s = entry
+        if self._clock.monotonic_s() >= expires_s:
+            self._answers.pop(key.name)
+            return None
+        return StoredAnswer(answer, self._fingerprints.get(key.server) or "")
+
+    async def put(self, key: AnswerKey, answer: bytes, ttl_s: float, fingerprint: str) -> None:
+        """Keeps an encoded answer; implements `AnswerBackend.put`."""
+        if fingerprint:
+            self._fingerprints.pop(key.server)
+            self._fingerprints.put(key.server, fingerprint, key.organisation)
+        self._answers.pop(key.name)
+        entry = key, answer, self._clock.monotonic_s() + ttl_s
+        self._answers.put(key.name, entry, key.organisation, len(answer) + ENTRY_BYTES)
+
+    async def remove(self, selection: AnswerSelection) -> int:
+        """Removes answers; implements `AnswerBackend.remove`."""
+        chosen = [key.name for key, _, _ in self._answers.values() if _is_chosen(key, selection)]
+        for name in chosen:
+            self._answers.pop(name)
+        return len(chosen)
+
+    async def describe(self) -> list[CachedAnswers]:
+        """Returns what is kept; implements `AnswerBackend.describe`."""
+        groups: dict[tuple[str, str], list[int]] = {}
+        for key, answer, _ in self._answers.values():
+            groups.setdefault((key.tenant, key.model), []).append(len(answer))
+        return [CachedAnswers(*names, len(sizes), sum(sizes)) for names, sizes in sorted(groups.items())]
+
+
+_MOST_SERVERS = 4096
+"""Most servers whose fingerprints are known; clients can choose names behind a name with a ``*``."""
+ENTRY_BYTES = 512
+"""What an answer takes beside its own bytes: its key and the places that it has in tables."""
+
+
+def _is_chosen(key: AnswerKey, selection: AnswerSelection) -> bool:
+    return (
+        selection.tenant in (None, key.tenant)
+        and selection.model in (None, key.model)
+        and selection.name in (None, key.name)
+    )
