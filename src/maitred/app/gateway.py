@@ -48,6 +48,7 @@ from maitred.app.runtime import GcSweep
 from maitred.app.workers.admin import WorkerAdmin
 from maitred.app.workers.controller_server import ControllerServer
 from maitred.app.workers.ipc import IpcFolder
+from maitred.cache.answer_cache import AnswerCache
 from maitred.cache.memory import MemoryIdempotencyStore
 from maitred.config.tree import Config
 from maitred.console.sessions import ConsoleSessions
@@ -204,6 +205,7 @@ async def open_gateway(
                 registry.addresses(local),
             ),
             clock=clock,
+            answers=resources.stores.answers,
             on_worker_retires=websockets.drain_peer,
         )
         metrics = Metrics(
@@ -251,6 +253,8 @@ async def open_gateway(
         background_responses = BackgroundResponses(
             stores.responses, idempotency_store, in_flight, heartbeat_s=config.server.heartbeat_s
         )
+        answer_cache = AnswerCache(config.cache, resources.stores.answers, clock)
+        background.push_async_callback(answer_cache.close)
         parts = GatewayServices(
             resources=resources,
             clock=clock,
@@ -273,6 +277,7 @@ async def open_gateway(
             sleepable_models=sleepables,
             pin_admin=PinAdmin(registry.pinnable, clock),
             idempotency_store=idempotency_store,
+            answer_cache=answer_cache,
             background_responses=background_responses,
             sessions=ConsoleSessions(clock, config.console.session_s, config.console.sessions),
             reloader=reloader,

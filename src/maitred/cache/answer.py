@@ -27,10 +27,10 @@ class CachedAnswer(msgspec.Struct, frozen=True, array_like=True):
     finish_reasons: list[FinishReason]
     stored_s: float
     """Wall time at which the answer was complete."""
-    longest_choice_tokens: int
-    """Output tokens of the longest choice, as far as they are known; an upper bound where they are not."""
     ignored_fields: list[str] = []
-    """Fields of the request that the server was not given."""
+    """Fields of the request that the model was not given."""
+    is_passthrough: bool = False
+    """Whether the server was given the request as its client wrote it."""
     fingerprint: str = ""
     """What the server said that it runs (``system_fingerprint``); empty: nothing."""
 
@@ -61,6 +61,9 @@ class AnswerRecorder:
 
     Args:
         most_bytes: Length of text at which the recording is given up.
+
+    Attributes:
+        given_up: Whether the deltas are not kept: they are too many, or the end of the answer is not that of one model.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -69,11 +72,11 @@ class AnswerRecorder:
         self._deltas: list[TextDelta] = []
         self._texts: dict[int, list[str]] = {}
         """Choice -> texts of its last deltas, which have nothing else."""
-        self._given_up = False
+        self.given_up = False
 
     def add(self, parts: Sequence[TextDelta]) -> None:
         """Records deltas; the recorder keeps them, so nobody may change them."""
-        if self._given_up:
+        if self.given_up:
             return
         for part in parts:
             self._size += len(part.text)
@@ -86,26 +89,17 @@ class AnswerRecorder:
             else:
                 self._flush(part.index)
                 self._deltas.append(part)
-                self._given_up = self._given_up or part.continued or part.finish in _INCOMPLETE
-        if self._size > self._most_bytes:
-            self.give_up()
+                if part.continued or part.finish in _INCOMPLETE:
+                    self.given_up = True
+        if self._size > self._most_bytes or self.given_up:
+            self.given_up = True
+            self._deltas, self._texts = [], {}
 
-    def restart(self) -> None:
-        """Forgets all deltas, because another replica answers from the beginning."""
-        self._deltas, self._texts, self._size = [], {}, 0
-
-    def give_up(self) -> None:
-        """Forgets all deltas, those to come included."""
-        self.restart()
-        self._given_up = True
-
-    def deltas(self) -> list[TextDelta] | None:
-        """Returns the deltas of the whole answer; None: the recording was given up."""
-        if self._given_up:
-            return None
+    def deltas(self) -> list[TextDelta]:
+        """Returns the deltas so far, text of successive deltas joined; empty if they were given up."""
         for index in [*self._texts]:
             self._flush(index)
-        return self._deltas
+        return [*self._deltas]
 
     def _flush(self, index: int) -> None:
         texts = self._texts.pop(index, None)

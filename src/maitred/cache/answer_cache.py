@@ -9,7 +9,7 @@ from typing import NamedTuple
 from maitred.cache.answer import CachedAnswer, decode_answer, encode_answer
 from maitred.cache.answer_key import AnswerKey
 from maitred.cache.backend import AnswerBackend
-from maitred.cache.config import CacheConfig, CacheScope
+from maitred.cache.config import CacheConfig, CacheScope, CoalesceMode
 from maitred.core.clock import Clock
 from maitred.core.tenancy import Principal
 
@@ -24,6 +24,7 @@ class CachePolicy(NamedTuple):
 
     is_on: bool
     sampled: bool
+    coalesce: CoalesceMode
     scope: CacheScope
     ttl_s: float
 
@@ -39,7 +40,7 @@ class AnswerCache:
 
     def __init__(self, config: CacheConfig, backend: AnswerBackend, clock: Clock) -> None:
         self._clock = clock
-        self.backend = backend
+        self._backend = backend
         self._pending: set[asyncio.Task[None]] = set()
         self.reconfigure(config)
 
@@ -57,7 +58,7 @@ class AnswerCache:
 
         An answer of a server that has since said that it runs something else is not found.
         """
-        stored = await self.backend.get(key)
+        stored = await self._backend.get(key)
         if stored is None or (answer := decode_answer(stored.data, key.seal)) is None:
             return None
         if answer.fingerprint != stored.fingerprint:
@@ -67,14 +68,23 @@ class AnswerCache:
             return None
         return answer, age_s
 
-    def store(self, key: AnswerKey, answer: CachedAnswer, ttl_s: float) -> None:
-        """Keeps an answer, without letting its client wait."""
+    def wall_s(self) -> float:
+        """Returns the wall time, which stands in answers."""
+        return self._clock.wall_s()
+
+    def store(self, key: AnswerKey, answer: CachedAnswer, ttl_s: float) -> asyncio.Task[None] | None:
+        """Keeps an answer, without letting its client wait.
+
+        Returns:
+            The task at whose end the answer can be found; None: it is too large, or too many wait to be kept.
+        """
         data = encode_answer(answer, key.seal)
         if len(data) > self.config.max_answer_bytes or len(self._pending) >= _MOST_PENDING:
-            return
-        task = asyncio.create_task(self.backend.put(key, data, ttl_s, answer.fingerprint), name="cached answer")
+            return None
+        task = asyncio.create_task(self._backend.put(key, data, ttl_s, answer.fingerprint), name="cached answer")
         self._pending.add(task)
         task.add_done_callback(self._on_stored)
+        return task
 
     async def close(self) -> None:
         """Waits until all answers are kept."""
@@ -88,7 +98,8 @@ class AnswerCache:
 
     def _resolve_policy(self, model: str, tenants: tuple[str, ...], route: str) -> CachePolicy:
         config = self.config
-        mode, sampled, scope, ttl_s = config.mode, config.sampled, config.scope, config.ttl_s
+        mode, sampled, coalesce = config.mode, config.sampled, config.coalesce
+        scope, ttl_s = config.scope, config.ttl_s
         for rule in config.rules:
             if rule.models and model not in rule.models:
                 continue
@@ -98,18 +109,19 @@ class AnswerCache:
                 continue
             mode = mode if rule.mode is None else rule.mode
             sampled = sampled if rule.sampled is None else rule.sampled
+            coalesce = coalesce if rule.coalesce is None else rule.coalesce
             scope = scope if rule.scope is None else rule.scope
             ttl_s = ttl_s if rule.ttl_s is None else rule.ttl_s
-        return CachePolicy(mode != "off", sampled, scope, ttl_s)
+        return CachePolicy(mode != "off", sampled, coalesce, scope, ttl_s)
 
 
 def scope_of(scope: CacheScope, principal: Principal) -> Sequence[str]:
     """Returns the name of who shares the answers to a caller's requests."""
     match scope:
         case "key":
-            return "key", principal.tenants[0], principal.key
+            return "key", *principal.tenants, principal.key
         case "tenant":
-            return "tenant", principal.tenants[0]
+            return "tenant", *principal.tenants
         case "organisation":
             return "organisation", principal.tenants[-1]
         case "public":

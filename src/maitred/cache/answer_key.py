@@ -8,15 +8,16 @@ A key also has what computes the answer (weights, tokenizer, template and types 
 its settings) and who shares it (its scope).
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from maitred import __version__
-from maitred.core.inference import Conversation, InferenceRequest, Prompt
+from maitred.core.inference import Conversation, InferenceRequest, NativeRequest, Prompt
 from maitred.core.replica import ModelCard
 from maitred.core.tools import Tool, ToolRules
 
@@ -111,7 +112,7 @@ def engine_request(
     """
     return _digest(
         [
-            [getattr(request, name) for name in _REQUEST_FIELDS],
+            _fields_of(request),
             [*map(_form_of, request.prompts)],
             prompts,
             lengths,
@@ -120,23 +121,19 @@ def engine_request(
     )
 
 
-def upstream_request(
-    request: InferenceRequest,
-    fields: Mapping[str, Any],
-    native: tuple[str, Mapping[str, Any], Mapping[str, str]] | None,
-) -> bytes:
+def upstream_request(request: InferenceRequest, fields: Mapping[str, Any], native: NativeRequest | None) -> bytes:
     """Returns a digest of a request to servers of others.
 
     Args:
         request: The request.
         fields: Its fields in OpenAI's API.
-        native: API, fields and headers of the request as its client wrote it, where a server gets it so.
+        native: The request as its client wrote it, where a server gets it so; None: no server does.
     """
     return _digest(
         [
-            [getattr(request, name) for name in _REQUEST_FIELDS],
+            _fields_of(request),
             _sent(fields),
-            None if native is None else [native[0], _sent(native[1]), native[2]],
+            None if native is None else [native.api, _sent(native.fields), native.headers],
         ]
     )
 
@@ -148,6 +145,17 @@ def answer_digest(parts: Iterable[bytes | str]) -> bytes:
 
 def _digest(parts: Collection[object]) -> bytes:
     return blake2b(_ENCODER.encode(parts), digest_size=_DIGEST_BYTES).digest()
+
+
+def _fields_of(request: InferenceRequest) -> list[object]:
+    """Returns the fields of a request, as values that the encoder can sort."""
+    sampling = request.sampling
+    if sampling.logit_bias:
+        sampling = replace(sampling, logit_bias={})
+    return [
+        sorted(request.sampling.logit_bias.items()),
+        *(sampling if name == "sampling" else getattr(request, name) for name in _REQUEST_FIELDS),
+    ]
 
 
 def _form_of(prompt: Prompt) -> object:

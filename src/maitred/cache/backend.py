@@ -54,22 +54,6 @@ class AnswerBackend(Protocol):
         """
         ...
 
-    async def remove(self, selection: AnswerSelection) -> int:
-        """Removes answers and returns their number.
-
-        Raises:
-            StoreUnavailable: The store is away.
-        """
-        ...
-
-    async def describe(self) -> list[CachedAnswers]:
-        """Returns what is kept, by tenant and model.
-
-        Raises:
-            StoreUnavailable: The store is away.
-        """
-        ...
-
 
 class MemoryBackend:
     """Answers in the memory of this process. Implements `AnswerBackend`.
@@ -114,14 +98,14 @@ class MemoryBackend:
         self._answers.put(key.name, entry, key.organisation, len(answer) + ENTRY_BYTES)
 
     async def remove(self, selection: AnswerSelection) -> int:
-        """Removes answers; implements `AnswerBackend.remove`."""
+        """Removes answers and returns their number."""
         chosen = [key.name for key, _, _ in self._answers.values() if _is_chosen(key, selection)]
         for name in chosen:
             self._answers.pop(name)
         return len(chosen)
 
     async def describe(self) -> list[CachedAnswers]:
-        """Returns what is kept; implements `AnswerBackend.describe`."""
+        """Returns what is kept, by tenant and model."""
         groups: dict[tuple[str, str], list[int]] = {}
         for key, answer, _ in self._answers.values():
             groups.setdefault((key.tenant, key.model), []).append(len(answer))

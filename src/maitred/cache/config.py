@@ -42,6 +42,7 @@ class IdempotencyConfig(Struct, frozen=True, kw_only=True):
 
 
 CacheMode = Literal["off", "exact"]
+CoalesceMode = Literal["off", "deterministic", "sampled"]
 CacheScope = Literal["key", "tenant", "organisation", "public"]
 CacheControlName = Literal["no-cache", "no-store", "ttl", "s-maxage", "namespace", "only-if-cached"]
 
@@ -57,6 +58,13 @@ _Sampled = Annotated[
     Meta(
         description="Whether answers that are drawn at random are kept, too: of a temperature above 0, without a seed. "
         "All callers who ask the same get the same answer then."
+    ),
+]
+_Coalesce = Annotated[
+    CoalesceMode,
+    Meta(
+        description="Whether callers who ask the same while the answer is being made share it, streams too. "
+        "`deterministic`: answers of one choice that are not drawn at random; `sampled`: all answers; `off`: none."
     ),
 ]
 _Scope = Annotated[
@@ -83,6 +91,7 @@ class CacheRule(Struct, frozen=True, kw_only=True):
     routes: Annotated[tuple[str, ...], Meta(description="Paths of APIs, such as `/v1/chat/completions`.")] = ()
     mode: _Mode | None = None
     sampled: _Sampled | None = None
+    coalesce: _Coalesce | None = None
     scope: _Scope | None = None
     ttl_s: _TtlS | None = None
 
@@ -92,6 +101,7 @@ class CacheConfig(Struct, frozen=True, kw_only=True):
 
     mode: _Mode = "exact"
     sampled: _Sampled = False
+    coalesce: _Coalesce = "deterministic"
     scope: _Scope = "tenant"
     ttl_s: _TtlS = 3600.0
     rules: Annotated[
@@ -120,8 +130,8 @@ class CacheConfig(Struct, frozen=True, kw_only=True):
         Meta(
             ge=1 << 20,
             le=1 << 40,
-            description="Memory for all kept answers of a gateway without `url`; when it is full, the organisation that "
-            "has most of it loses an answer.",
+            description="Memory for all kept answers of a gateway without `url`; when it is full, the organisation "
+            "that has most of it loses an answer.",
             extra={"unit": "bytes"},
         ),
     ] = 256 << 20

@@ -44,6 +44,9 @@ RESTART: Mapping[str, str] = {
     "admission.grammars.compile_s": "the processes are started once",
     "store": _AT_SERVER_START,
     "counters": _AT_SERVER_START,
+    "cache.url": _AT_SERVER_START,
+    "cache.namespace": _AT_SERVER_START,
+    "cache.answer_timeout_s": _AT_SERVER_START,
     "traces": "the exporter, and engines, are told when they start",
 }
 """Settings that need a restart, and why. A name stands for everything below it, except for what `LIVE` has."""
@@ -63,6 +66,7 @@ LIVE: frozenset[str] = frozenset(
         "routing",
         "health",
         "idempotency",
+        "cache",
         "log",
         "metrics",
         "slos",

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.degradation import DegradationStep
 from maitred.api.config import ServerConfig
-from maitred.cache.config import IdempotencyConfig
+from maitred.cache.config import CacheConfig, IdempotencyConfig
 from maitred.config.profiles import ProfileName
 from maitred.console.config import ConsoleConfig
 from maitred.dispatch.config import DispatchConfig
@@ -281,6 +281,7 @@ class Config(Struct, frozen=True, kw_only=True):
     routing: RoutingConfig = RoutingConfig()
     health: HealthConfig = HealthConfig()
     idempotency: IdempotencyConfig = IdempotencyConfig()
+    cache: CacheConfig = CacheConfig()
     store: StoreConfig = StoreConfig()
     counters: CountersConfig = CountersConfig()
     log: LogConfig = LogConfig()

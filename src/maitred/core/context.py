@@ -81,6 +81,8 @@ class CacheStatus(StrEnum):
 
     HIT = "hit"
     """The answer came from the cache."""
+    COALESCED = "coalesced"
+    """The answer was being computed for an earlier request, which shares it."""
     MISS = "miss"
     """The cache has no such answer, so it was computed."""
     BYPASS = "bypass"
@@ -213,6 +215,13 @@ class RequestContext(msgspec.Struct):
             cache_write_1h_tokens=self.cache_write_1h_tokens,
             details=self.usage_details,
         )
+
+    def set_usage(self, usage: Usage) -> None:
+        """Sets the usage, of an answer that was not computed for this request."""
+        self.prompt_tokens, self.completion_tokens = usage.prompt_tokens, usage.completion_tokens
+        self.cached_tokens, self.reasoning_tokens = usage.cached_tokens, usage.reasoning_tokens
+        self.cache_write_tokens, self.cache_write_1h_tokens = usage.cache_write_tokens, usage.cache_write_1h_tokens
+        self.usage_details, self.estimated = usage.details, usage.estimated
 
     def reset_for_fallback(self, fallback: str) -> None:
         """Clears the facts about the answer when the request moves to another model."""

@@ -287,6 +287,9 @@ class ModelFingerprint(msgspec.Struct, frozen=True, array_like=True):
     """Hash of the ``config.json`` settings that affect the computation."""
     tokenizer: str = ""
     weights: str = ""
+    content: str = ""
+    """Hash of every byte of the weights, or of the times of their files where reading them all takes too long. Equal
+    files can have different ones, so only answers that are kept depend on it."""
 
     def differs_in(self, other: "ModelFingerprint") -> list[str]:
         """Returns the names of the parts that are known for both and differ."""
@@ -303,5 +306,8 @@ class ModelFingerprint(msgspec.Struct, frozen=True, array_like=True):
     def completed_by(self, other: "ModelFingerprint") -> "ModelFingerprint":
         """Returns the fingerprint with its unknown parts filled in from the other one."""
         return ModelFingerprint(
-            self.shape or other.shape, self.tokenizer or other.tokenizer, self.weights or other.weights
+            self.shape or other.shape,
+            self.tokenizer or other.tokenizer,
+            self.weights or other.weights,
+            self.content or other.content,
         )

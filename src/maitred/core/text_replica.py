@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from maitred.core.inference import NativeRequest, TextDelta
+from maitred.core.inference import NativeApi, NativeRequest, TextDelta
 from maitred.core.replica import ReplicaBase
 from maitred.core.request import Usage
 from maitred.core.trace_context import TraceContext
@@ -96,6 +96,16 @@ class TextReplica(ReplicaBase, Protocol):
     @property
     def trace_attributes(self) -> Mapping[str, str | int]:
         """Attributes for traces: ``provider``, ``host``, ``port`` and the server's name for the ``model``."""
+        ...
+
+    @property
+    def answer_identity(self) -> bytes:
+        """Digest of everything here that its answers depend on: its address, its name for the model, its settings."""
+        ...
+
+    @property
+    def native_api(self) -> NativeApi | None:
+        """API in which it gets requests as their clients wrote them; None: it speaks chat completions only."""
         ...
 
     def is_refusing(self) -> bool:

@@ -4,6 +4,7 @@ import gc
 import logging
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -13,13 +14,14 @@ from maitred.core.clock import SystemClock
 from maitred.core.errors import ConfigInvalid
 from maitred.core.flow import ServiceWeights
 from maitred.core.replica import ModelCard
+from maitred.core.request import ModelFingerprint
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig
 from maitred.engine.device import ComputeDevice, PrecisionPlan, step_threads
 from maitred.engine.encoder.build import build_encoder
 from maitred.engine.encoder.shape import is_encoder
 from maitred.engine.lean_torch import complete_torch
-from maitred.engine.models.digest import fingerprint_of
+from maitred.engine.models.digest import content_digest, fingerprint_of
 from maitred.engine.nvml import Gpu, open_gpu
 from maitred.engine.process_stats import ProcessStats
 from maitred.engine.server import EngineServer, StepEngine
@@ -45,8 +47,7 @@ def serve(
         listen: ``unix:/path`` or ``tcp:host:port``.
         weights: Service that the fair queue charges per token.
         link: The `engine_link` section; None for an engine that its gateway starts. Then only this gateway connects and
-            both use the same files, so no model digest is computed. The digest would take longer than mapping the
-            model.
+            both use the same files.
 
     Raises:
         ConfigInvalid: The model, the device or the address is not available; the message says what to do.
@@ -55,10 +56,11 @@ def serve(
     address = parse_address(listen)
     credentials = engine_credentials(address, link or LinkConfig())
     listener = _listen(address)
+    # Reading all weights takes longer than mapping them, so a thread does it while the model is built.
+    digest = ThreadPoolExecutor(1, "model digest").submit(_digest_of, model)
     try:
         engine, card = _build_steps(model, config, weights)
-        if link is not None:
-            card = replace(card, digest=fingerprint_of(model))
+        card = replace(card, digest=digest.result())
         # The objects of the model and its libraries stay until the process ends. Without the freeze the garbage
         # collector would visit them repeatedly, which delays tokens.
         gc.freeze()
@@ -82,6 +84,11 @@ def serve(
         listener.close()
         if isinstance(address, UnixAddress):
             Path(address.path).unlink(missing_ok=True)
+
+
+def _digest_of(model: Path) -> ModelFingerprint:
+    """Computes the fingerprint of a model, with the content of its weights."""
+    return replace(fingerprint_of(model), content=content_digest(model))
 
 
 def _build_steps(model: Path, config: EngineConfig, weights: ServiceWeights) -> tuple[StepEngine, ModelCard]:

@@ -1,11 +1,14 @@
 """Catalog of models: maps the name of a model to its replicas."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from hashlib import blake2b
 
 from msgspec.structs import replace
 
 from maitred.core.errors import ReplicaUnavailable
 from maitred.core.replica import HasModelCard, ModelCard
+from maitred.core.request import ModelFingerprint
 from maitred.core.text_replica import TextReplica
 from maitred.text.answer_format import AnswerFormat
 from maitred.text.estimate import LearntBound, LearntRatio
@@ -77,7 +80,16 @@ class ServedModel(_CatalogModel):
             max_choices=min(card.max_choices for card in cards),
             max_sequences=sum(card.max_sequences for card in cards),
             kv_capacity_tokens=sum(card.kv_capacity_tokens for card in cards),
+            digest=cards[0].digest if all(card.digest == cards[0].digest for card in cards) else ModelFingerprint(),
         )
+
+    @cached_property
+    def answer_identity(self) -> str:
+        """Digest of everything here by which tokens become text, reasoning and calls."""
+        template, answer_format = self.tokenizer.chat_template, self.answer_format
+        sources = [] if template is None else [template.source, template.tool_source]
+        parts = [*sources, answer_format.calls or "", answer_format.reasoning or ""]
+        return blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
 
     @property
     def answer_format(self) -> AnswerFormat:

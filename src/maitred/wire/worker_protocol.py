@@ -251,6 +251,30 @@ class LimitQuery(msgspec.Struct, frozen=True, array_like=True, tag="asks_limits"
     """Fewest output tokens of such a request."""
 
 
+class AnswerQuery(msgspec.Struct, frozen=True, array_like=True, tag="looks_up"):
+    """Worker: asks for an answer in the cache; see `maitred.cache.answer_key.AnswerKey`."""
+
+    number: int
+    digest: bytes
+    tenant: str
+    organisation: str
+    model: str
+    server: str
+
+
+class AnswerStored(msgspec.Struct, frozen=True, array_like=True, tag="stores"):
+    """Worker: a complete answer for the cache; see `maitred.cache.backend.AnswerBackend.put`."""
+
+    digest: bytes
+    tenant: str
+    organisation: str
+    model: str
+    server: str
+    answer: bytes
+    ttl_s: float
+    fingerprint: str
+
+
 class DirectoryAck(msgspec.Struct, frozen=True, array_like=True, tag="knows"):
     """Worker: the worker now uses this version of keys, tenants and limits."""
 
@@ -280,6 +304,8 @@ ToController = (
     | RequestEnded
     | RateLimitQuery
     | LimitQuery
+    | AnswerQuery
+    | AnswerStored
     | DirectoryQuery
     | DirectoryAck
 )
@@ -362,6 +388,15 @@ class LimitReply(msgspec.Struct, frozen=True, array_like=True, tag="limits_check
     error: EncodedError | None = None
 
 
+class AnswerReply(msgspec.Struct, frozen=True, array_like=True, tag="looked_up"):
+    """Controller: the reply to `AnswerQuery`."""
+
+    number: int
+    answer: bytes | None = None
+    """The encoded answer; None: there is none."""
+    fingerprint: str = ""
+
+
 ToWorker = (
     ControllerSnapshot
     | AdmitAccepted
@@ -371,4 +406,5 @@ ToWorker = (
     | DirectoryReply
     | RateLimitReply
     | LimitReply
+    | AnswerReply
 )

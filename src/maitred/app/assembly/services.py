@@ -30,6 +30,8 @@ from maitred.app.request.fallback import open_schemas
 from maitred.app.request.rollout_observer import RolloutObserver
 from maitred.app.workers.admin import WorkerAdmin
 from maitred.app.workers.controller_server import ControllerServer
+from maitred.cache.answer_cache import AnswerCache
+from maitred.cache.backend import MemoryBackend
 from maitred.cache.memory import MemoryIdempotencyStore
 from maitred.config.tree import Config
 from maitred.console.sessions import ConsoleSessions
@@ -97,6 +99,7 @@ class GatewayServices:
         store_health: The health of the stores.
         replica_admin, sleepable_models, pin_admin: Admin services for operators.
         idempotency_store: Stores responses for repeats.
+        answer_cache: The cache of answers.
         background_responses: Runs the responses that go on without their clients.
         sessions: The login sessions of the console.
         reloader: Reloads the configuration.
@@ -125,6 +128,7 @@ class GatewayServices:
     sleepable_models: SleepableModelAdmin
     pin_admin: PinAdmin
     idempotency_store: MemoryIdempotencyStore
+    answer_cache: AnswerCache
     background_responses: BackgroundResponses
     sessions: ConsoleSessions
     reloader: Reloader
@@ -147,6 +151,9 @@ class GatewayServices:
         self.admission.reconfigure(config.admission)
         self.resources.grammars.reconfigure(config.admission.grammars)
         self.idempotency_store.reconfigure(config.idempotency)
+        self.answer_cache.reconfigure(config.cache)
+        if isinstance(answers := self.resources.stores.answers, MemoryBackend):
+            answers.reconfigure(config.cache.max_bytes)
         self.background_responses.reconfigure(server.heartbeat_s)
         self.timelines.reconfigure(config.explain.requests)
         self.metrics.reconfigure(config.metrics, config.slos)

@@ -7,6 +7,7 @@
              <- feedback on ledger entries
              <- responses, written with ledger entries
     counters (memory | Redis)
+    answers in the cache (memory | Redis)
 
 The counters read the spent amounts from the ledger, and the ledger passes them the usage that a dead gateway could not
 settle.
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from maitred.app.runtime import PauseFreeClock
+from maitred.cache.backend import MemoryBackend
 from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.core.counters import Counters
@@ -52,6 +54,7 @@ class GatewayStores:
     responses: ResponseStore
     counters: Counters
     rollouts: RolloutStore
+    answers: MemoryBackend
 
 
 @asynccontextmanager
@@ -100,6 +103,7 @@ async def open_stores(
             responses=responses,
             counters=counters,
             rollouts=RolloutStore(database, clock),
+            answers=MemoryBackend(config.cache.max_bytes, clock),
         )
 
 

@@ -1,6 +1,6 @@
 """Pipeline of a request, from the model's name to its last token.
 
-    route -> plan -> admit -> dispatch -> stream -> settle
+    route -> look up -> plan -> admit -> dispatch -> stream -> settle
 
 `Pipeline.generate` routes a request, and `Pipeline.respond` takes it through the other stages at one model. Each stage
 is called once for each model; no stage calls an earlier one. The pipeline works with tokens and deltas; it does not
@@ -21,11 +21,13 @@ from maitred.admission.policy.retries import RetryBudget
 from maitred.admission.request import AdmissionRequest
 from maitred.app.assembly.tracing import TappedStream
 from maitred.app.models.router import Router
+from maitred.app.request.answer_lookup import PreparedRequest, make_lookup
+from maitred.app.request.answer_sharing import AnswerSharing
 from maitred.app.request.continuation import TextContinuation
 from maitred.app.request.engine_response import EngineResponse
 from maitred.app.request.fallback import AnswerChecker, EscalatingStream, FallbackStream, OverflowStream, may_escalate
 from maitred.app.request.flow_control import DispatchHandle, FlowController, GrantHandle
-from maitred.app.request.planner import PreparedRequest, RequestPlan, RequestPlanner
+from maitred.app.request.planner import RequestPlan, RequestPlanner, flow_of
 from maitred.app.request.prompt_scores import prompt_top
 from maitred.app.request.retry_policy import RetryPolicy
 from maitred.app.request.rollout_observer import RolloutObserver
@@ -34,12 +36,14 @@ from maitred.app.request.upstream_request import UpstreamRequest, count_upstream
 from maitred.app.request.upstream_response import UpstreamResponse
 from maitred.app.request.usage_counter import OutputGrant, UpstreamUsageCounter
 from maitred.app.request.validation import check_beyond_chat, check_supported, rules_for, with_tools
+from maitred.cache.answer_cache import AnswerCache
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.cohort import COHORT, CohortStage
 from maitred.core.context import DeltaListener, RateLimitStatus, RequestContext
 from maitred.core.errors import (
     InvalidRequest,
     LimitReached,
+    NotCached,
     ReplicaLost,
     ResourceNotFound,
 )
@@ -79,6 +83,7 @@ class Pipeline:
         schemas: JSON schema checker for escalation; None: no schema checks.
         grammars: Validates grammars; None: default settings.
         rollout_observer: Observes requests of canary rollouts; None: no rollouts.
+        cache: Cache of answers; None: every answer is computed.
     """
 
     def __init__(
@@ -96,6 +101,7 @@ class Pipeline:
         schemas: SchemaChecker | None = None,
         rollout_observer: RolloutObserver | None = None,
         grammars: GrammarValidator | None = None,
+        cache: AnswerCache | None = None,
     ) -> None:
         self._router = router
         self._flow_controller = flow_controller
@@ -113,6 +119,8 @@ class Pipeline:
         self._schemas = schemas
         self._retry_policy = retry_policy or RetryPolicy(0, RetryBudget(0.0, 0), self._clock)
         self._rollout_observer = rollout_observer
+        self._cache = cache
+        self._answer_sharing = AnswerSharing(flow_controller)
 
     def generate(
         self, request: InferenceRequest, context: RequestContext
@@ -179,15 +187,47 @@ class Pipeline:
             MaitredError: The request is rejected.
         """
         await COHORT.sync(CohortStage.READ)
+        began_s = self._clock.monotonic_s()
+        try:
+            prepared = await self._planner.prepare(target, request, context)
+            lookup = None
+            if self._cache is not None:
+                most_tokens = self._planner.max_output_tokens(prepared)
+                lookup = make_lookup(self._cache, target, prepared, principal, context, most_tokens)
+        except BaseException as failure:
+            context.timeline.fail(SpanName.PLAN, began_s, self._clock.monotonic_s(), {"model": target.name}, failure)
+            raise
+        compute = partial(self._compute, target, prepared, principal, context)
+        if lookup is None:
+            return await compute(stack)
+        if self._planner.overflow_request(target, request, principal) is not None:
+            lookup.is_shared = False  # while it waits, it may move to another model
+        priority = flow_of(principal, request).priority
+        admission_request = _admission_request(principal, context, prepared)
+        return await self._answer_sharing.respond(lookup, target.pool, admission_request, priority, stack, compute)
+
+    async def _compute(
+        self,
+        target: RouteTarget,
+        prepared: PreparedRequest,
+        principal: Principal,
+        context: RequestContext,
+        stack: ResourceStack,
+    ) -> ResponseStream:
+        """Plans a prepared request, admits and enqueues it; returns its response."""
         now_s, timeline = self._clock.monotonic_s, context.timeline
         began_s = now_s()
         try:
-            plan = await self._planner.plan(target, request, principal, context)
+            if prepared.request.cache.only_if_cached:
+                raise NotCached
+            plan = await self._planner.plan(target, prepared, principal, context)
         except BaseException as failure:
             timeline.fail(SpanName.PLAN, began_s, now_s(), {"model": target.name}, failure)
             raise
         timeline.record(SpanName.PLAN, began_s, now_s(), _plan_attributes(plan, context))
-        overflow_request = self._planner.overflow_request(target, request, principal) if plan.target is target else None
+        overflow_request = None
+        if plan.target is target:
+            overflow_request = self._planner.overflow_request(target, prepared.request, principal)
         if overflow_request is None:
             return await self._admit(plan, principal, context, stack)
         # While the request waits, it may overflow to another model.

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from maitred.admission.grammars.validator import GrammarValidator
 from maitred.admission.policy.ladder import DEGRADABLE, DegradationLadder, DegradedRequest, overflowing
 from maitred.app.models.router import Router
+from maitred.app.request.answer_lookup import PreparedRequest
 from maitred.app.request.flow_control import FlowController
 from maitred.app.request.tokenized import TokenizedRequest, tokenize_prompts, unread_arguments
 from maitred.app.request.upstream_request import UpstreamRequest, estimate_upstream_request, prepare_upstream_request
@@ -44,10 +45,6 @@ from maitred.routing.catalog import TextModel
 from maitred.routing.pools.route_table import RouteTarget
 from maitred.text.generation_defaults import GenerationDefaults
 from maitred.wire.openai.sampling import WHOLE_VOCABULARY
-
-PreparedRequest = TokenizedRequest | UpstreamRequest
-"""A request for an engine (tokens), or for an upstream server (text)."""
-
 
 _NO_DEFAULTS = GenerationDefaults()
 
@@ -95,10 +92,8 @@ class RequestPlanner:
         self._max_prompt_logprobs = max_prompt_logprobs
         self._grammars = grammars
 
-    async def plan(
-        self, target: RouteTarget, request: InferenceRequest, principal: Principal, context: RequestContext
-    ) -> RequestPlan:
-        """Plans a request at a model; degraded, or at another model, if it cannot be served in time.
+    async def prepare(self, target: RouteTarget, request: InferenceRequest, context: RequestContext) -> PreparedRequest:
+        """Tokenises and checks a request for a model.
 
         Raises:
             MaitredError: The request is rejected.
@@ -107,11 +102,17 @@ class RequestPlanner:
         if isinstance(model, TextModel) and model.tokenizer is None:
             # The common case of upstream servers; needs no await.
             context.model = target.name
-            tokenized: PreparedRequest = self._accept(
-                estimate_upstream_request(model, request, self._max_choices), target, context
-            )
-        else:
-            tokenized = await self._tokenize(target, request, context)
+            return self._accept(estimate_upstream_request(model, request, self._max_choices), target, context)
+        return await self._tokenize(target, request, context)
+
+    async def plan(
+        self, target: RouteTarget, tokenized: PreparedRequest, principal: Principal, context: RequestContext
+    ) -> RequestPlan:
+        """Plans a prepared request; degraded, or at another model, if it cannot be served in time.
+
+        Raises:
+            MaitredError: The request is rejected.
+        """
         try:
             return self._make_plan(target, tokenized, principal, context)
         except DEGRADABLE as refusal:
@@ -217,7 +218,7 @@ class RequestPlanner:
 
     def _check_cost(self, tokenized: PreparedRequest, target: RouteTarget, max_usd: float) -> None:
         """Raises TooExpensive if the request may cost more than `max_usd`."""
-        output_tokens = self._max_output_tokens(tokenized) * tokenized.choice_count
+        output_tokens = self.max_output_tokens(tokenized) * tokenized.choice_count
         price = self._flow_controller.price_of(target.name)
         usd = to_usd(price.max_cost_nusd(tokenized.prompt_tokens, output_tokens))
         if usd > max_usd:
@@ -230,13 +231,13 @@ class RequestPlanner:
         self, target: RouteTarget, tokenized: PreparedRequest, principal: Principal, context: RequestContext
     ) -> RequestPlan:
         """Makes the plan with the predicted position; raises if the request would wait too long."""
-        dispatch_request = _dispatch_request(principal, context, tokenized, self._max_output_tokens(tokenized))
+        dispatch_request = _dispatch_request(principal, context, tokenized, self.max_output_tokens(tokenized))
         context.priority = dispatch_request.flow.priority
         return RequestPlan(
             target, tokenized, dispatch_request, self._flow_controller.check(target.pool, dispatch_request)
         )
 
-    def _max_output_tokens(self, tokenized: PreparedRequest) -> int:
+    def max_output_tokens(self, tokenized: PreparedRequest) -> int:
         """Returns the most output tokens of a choice, before limits clamp it."""
         available = max(tokenized.available_tokens)
         return (
@@ -273,7 +274,7 @@ class RequestPlanner:
         ladder = self._ladders[target.pool]
         try:
             variant, plan = await ladder.first_that_fits(
-                tokenized.request, self._max_output_tokens(tokenized), refusal, attempt
+                tokenized.request, self.max_output_tokens(tokenized), refusal, attempt
             )
         except MaitredError:
             # A variant may have changed the model in the context.
@@ -293,7 +294,7 @@ class RequestPlanner:
     ) -> RequestPlan | None:
         """Plans the whole request here after others have overflowed; None: none has, or it is still too late."""
         dispatch_request = replace(
-            _dispatch_request(principal, context, tokenized, self._max_output_tokens(tokenized)), movable=movable
+            _dispatch_request(principal, context, tokenized, self.max_output_tokens(tokenized)), movable=movable
         )
         if not await self._flow_controller.overflow_others(target.pool, dispatch_request):
             return None

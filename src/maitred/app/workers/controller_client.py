@@ -20,6 +20,7 @@ from maitred.core.errors import MaitredError, StoreUnavailable, Unavailable
 from maitred.core.tenancy import DirectoryChanges
 from maitred.wire.error_codec import decode_error
 from maitred.wire.worker_protocol import (
+    AnswerReply,
     ControllerSnapshot,
     DirectoryQuery,
     DirectoryReply,
@@ -250,7 +251,7 @@ class ControllerClient:
                 self._unanswered_ids.clear()
                 self._connected.set()
                 self._on_snapshot(message)
-            case DirectoryReply() | RateLimitReply() | LimitReply():
+            case DirectoryReply() | RateLimitReply() | LimitReply() | AnswerReply():
                 reply = self._pending_replies.get(message.number)
                 if reply is not None and not reply.done():
                     reply.set_result(message)

@@ -24,6 +24,8 @@ from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.workers.context_codec import decode_context
 from maitred.app.workers.ipc import IpcConnection
 from maitred.app.workers.worker_request import WorkerRequest
+from maitred.cache.answer_key import AnswerKey
+from maitred.cache.backend import AnswerBackend
 from maitred.core.clock import Clock
 from maitred.core.context import RequestObserver
 from maitred.core.errors import MaitredError, ReplicaLost, Unavailable
@@ -35,6 +37,9 @@ from maitred.wire.error_codec import encode_error
 from maitred.wire.worker_protocol import (
     AdmitRejected,
     AdmitRequest,
+    AnswerQuery,
+    AnswerReply,
+    AnswerStored,
     ControllerSnapshot,
     DirectoryAck,
     DirectoryQuery,
@@ -201,6 +206,12 @@ class WorkerSession:
                 self._start_task(self._reply_rate_limits(message), "reply about rate limits")
             case LimitQuery():
                 self._start_task(self._reply_limits(message), "reply about limits")
+            case AnswerQuery():
+                self._start_task(self._reply_answer(message), "reply about an answer in the cache")
+            case AnswerStored():
+                key = AnswerKey(message.digest, message.tenant, message.organisation, message.model, message.server)
+                put = self.controller.answers.put(key, message.answer, message.ttl_s, message.fingerprint)
+                self._start_task(put, "answer for the cache")
             case DirectoryQuery():
                 self._start_task(self._reply_directory(message), "reply about the directory")
             case DirectoryAck():
@@ -258,6 +269,14 @@ class WorkerSession:
         except MaitredError as reached:
             error = encode_error(reached)
         self.connection.send(LimitReply(query.number, error))
+
+    async def _reply_answer(self, query: AnswerQuery) -> None:
+        key = AnswerKey(query.digest, query.tenant, query.organisation, query.model, query.server)
+        stored = await self.controller.answers.get(key)
+        if stored is None:
+            self.connection.send(AnswerReply(query.number))
+        else:
+            self.connection.send(AnswerReply(query.number, stored.data, stored.fingerprint))
 
     async def _reply_directory(self, query: DirectoryQuery) -> None:
         try:
@@ -363,6 +382,7 @@ class ControllerServer:
         refresher: Keeps the directory of this process up to date.
         make_snapshot: Makes the snapshot of what a worker has to know now.
         clock: The time, for request timelines.
+        answers: The cache of answers of the workers, where they do not share a Redis.
         on_worker_retires: Called with the process id of a worker that is replaced.
     """
 
@@ -373,9 +393,11 @@ class ControllerServer:
         refresher: DirectoryRefresher,
         make_snapshot: Callable[[], ControllerSnapshot],
         clock: Clock,
+        answers: AnswerBackend,
         *,
         on_worker_retires: Callable[[int], None] = lambda _: None,
     ) -> None:
+        self.answers = answers
         self.on_worker_retires = on_worker_retires
         self.in_flight = in_flight
         self.directory = directory

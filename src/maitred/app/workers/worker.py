@@ -39,7 +39,9 @@ from maitred.app.workers.controller_client import ControllerClient
 from maitred.app.workers.ipc import RETIRE, IpcFolder
 from maitred.app.workers.pipeline import ForwardToController, LocalModelNames, WorkerPipeline, locally_served_pools
 from maitred.app.workers.proxy import ControllerProxy
+from maitred.app.workers.remote_backend import RemoteBackend
 from maitred.app.workers.remote_flow import RemoteFlowController, RemoteUpstreamStatus, SubmissionAcker
+from maitred.cache.answer_cache import AnswerCache
 from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.core.context import RequestContext
@@ -374,6 +376,8 @@ async def _open_pipeline(
     snapshot_feed.listeners.append(apply_update)
     grammars = await stack.enter_async_context(GrammarValidator(config.admission.grammars))
     budget = RetryBudget(config.server.retry_share, config.server.retry_allowance)
+    cache = AnswerCache(config.cache, RemoteBackend(controller), clock)
+    stack.push_async_callback(cache.close)
     pipeline = WorkerPipeline(
         Router(catalog, routes),
         flow_controller,
@@ -383,6 +387,7 @@ async def _open_pipeline(
         min_itl_s=config.dispatch.least_itl_s,
         retry_policy=RetryPolicy(config.dispatch.retries, budget, clock),
         grammars=grammars,
+        cache=cache,
     )
     pipeline.local_names = local_names
     return pipeline

@@ -19,6 +19,8 @@ from maitred.core.request import ModelFingerprint
 
 SLICES = 16
 SLICE_BYTES = 4096
+MOST_READ_BYTES = 2 << 30
+"""Size of weights up to which all of them are read, which takes about a second for each GB."""
 _MOST_INDEX_BYTES = 100_000_000
 """Maximum index size of one file (safetensors, "Format": the header has at most 100 MB)."""
 _NOTES = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"})
@@ -46,6 +48,22 @@ def weights_digest(folder: Path) -> str:
     """Hashes the part of the fingerprint that describes the weights."""
     stamps = weights_stamps(folder)
     return _of_weights(tuple(folder / name for name, _, _ in stamps), stamps) if stamps else ""
+
+
+def content_digest(folder: Path) -> str:
+    """Hashes every byte of the weights, or, of more than `MOST_READ_BYTES`, the stamps of their files.
+
+    Answers are kept for a model under this hash, so a single changed number has to change it.
+    """
+    stamps = weights_stamps(folder)
+    hashed = hashlib.sha256()
+    if sum(size for _, size, _ in stamps) > MOST_READ_BYTES:
+        hashed.update(msgspec.json.encode(stamps))
+    else:
+        for name, _, _ in stamps:
+            with (folder / name).open("rb") as file:
+                hashed.update(hashlib.file_digest(file, "sha256").digest())
+    return _short(hashed) if stamps else ""
 
 
 def weights_stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:

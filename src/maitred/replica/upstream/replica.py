@@ -5,6 +5,7 @@
 
 import asyncio
 import dataclasses
+import hashlib
 import logging
 import ssl
 import time
@@ -13,6 +14,8 @@ from contextlib import asynccontextmanager
 from functools import cache, partial
 from types import TracebackType
 from typing import Any
+
+import msgspec
 
 from maitred import __version__
 from maitred.core.errors import (
@@ -70,6 +73,13 @@ _ASSUMED_MAX_SEQUENCES = 1 << 20
 _ASSUMED_VOCABULARY_SIZE = 1 << 31
 """Servers do not report their batch size nor that of their vocabulary, so neither may limit a request here."""
 _EMPTY_LOAD_REPORT = LoadReport()
+_NOT_IN_ANSWERS = frozenset(
+    {
+        *("name", "api_key", "ca_file", "continues_answers", "max_answer_bytes", "probe_every_s", "probe_timeout_s"),
+        *("connect_timeout_s", "first_part_timeout_s", "idle_timeout_s", "total_timeout_s"),
+    }
+)
+"""Settings of a server that change how it is reached, and none of its answers."""
 
 
 class UpstreamCall:
@@ -259,6 +269,7 @@ class UpstreamReplica:
         scraped_load: Load as of the last scrape of the server's metrics.
         open_streams: Number of open `generate` contexts. It is 0 when no request is running.
         trace_attributes: Attributes of the server for traces.
+        answer_identity: Digest of everything here that its answers depend on.
         secret_mask: Masks the server's credential in what it sends.
     """
 
@@ -296,6 +307,10 @@ class UpstreamReplica:
             "port": self.url.port,
             "model": self.server_model,
         }
+        settings = [getattr(config, name) for name in config.__struct_fields__ if name not in _NOT_IN_ANSWERS]
+        self.answer_identity = hashlib.blake2b(
+            msgspec.msgpack.encode([model, settings], order="deterministic"), digest_size=16
+        ).digest()
         self._static_headers = self._make_static_headers()
         self.secret_mask = SecretMask([] if config.api_key is None else [config.api_key.reveal()])
         self._request_heads: dict[tuple[str, str], bytes] = {}

@@ -1,0 +1,163 @@
+"""Answers without computing: from the cache, or from an equal request whose answer is being computed.
+
+::
+
+    being computed for another? --yes--> join it: what there is of it, then what comes
+      no
+    in the cache? --yes--> all of it
+      no
+    compute it, for all who ask meanwhile, and keep it
+
+Whoever gets an answer that was not computed for it has a reservation and a line in the ledger of its own.
+"""
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from maitred.admission.request import AdmissionRequest
+from maitred.app.request.answer_lookup import AnswerLookup
+from maitred.app.request.cached_response import CachedResponse
+from maitred.app.request.coalescing import CoalescedAnswer, CoalescedResponse, Compute
+from maitred.app.request.flow_control import FlowController
+from maitred.cache.answer import CachedAnswer
+from maitred.core.context import CacheStatus, RequestContext
+from maitred.core.errors import CachedAnswerTooLong, MaitredError
+from maitred.core.flow import PriorityClass
+from maitred.core.resource_stack import ResourceStack
+from maitred.core.service import ResponseStream
+
+
+class AnswerSharing:
+    """Shares answers among the requests of one pipeline.
+
+    Args:
+        flow_controller: Admits requests whose answers are not computed for them.
+    """
+
+    def __init__(self, flow_controller: FlowController) -> None:
+        self._flow_controller = flow_controller
+        self._coalesced: dict[tuple[bytes, bool], CoalescedAnswer] = {}
+        """Digest of a request, and whether its answer comes in one piece -> the answer that is being computed."""
+
+    @property
+    def coalesced_count(self) -> int:
+        """Number of answers that are being computed and can be shared."""
+        return len(self._coalesced)
+
+    async def respond(
+        self,
+        lookup: AnswerLookup,
+        pool: str,
+        admission_request: AdmissionRequest,
+        priority: PriorityClass,
+        stack: ResourceStack,
+        compute: Compute,
+    ) -> ResponseStream:
+        """Returns the response to a request.
+
+        Args:
+            lookup: Look-up of the request in the cache.
+            pool: The model.
+            admission_request: The request as admission sees it, with its context.
+            priority: Priority class of the request.
+            stack: Owns what the request holds.
+            compute: Computes the answer; its stack owns what the computation holds.
+
+        Raises:
+            MaitredError: The request is rejected.
+        """
+        context = admission_request.context
+        assert context is not None
+        if self._find(lookup) is None and (answer := await lookup.find(context)) is not None:
+            context.priority = priority
+            try:
+                return await self._respond_cached(lookup, answer, pool, admission_request, context, stack)
+            except CachedAnswerTooLong:
+                lookup.is_shared = False  # another caller's limits allow what those of this one do not
+        while (coalesced := self._find(lookup)) is not None:
+            response = await self._join(coalesced, lookup, pool, admission_request, priority, context, stack)
+            if response is not None:
+                return response
+        lookup.note(CacheStatus.MISS, context)
+        choices = admission_request.choices
+        coalesced = CoalescedAnswer(context, lookup.record(), choices)
+        reader = stack.push_async_exit(CoalescedResponse(coalesced, context, lookup, choices))
+        coalesced.start(compute, self._add(lookup, coalesced))
+        await coalesced.wait_started()
+        return reader
+
+    async def _respond_cached(
+        self,
+        lookup: AnswerLookup,
+        answer: CachedAnswer,
+        pool: str,
+        admission_request: AdmissionRequest,
+        context: RequestContext,
+        stack: ResourceStack,
+    ) -> ResponseStream:
+        """Admits a request whose answer is in the cache, and returns its response."""
+        tokens = answer.usage.completion_tokens
+        cached = replace(admission_request, cache="exact", cached_tokens=tokens)
+        grant = await self._flow_controller.reserve(pool, cached, context.timeline, stack)
+        lookup.restore(answer, context)
+        return CachedResponse(answer, grant, context)
+
+    async def _join(
+        self,
+        coalesced: CoalescedAnswer,
+        lookup: AnswerLookup,
+        pool: str,
+        admission_request: AdmissionRequest,
+        priority: PriorityClass,
+        context: RequestContext,
+        stack: ResourceStack,
+    ) -> ResponseStream | None:
+        """Joins an answer that is being computed; None: this request cannot, and computes its own or asks again."""
+        async with ResourceStack() as joined:
+            reader = joined.push_async_exit(CoalescedResponse(coalesced, context, lookup, admission_request.choices))
+            try:
+                await coalesced.wait_started()
+            except MaitredError:
+                return None  # what was refused to the first caller may be granted to this one
+            first_priority = coalesced.context.priority
+            if not coalesced.has_begun and first_priority is not None and priority.rank < first_priority.rank:
+                lookup.is_shared = False  # it would wait behind others that it stands before
+                return None
+            if not coalesced.can_be_joined:
+                return None
+            context.priority = priority
+            joining = replace(admission_request, cache="coalesced", cached_tokens=lookup.most_tokens)
+            try:
+                reader.grant = await self._flow_controller.reserve(pool, joining, context.timeline, joined)
+            except CachedAnswerTooLong:
+                lookup.is_shared = False
+                return None
+            lookup.note(CacheStatus.COALESCED, context)
+            stack.push_async_exit(joined.pop_all())
+            return reader
+
+    def _find(self, lookup: AnswerLookup) -> CoalescedAnswer | None:
+        """Returns the answer to a request that a new reader can get; None: there is none, or it is not shared.
+
+        A stream does not wait for an answer that comes in one piece.
+        """
+        if not lookup.is_shared:
+            return None
+        for in_one_piece in (False, True)[: 1 + lookup.in_one_piece]:
+            answer = self._coalesced.get((lookup.digest, in_one_piece))
+            if answer is not None and answer.can_be_joined:
+                return answer
+        return None
+
+    def _add(self, lookup: AnswerLookup, answer: CoalescedAnswer) -> Callable[[object], None]:
+        """Adds an answer that new readers can get, if it is shared; returns the function that removes it."""
+        place = lookup.digest, lookup.in_one_piece
+        if lookup.is_shared:
+            self._coalesced[place] = answer
+
+        def remove(_: object) -> None:
+            if self._coalesced.get(place) is answer:
+                del self._coalesced[place]
+
+        return remove

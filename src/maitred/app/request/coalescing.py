@@ -1,0 +1,248 @@
+"""Request coalescing: callers who ask the same while the answer is being made share one answer.
+
+The answer is computed in a task of its own, and every caller, the first one too, reads what the task has got so far,
+and then what comes. So a caller that leaves cancels nothing but its own reading; when the last one leaves, the task
+ends, and with it the work at the replica. The task holds the reservation of the caller who began it.
+
+Reading does not slow down the others: an answer waits for its readers only when all of them are behind.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from maitred.app.request.answer_lookup import AnswerLookup, AnswerRecording
+from maitred.app.request.flow_control import GrantHandle
+from maitred.core.context import Outcome, RequestContext
+from maitred.core.errors import Bug, MaitredError, ReplicaLost
+from maitred.core.inference import TextDelta
+from maitred.core.resource_stack import ResourceStack
+from maitred.core.service import PushStream, ResponseStream, StreamSink
+
+_MOST_UNREAD = 64
+"""Batches by which every reader is behind when the answer waits for one of them."""
+
+Compute = Callable[[ResourceStack], Awaitable[ResponseStream]]
+"""Plans, admits and enqueues the request; the stack owns what it holds."""
+
+
+class CoalescedAnswer(StreamSink):
+    """Answer that is being computed for all who ask for it.
+
+    Args:
+        context: Record of the request of the caller who began it.
+        recording: Records the answer, for callers who come later and for the cache.
+        choices: Number of choices of the answer.
+
+    Attributes:
+        has_begun: Whether a part of the answer has come.
+    """
+
+    def __init__(self, context: RequestContext, recording: AnswerRecording, choices: int) -> None:
+        self.context = context
+        self.has_begun = False
+        self._recording = recording
+        self._unfinished = choices
+        self._readers: list[CoalescedResponse] = []
+        self._task: asyncio.Task[None] | None = None
+        self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._room: asyncio.Future[None] | None = None
+        """Future of the task while it waits for a reader."""
+        self._failure: BaseException | None = None
+        self._is_over = False
+
+    def start(self, compute: Compute, on_end: Callable[[object], None]) -> None:
+        """Starts the task that computes the answer.
+
+        Args:
+            compute: Begins the answer.
+            on_end: Called when the answer is in the cache, or will never be.
+        """
+        self._task = asyncio.create_task(self._run(compute, on_end), name=f"answer to {self.context.request_id}")
+
+    @property
+    def can_be_joined(self) -> bool:
+        """Whether a new reader gets the whole answer, as if it had been computed for this reader.
+
+        It does not if the load or limits of the first caller have made it shorter, or another model gives it.
+        """
+        context = self.context
+        as_asked = not context.degraded and context.clamped_max_tokens is None
+        return as_asked and self._failure is None and not self._recording.given_up
+
+    async def wait_started(self) -> None:
+        """Waits until the request is admitted.
+
+        Raises:
+            MaitredError: It was rejected.
+        """
+        await asyncio.shield(self._started)
+
+    def attach(self, reader: "CoalescedResponse") -> list[TextDelta]:
+        """Adds a reader; returns the answer so far."""
+        self._readers.append(reader)
+        return self._recording.deltas()
+
+    async def detach(self, reader: "CoalescedResponse", error: BaseException | None) -> None:
+        """Removes a reader; behind the last one, ends the task and waits until it holds nothing any more."""
+        self._readers.remove(reader)
+        self.on_read()
+        task = self._task
+        if self._readers or task is None or task.done():
+            return
+        if self._unfinished:
+            if isinstance(error, asyncio.CancelledError):
+                task.cancel(*error.args)
+            else:
+                # Anything but a caller that leaves, or an error that has a name, is a fault of this program.
+                task.cancel(*(() if error is None else (error if isinstance(error, MaitredError) else Bug(),)))
+        await asyncio.wait([task])
+
+    # --- the sink of the response ---
+
+    @property
+    def open(self) -> bool:
+        """Whether a reader keeps up. Implements `StreamSink.open`."""
+        return any(reader.unread < _MOST_UNREAD for reader in self._readers)
+
+    def send(self, parts: Sequence[TextDelta]) -> None:
+        """Passes deltas on to all readers. Implements `StreamSink.send`."""
+        self.has_begun = True
+        self._recording.add(parts)
+        for reader in self._readers:
+            reader.take(parts)
+
+    # --- the task ---
+
+    async def _run(self, compute: Compute, on_end: Callable[[object], None]) -> None:
+        stored: asyncio.Task[None] | None = None
+        try:
+            async with ResourceStack() as stack:
+                response = await compute(stack)
+                self._started.set_result(None)
+                batches = aiter(response)
+                if isinstance(response, PushStream):
+                    response.push_to(self)
+                async for parts in batches:
+                    self._unfinished -= sum(part.finish is not None for part in parts)
+                    self.send(parts)
+                    while self._readers and not self.open:
+                        self._room = asyncio.get_running_loop().create_future()
+                        await self._room
+            stored = self._recording.finish(self.context)
+        except BaseException as failure:
+            self._end(failure)
+            if not isinstance(failure, MaitredError | asyncio.CancelledError):
+                raise
+        else:
+            self._end(None)
+        finally:
+            if stored is None:
+                on_end(None)
+            else:
+                stored.add_done_callback(on_end)
+
+    def _end(self, failure: BaseException | None) -> None:
+        if isinstance(failure, asyncio.CancelledError):
+            reason = failure.args[0] if failure.args else None
+            failure = reason if isinstance(reason, MaitredError) else ReplicaLost()
+        self._failure, self._is_over = failure, True
+        if not self._started.done():
+            self._started.set_exception(failure or ReplicaLost())
+            self._started.exception()  # nobody may be waiting
+        for reader in self._readers:
+            reader.wake()
+
+    def on_read(self) -> None:
+        """Lets the task go on if it has waited for a reader that has read, or has left."""
+        if self._room is not None and not self._room.done() and (self.open or not self._readers):
+            self._room.set_result(None)
+
+    def raise_if_over(self) -> None:
+        """Raises how the answer has ended: its failure, or StopAsyncIteration; does nothing while it goes on."""
+        if self._failure is not None:
+            raise self._failure
+        if self._is_over:
+            raise StopAsyncIteration
+
+
+class CoalescedResponse(PushStream):
+    """Response of one caller from a coalesced answer. Implements `maitred.core.service.ResponseStream`.
+
+    Its stack closes it; then the caller is no reader of the answer any more.
+
+    Args:
+        answer: The answer.
+        context: Record of the request of this caller.
+        lookup: Look-up of the request.
+        choices: Number of choices of the answer.
+
+    Attributes:
+        grant: Reservation of this caller; None: the caller who began the answer, whose reservation the answer holds.
+        unread: Number of batches that have come and are not read.
+    """
+
+    def __init__(self, answer: CoalescedAnswer, context: RequestContext, lookup: AnswerLookup, choices: int) -> None:
+        self._answer = answer
+        self._lookup = lookup
+        self._context = context
+        self._unfinished = choices
+        self._sink: StreamSink | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self.grant: GrantHandle | None = None
+        self._unread = answer.attach(self)
+        self.unread = int(answer.has_begun)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._answer.detach(self, error)
+
+    def __aiter__(self) -> AsyncIterator[list[TextDelta]]:
+        return self
+
+    async def __anext__(self) -> list[TextDelta]:
+        if not self._unfinished:
+            raise StopAsyncIteration
+        while not self.unread:
+            self._answer.raise_if_over()
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        parts, self._unread, self.unread = self._unread, [], 0
+        self._answer.on_read()
+        self._unfinished -= sum(part.finish is not None for part in parts)
+        if self.grant is not None:
+            self._lookup.copy_state(self._answer.context, self._context)
+            if not self._unfinished:
+                await self.grant.settle(self._context.usage, Outcome.FINISHED)
+        return parts
+
+    def push_to(self, sink: StreamSink) -> None:
+        """Pushes deltas to a sink as they come; implements `PushStream.push_to`."""
+        self._sink = sink
+
+    def take(self, parts: Sequence[TextDelta]) -> None:
+        """Takes the next deltas: sends them at once where they are text alone and the reader waits, or keeps them."""
+        sink = self._sink
+        if sink is not None and self._waiter is not None and not self.unread and sink.open:
+            for part in parts:
+                if not part.plain:
+                    break
+            else:
+                sink.send(parts)
+                return
+        self._unread += parts
+        self.unread += 1
+        self.wake()
+
+    def wake(self) -> None:
+        """Wakes the reader, because deltas have come or none will come any more."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

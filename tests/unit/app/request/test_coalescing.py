@@ -1,0 +1,341 @@
+"""Requests that ask the same share one answer, from the cache or while it is being made."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from msgspec.structs import replace
+
+from maitred.app.models.router import Router
+from maitred.app.request.flow_control import LocalFlowController
+from maitred.app.request.pipeline import Pipeline
+from maitred.cache.answer_cache import AnswerCache
+from maitred.cache.backend import MemoryBackend
+from maitred.cache.config import CacheConfig
+from maitred.core.context import CacheStatus, Outcome, RequestContext
+from maitred.core.errors import NotCached, ReplicaLost
+from maitred.core.inference import CacheControl
+from maitred.core.request import ModelFingerprint, TokenDelta
+from maitred.dispatch.config import DispatchConfig
+from maitred.dispatch.dispatcher import Dispatcher
+from maitred.dispatch.request import Endpoint
+from maitred.routing.catalog import Catalog, ServedModel
+from tests.support.admission_services import ALICE, BOB, AdmissionSetup, StillClock, limit
+from tests.unit.app.request.test_pipeline import CARD, EOS, STOP, TOKENIZER, MemoryReplica, MemoryStream, ask, ids, text_of
+
+DIGEST = ModelFingerprint("shape", "tokenizer", "weights", "content")
+
+
+class GatedReplica(MemoryReplica):
+    """Sends a token of its answer whenever a test lets it."""
+
+    def __init__(self, text="one two three"):
+        super().__init__(*([TokenDelta(0, [token])] for token in ids(text)), [TokenDelta(0, [EOS], finish=STOP)])
+        self.digest = DIGEST
+        self.gate = asyncio.Semaphore(0)
+
+    def card(self):
+        return replace(super().card(), digest=self.digest)
+
+    @asynccontextmanager
+    async def generate(self, request):
+        async with super().generate(request) as stream:
+            stream.gate = self.gate
+            yield GatedStream(self, request)
+
+    def let(self, tokens=1000):
+        for _ in range(tokens):
+            self.gate.release()
+
+
+class GatedStream(MemoryStream):
+    on_unread = None
+
+    async def __aiter__(self):
+        for batch in self.replica.batches:
+            await self.replica.gate.acquire()
+            yield batch
+
+    def listen(self, on_tokens):
+        pass
+
+
+class Gateway:
+    def __init__(self, replica=None, config=None, limits=(), **admission):
+        self.replica = replica or GatedReplica()
+        self.admission = AdmissionSetup(*limits, **admission)
+        self.clock = StillClock()
+        self.backend = MemoryBackend(1 << 20, self.clock)
+        self.cache = AnswerCache(config or CacheConfig(), self.backend, self.clock)
+        self.dispatcher = Dispatcher("m", [Endpoint("local", self.replica)], DispatchConfig(recoveries=0), self.clock)
+        self.pipeline = Pipeline(
+            Router(Catalog([ServedModel("m", [self.replica], TOKENIZER)])),
+            LocalFlowController({"m": self.dispatcher}, self.admission.admission, self.clock),
+            clock=self.clock,
+            cache=self.cache,
+        )
+
+    async def ask(self, request=None, principal=ALICE, context=None):
+        context = context or RequestContext("req", 0.0, principal=principal)
+        parts = []
+        async with self.pipeline.generate(request or greedy(), context) as answer:
+            async for batch in answer:
+                parts += batch
+        await self.cache.close()
+        return parts, context
+
+    def start(self, *args, **kwargs):
+        return asyncio.create_task(self.ask(*args, **kwargs))
+
+    @property
+    def lines(self):
+        return self.admission.ledger.events
+
+
+def greedy(prompt="Hi", **fields):
+    control = fields.pop("cache", CacheControl())
+    return replace(ask(prompt, temperature=0.0, **fields), cache=control)
+
+
+async def settle():
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_the_second_request_gets_the_answer_of_the_first():
+    gateway = Gateway()
+    gateway.replica.let()
+    first, computed = await gateway.ask()
+    second, cached = await gateway.ask()
+    assert text_of(first) == text_of(second) == "one two three"
+    assert [part.finish for part in second][-1] is STOP
+    assert len(gateway.replica.requests) == 1
+    assert (computed.cache.status, cached.cache.status) == (CacheStatus.MISS, CacheStatus.HIT)
+    assert computed.cache.key == cached.cache.key
+    assert cached.usage == computed.usage
+    assert cached.finish_reasons == computed.finish_reasons == [STOP]
+    assert cached.first_token_s is None, "nothing was computed for it"
+
+
+async def test_a_hit_has_a_line_of_its_own_in_the_ledger_without_tokens():
+    gateway = Gateway()
+    gateway.replica.let()
+    _, computed = await gateway.ask()
+    await gateway.ask()
+    first, second = gateway.lines
+    assert (first.cache, first.prompt_tokens + first.output_tokens) == ("", computed.usage.total_tokens)
+    assert (second.cache, second.saved_tokens) == ("exact", computed.usage.total_tokens)
+    assert (second.prompt_tokens, second.output_tokens, second.cost_nusd) == (0, 0, 0)
+    assert second.outcome is Outcome.FINISHED
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        greedy("Ho"),
+        greedy(max_tokens=19),
+        greedy(top_p=0.5),
+        greedy(seed=7),
+        greedy(stops=("x",)),
+        greedy(cache=CacheControl(namespace="mine")),
+        greedy(cache=CacheControl(no_cache=True)),
+    ],
+)
+async def test_another_request_is_computed(other):
+    gateway = Gateway()
+    gateway.replica.let()
+    await gateway.ask()
+    _, context = await gateway.ask(other)
+    assert context.cache.status is CacheStatus.MISS
+    assert len(gateway.replica.requests) == 2
+
+
+async def test_answers_that_are_drawn_at_random_are_not_kept():
+    gateway = Gateway()
+    gateway.replica.let()
+    for _ in range(2):
+        _, context = await gateway.ask(ask("Hi"))
+        assert context.cache is None
+    assert len(gateway.replica.requests) == 2
+    _, context = await gateway.ask(ask("Hi", seed=7))
+    _, context = await gateway.ask(ask("Hi", seed=7))
+    assert context.cache.status is CacheStatus.HIT
+
+
+async def test_other_tenants_get_answers_of_their_own():
+    gateway = Gateway()
+    gateway.replica.let()
+    other = replace(BOB, tenants=("other", "acme"))
+    await gateway.ask(principal=ALICE)
+    _, context = await gateway.ask(principal=BOB)
+    assert context.cache.status is CacheStatus.HIT
+    _, context = await gateway.ask(principal=other)
+    assert context.cache.status is CacheStatus.MISS
+
+
+@pytest.mark.parametrize(("scope", "hits"), [("key", 0), ("tenant", 1), ("organisation", 2), ("public", 3)])
+async def test_the_scope_says_who_shares(scope, hits):
+    gateway = Gateway(config=CacheConfig(scope=scope))
+    gateway.replica.let()
+    await gateway.ask(principal=ALICE)
+    others = [BOB, replace(BOB, tenants=("other", "acme")), replace(BOB, tenants=("team", "rival"))]
+    found = [(await gateway.ask(principal=other))[1].cache.status for other in others]
+    assert found.count(CacheStatus.HIT) == hits
+
+
+async def test_no_store_and_only_if_cached():
+    gateway = Gateway()
+    gateway.replica.let()
+    with pytest.raises(NotCached):
+        await gateway.ask(greedy(cache=CacheControl(only_if_cached=True)))
+    await gateway.ask(greedy(cache=CacheControl(no_store=True)))
+    with pytest.raises(NotCached):
+        await gateway.ask(greedy(cache=CacheControl(only_if_cached=True)))
+    await gateway.ask()
+    _, context = await gateway.ask(greedy(cache=CacheControl(only_if_cached=True)))
+    assert context.cache.status is CacheStatus.HIT
+
+
+async def test_the_age_of_an_answer():
+    gateway = Gateway(config=CacheConfig(ttl_s=60))
+    gateway.replica.let()
+    await gateway.ask()
+    gateway.clock.now_s = 30.0
+    _, context = await gateway.ask(greedy(cache=CacheControl(max_age_s=30.0)))
+    assert (context.cache.status, context.cache.age_s) == (CacheStatus.HIT, 30.0)
+    _, context = await gateway.ask(greedy(cache=CacheControl(max_age_s=29.0)))
+    assert context.cache.status is CacheStatus.MISS, "it is computed anew, and replaces the old one"
+    gateway.clock.now_s = 89.0
+    assert (await gateway.ask())[1].cache.status is CacheStatus.HIT
+    gateway.clock.now_s = 90.0
+    assert (await gateway.ask())[1].cache.status is CacheStatus.MISS
+    await gateway.ask(greedy(seed=3, cache=CacheControl(ttl_s=5.0)))
+    gateway.clock.now_s = 95.0
+    assert (await gateway.ask(greedy(seed=3)))[1].cache.status is CacheStatus.MISS
+
+
+async def test_other_weights_under_the_same_name_find_nothing():
+    gateway = Gateway()
+    gateway.replica.let()
+    await gateway.ask()
+    for part in ("shape", "tokenizer", "weights", "content"):
+        gateway.replica.digest = replace(DIGEST, **{part: "new"})
+        assert (await gateway.ask())[1].cache.status is CacheStatus.MISS
+    gateway.replica.digest = DIGEST
+    assert (await gateway.ask())[1].cache.status is CacheStatus.HIT
+
+
+async def test_an_answer_is_not_kept_for_weights_that_were_replaced_meanwhile():
+    gateway = Gateway()
+    running = gateway.start()
+    await settle()
+    gateway.replica.digest = replace(DIGEST, content="new")
+    gateway.replica.let()
+    await running
+    gateway.replica.digest = DIGEST
+    assert (await gateway.ask())[1].cache.status is CacheStatus.MISS
+
+
+async def test_a_model_whose_weights_are_unknown_has_no_cache():
+    gateway = Gateway()
+    gateway.replica.digest = ModelFingerprint()
+    gateway.replica.let()
+    for _ in range(2):
+        assert (await gateway.ask())[1].cache is None
+    assert len(gateway.replica.requests) == 2
+
+
+async def test_a_failed_answer_is_not_kept():
+    gateway = Gateway()
+    batches = gateway.replica.batches
+    gateway.replica.batches = batches[:1]
+    gateway.replica.let()
+    with pytest.raises(ReplicaLost):
+        await gateway.ask()
+    gateway.replica.batches = batches
+    parts, context = await gateway.ask()
+    assert (text_of(parts), context.cache.status) == ("one two three", CacheStatus.MISS)
+
+
+async def test_callers_who_ask_at_the_same_time_share_one_computation():
+    gateway = Gateway()
+    running = [gateway.start() for _ in range(5)]
+    await settle()
+    gateway.replica.let(2)
+    await settle()
+    running += [gateway.start() for _ in range(5)]
+    await settle()
+    gateway.replica.let()
+    results = [await task for task in running]
+    assert {text_of(parts) for parts, _ in results} == {"one two three"}
+    assert [context.cache.status for _, context in results] == [CacheStatus.MISS] + [CacheStatus.COALESCED] * 9
+    assert len({context.usage for _, context in results if context.usage.details is None}) == 1
+    assert len(gateway.replica.requests) == 1
+    assert gateway.replica.open == 0
+    computed = [line for line in gateway.lines if not line.cache]
+    assert len(computed) == 1
+    assert len(gateway.lines) == 10
+    assert sum(line.output_tokens for line in gateway.lines) == results[0][1].completion_tokens
+    assert gateway.pipeline._answer_sharing.coalesced_count == 0
+
+
+async def test_the_first_caller_leaves_and_the_others_go_on():
+    gateway = Gateway()
+    first, second = gateway.start(), gateway.start()
+    await settle()
+    gateway.replica.let(1)
+    await settle()
+    first.cancel()
+    await settle()
+    assert first.cancelled()
+    assert gateway.replica.open == 1
+    third = gateway.start()
+    await settle()
+    gateway.replica.let()
+    for task in (second, third):
+        parts, context = await task
+        assert (text_of(parts), context.cache.status) == ("one two three", CacheStatus.COALESCED)
+    assert len(gateway.replica.requests) == 1
+    assert gateway.replica.open == 0
+    assert sum(line.output_tokens for line in gateway.lines) == context.completion_tokens
+
+
+async def test_the_last_one_out_ends_the_work():
+    gateway = Gateway()
+    running = [gateway.start() for _ in range(3)]
+    await settle()
+    gateway.replica.let(2)
+    await settle()
+    for task in running:
+        task.cancel()
+    await asyncio.wait(running)
+    assert gateway.replica.open == 0
+    assert gateway.pipeline._answer_sharing.coalesced_count == 0
+    (computed,) = (line for line in gateway.lines if not line.cache)
+    assert computed.outcome is Outcome.CANCELLED
+    gateway.replica.let()
+    assert text_of((await gateway.ask())[0]) == "one two three"
+
+
+async def test_a_failure_is_everybodys():
+    gateway = Gateway()
+    gateway.replica.batches = gateway.replica.batches[:2]
+    running = [gateway.start() for _ in range(3)]
+    await settle()
+    gateway.replica.let()
+    for task in running:
+        with pytest.raises(ReplicaLost):
+            await task
+    assert gateway.replica.open == 0
+    assert len(gateway.replica.requests) == 1
+
+
+async def test_what_refuses_the_first_caller_does_not_refuse_the_others():
+    gateway = Gateway(limits=[limit("key:alice", "requests_per_minute", 1)])
+    gateway.replica.let()
+    await gateway.ask(greedy("Ho"))
+    running = [gateway.start(), gateway.start(principal=BOB)]
+    results = await asyncio.gather(*running, return_exceptions=True)
+    assert type(results[0]).__name__ == "RateLimited"
+    assert text_of(results[1][0]) == "one two three"
+    assert results[1][1].cache.status is CacheStatus.MISS
