@@ -34,6 +34,7 @@ from maitred.core.errors import (
     LimitReached,
     MaitredError,
     ModelNotFound,
+    NotCached,
     QuotaExceeded,
     Refused,
     ResourceNotFound,
@@ -104,8 +105,8 @@ def error_headers(error: MaitredError) -> list[Header]:
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s))))
         headers.append((b"retry-after-ms", b"%d" % math.ceil(error.retry_after_s * 1000)))
     hopeless = isinstance(error, LimitReached) and (error.retry_after_s is None or not error.retryable)
-    if hopeless or isinstance(error, Conflict):
-        # Official clients retry every 409 and 429 unless this header tells them not to.
+    if hopeless or isinstance(error, Conflict | NotCached):
+        # Official clients retry every 409, 429 and 5xx unless this header tells them not to.
         headers.append((b"x-should-retry", b"false"))
     if isinstance(error, Unauthenticated):
         headers.append((b"www-authenticate", b"Bearer"))

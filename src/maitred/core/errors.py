@@ -22,6 +22,7 @@
     │   ├── BodyTooLarge              413  the body is over the configured limit
     │   ├── UnsupportedBody           415  the body is compressed in a way that the server does not read
     │   ├── UpgradeRequired           426  the path speaks WebSocket only
+    │   ├── NotCached                 504  the caller takes only an answer from the cache, which has none
     │   ├── WebSocketExpired          400  the WebSocket has been open for as long as one may be
     │   └── ConfigInvalid             400  the operator's configuration has faults
     ├── Refused               the caller must come back later
@@ -243,6 +244,17 @@ class UpgradeRequired(CallerError):
     code = "upgrade_required"
     http_status = 426
     default_message = "This path speaks WebSocket, version 13. Send a handshake for one (RFC 6455), or use POST."
+
+
+class NotCached(CallerError):
+    """The caller takes only an answer from the cache, which has none; the status is that of RFC 9111, 5.2.1.7."""
+
+    code = "not_cached"
+    http_status = 504
+    default_message = (
+        "The cache has no answer to this request. Send it without `only-if-cached` in the header Cache-Control to have "
+        "one computed."
+    )
 
 
 class WebSocketExpired(CallerError):

@@ -94,6 +94,7 @@ def test_every_error_has_openais_shape(kind):
     [
         (errors.InvalidRequest(), "invalid_request_error"),
         (errors.ModelNotFound(), "invalid_request_error"),
+        (errors.NotCached(), "invalid_request_error"),
         (errors.Unauthenticated(), "invalid_request_error"),
         (errors.Saturated(), "rate_limit_error"),
         (reached(), "rate_limit_error"),
@@ -105,6 +106,15 @@ def test_every_error_has_openais_shape(kind):
 )
 def test_types(error, kind):
     assert json.loads(error_body(error))["error"]["type"] == kind
+
+
+def test_a_client_that_takes_only_kept_answers_is_not_to_retry():
+    error = errors.NotCached()
+    assert OPENAI.error(error, "req-1")[0] == ANTHROPIC.error(error, "req-1")[0] == 504
+    assert error_headers(error) == [(b"x-should-retry", b"false")]
+    assert not error.retryable
+    passed = decode_error(msgspec.msgpack.decode(msgspec.msgpack.encode(encode_error(error)), type=EncodedError))
+    assert (type(passed), vars(passed)) == (errors.NotCached, vars(error))
 
 
 def test_the_time_to_come_back_is_never_too_early():
