@@ -1,9 +1,10 @@
-"""Header lines of responses: queue position, priority, waits and rate limits.
+"""Header lines of responses: queue position, priority, waits, caches and rate limits.
 
 Most responses have the same headers beside the body:
-the queue position of the request, and the remaining amount of two rates of the caller. These headers are written with a
-template, which is cut from the output of the general function for a context with marker values; so only the general
-function knows the headers. A response with more or fewer headers is written by the general function.
+the queue position of the request, and the remaining amount of two rates of the caller; where there is a cache of
+answers, also that it had no answer, or was not asked. These headers are written with a template, which is cut from the
+output of the general function for a context with marker values; so only the general function knows the headers. A
+response with more or fewer headers is written by the general function.
 
 Successful responses and refusals have the same headers. The numbers are predictions from the moment at which the
 request joined the queue, or would have joined it.
@@ -14,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from maitred.api.dialect import OPENAI, ApiDialect, Header, clamped_headers, span_of
-from maitred.core.context import RateLimitStatus, RejectedAnswer, RequestContext
+from maitred.core.context import CacheResult, CacheStatus, RateLimitStatus, RejectedAnswer, RequestContext
 from maitred.core.counters import CounterState
 from maitred.core.flow import PriorityClass, QueuePosition
 from maitred.core.inference import InferenceRequest
@@ -69,6 +70,8 @@ def timing_headers(context: RequestContext, *, explain: bool) -> list[Header]:
         headers.append((b"x-maitred-hedged", context.hedged.encode("ascii")))
     if context.selection is not None and context.model:
         headers.append((b"x-maitred-model", _UNFIT.sub(b"?", context.model.encode("utf-8"))))
+    if context.cache is not None:
+        headers += _cache_headers(context.cache)
     if explain:
         headers.append((b"x-maitred-waited", _waits(context.waited_ms)))
     return headers
@@ -79,6 +82,20 @@ def degraded_headers(steps: Sequence[str]) -> list[Header]:
     if not steps:
         return []
     return [(b"x-maitred-degraded", _UNFIT.sub(b"?", ", ".join(steps).encode("utf-8")))]
+
+
+def _cache_headers(cache: CacheResult) -> list[Header]:
+    """Returns headers that say what the cache of answers did, with the age and the name of the answer.
+
+    The name also stands under the name that clients know from LiteLLM.
+    """
+    headers = [(b"x-maitred-cache", cache.status.encode("ascii"))]
+    if cache.age_s is not None:
+        headers.append((b"age", b"%d" % max(0.0, cache.age_s)))
+    if cache.key:
+        key = cache.key.encode("ascii")
+        headers += [(b"x-maitred-cache-key", key), (b"x-litellm-cache-key", key)]
+    return headers
 
 
 def _ignored_header(fields: Sequence[str]) -> Header:
@@ -164,7 +181,13 @@ def _usual_lines(context: RequestContext) -> bytes | None:
         or context.relaxed
     ):
         return None
-    return _USUAL.fill(
+    if (cache := context.cache) is None:
+        cached = b""
+    elif cache.age_s is not None:
+        return None
+    else:
+        cached = _CACHED[cache.status, cache.key != ""].replace(_KEY, cache.key.encode("ascii"))
+    lines: bytes = _USUAL.fill(
         (
             context.request_id.encode("ascii"),
             *(requests.capacity, max(0, requests.remaining), span_of(requests.reset_s)),
@@ -174,6 +197,7 @@ def _usual_lines(context: RequestContext) -> bytes | None:
             priority.encode("ascii"),
         )
     )
+    return lines + cached
 
 
 def _usual_form() -> JsonTemplate:
@@ -187,4 +211,15 @@ def _usual_form() -> JsonTemplate:
     return JsonTemplate(lines, (b"an-id", *standing, b"1005", b"2006", b"2007", b"a-name", b"standard"))
 
 
+def _cache_form(status: CacheStatus, *, has_key: bool) -> bytes:
+    lines = encode_lines(_cache_headers(CacheResult(status, _KEY.decode() if has_key else "")))
+    assert lines is not None, "these are"
+    return lines
+
+
 _USUAL = _usual_form()
+_KEY = b"a-key"
+_CACHED = {
+    (status, has_key): _cache_form(status, has_key=has_key) for status in CacheStatus for has_key in (True, False)
+}
+"""Last lines of a usual head where there is a cache of answers; the name of the answer stands for the mark in them."""

@@ -5,13 +5,21 @@ from hypothesis import strategies as st
 
 from maitred.api.dialect import ANTHROPIC, OPENAI
 from maitred.api.response_head import encode_lines, response_head_lines, response_headers
-from maitred.core.context import ModelSelection, RateLimitStatus, RequestContext
+from maitred.core.context import CacheResult, CacheStatus, ModelSelection, RateLimitStatus, RequestContext
 from maitred.core.counters import CounterState
 from maitred.core.flow import PriorityClass, QueuePosition
+from maitred.core.inference import InferenceRequest
+from maitred.core.request import SamplingParams
 
 counts = st.integers(-5, 10**9)
 seconds = st.floats(-1, 10**5)
 readings = st.none() | st.builds(CounterState, counts, counts, seconds)
+caches = st.none() | st.builds(
+    CacheResult,
+    st.sampled_from(CacheStatus),
+    st.sampled_from(["", "0123456789abcdef", "a-key"]),
+    st.none() | st.floats(-1, 10**9),
+)
 contexts = st.builds(
     RequestContext,
     request_id=st.sampled_from(["req-1", "a:b"]),
@@ -25,14 +33,18 @@ contexts = st.builds(
     degraded=st.lists(st.just("max_tokens=64"), max_size=1),
     fallbacks=st.lists(st.just("general=big"), max_size=1),
     hedged=st.sampled_from(["", "first"]),
+    cache=caches,
 )
 usual = st.builds(
     RequestContext,
     request_id=st.just("req-1"),
     started_s=st.just(0.0),
+    model=st.just("m"),
+    request=st.just(InferenceRequest("é", [], SamplingParams(0, 0))),
     rate_limits=st.builds(RateLimitStatus, *[st.builds(CounterState, counts, counts, seconds)] * 2),
     priority=st.sampled_from(PriorityClass),
     predicted_position=st.builds(QueuePosition, st.integers(0, 10**6), seconds, seconds),
+    cache=caches,
 )
 
 

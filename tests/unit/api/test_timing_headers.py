@@ -1,7 +1,9 @@
 """What the headers of an answer tell of its request."""
 
+import pytest
+
 from maitred.api.response_head import timing_headers
-from maitred.core.context import ModelSelection, RequestContext
+from maitred.core.context import CacheResult, CacheStatus, ModelSelection, RequestContext
 from maitred.core.flow import PriorityClass, QueuePosition
 from maitred.core.inference import InferenceRequest
 from maitred.core.request import SamplingParams
@@ -64,3 +66,23 @@ def test_ignored_fields_are_told_within_bounds():
     assert headers_of(context) == {"x-maitred-ignored": "user, a??b, ?"}
     context.ignored_fields = ["x" * 99] * 99
     assert headers_of(context) == {"x-maitred-ignored": ", ".join(["x" * 64] * 16 + ["..."])}
+
+
+@pytest.mark.parametrize(
+    ("cache", "headers"),
+    [
+        (None, {}),
+        (CacheResult(CacheStatus.BYPASS), {"x-maitred-cache": "bypass"}),
+        (
+            CacheResult(CacheStatus.MISS, "0a1b"),
+            {"x-maitred-cache": "miss", "x-maitred-cache-key": "0a1b", "x-litellm-cache-key": "0a1b"},
+        ),
+        (
+            CacheResult(CacheStatus.HIT, "0a1b", 59.9),
+            {"x-maitred-cache": "hit", "age": "59", "x-maitred-cache-key": "0a1b", "x-litellm-cache-key": "0a1b"},
+        ),
+        (CacheResult(CacheStatus.HIT, age_s=-0.5), {"x-maitred-cache": "hit", "age": "0"}),
+    ],
+)
+def test_what_the_cache_did_is_told(cache, headers):
+    assert headers_of(RequestContext("r", 0.0, cache=cache)) == headers
