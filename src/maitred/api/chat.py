@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType, to_builtins
 from msgspec.structs import replace
 
 from maitred.api.exchange import HttpExchange
-from maitred.api.headers import apply_priority_headers
+from maitred.api.headers import apply_request_headers
 from maitred.api.routes import Route
 from maitred.api.streaming import CollectedChoice, send_response
 from maitred.core.context import RequestContext
@@ -342,7 +342,7 @@ class ChatRoutes:
     async def create(self, exchange: HttpExchange) -> None:
         """Answers a conversation, whole or as a stream."""
         request = await exchange.decode(decode_chat, strict=self._strict)
-        inference_request = apply_priority_headers(
+        inference_request = apply_request_headers(
             to_inference_request(request), exchange.header, retries=exchange.retries
         )
         async with self._service.generate(inference_request, exchange.context) as answer:

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType, to_builtins
 
 from maitred.api.exchange import HttpExchange
-from maitred.api.headers import apply_priority_headers
+from maitred.api.headers import apply_request_headers
 from maitred.api.routes import Route
 from maitred.api.streaming import CollectedChoice, send_response
 from maitred.core.context import RequestContext
@@ -89,7 +89,7 @@ class CompletionRoutes:
     async def create(self, exchange: HttpExchange) -> None:
         """Continues the prompts, whole or as a stream."""
         request = await exchange.decode(decode_completion, strict=self._strict)
-        inference_request = apply_priority_headers(
+        inference_request = apply_request_headers(
             _to_inference_request(request), exchange.header, retries=exchange.retries
         )
         choices = len(inference_request.prompts) * request.choices

@@ -9,7 +9,7 @@ from typing import cast
 import msgspec
 
 from maitred.api.exchange import HttpExchange
-from maitred.api.headers import apply_priority_headers
+from maitred.api.headers import apply_request_headers
 from maitred.api.routes import Route
 from maitred.core.inference import Conversation, InferenceRequest, Prompt
 from maitred.core.request import SamplingParams
@@ -55,7 +55,7 @@ class EmbeddingRoutes:
         """Computes the vectors of the inputs."""
         request = await exchange.decode(decode_embedding, strict=self._strict)
         exchange.context.ignored_fields = request.ignored_fields
-        inference_request = apply_priority_headers(_ask_of(request), exchange.header, retries=exchange.retries)
+        inference_request = apply_request_headers(_ask_of(request), exchange.header, retries=exchange.retries)
         vectors = await self._embedding.embed(inference_request, exchange.context, request.dimensions)
         tokens = exchange.context.prompt_tokens
         answer = EmbeddingList(

@@ -140,7 +140,7 @@ _NAMES = (PRIORITY, TTFT, ITL, DEADLINE, PARTIAL, NO_DEGRADATION, ESCALATE, LOCA
 _ALL = frozenset({SESSION, *(name.encode() for name in _NAMES)})
 
 
-def apply_priority_headers(request: InferenceRequest, header: Headers, *, retries: int = 0) -> InferenceRequest:
+def apply_request_headers(request: InferenceRequest, header: Headers, *, retries: int = 0) -> InferenceRequest:
     """Returns the request with the priority, session and bounds that its headers set.
 
     Args:

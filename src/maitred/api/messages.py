@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from maitred.api.chat import to_inference_request
 from maitred.api.dialect import ANTHROPIC
 from maitred.api.exchange import HttpExchange
-from maitred.api.headers import apply_priority_headers
+from maitred.api.headers import apply_request_headers
 from maitred.api.routes import Route
 from maitred.api.streaming import CollectedChoice, send_response
 from maitred.core.context import RequestContext
@@ -124,7 +124,7 @@ class MessagesRoutes:
         edited, applied_edits = await self._edit_context(exchange, request)
         chat = to_chat(edited)
         inference_request = replace(
-            apply_priority_headers(
+            apply_request_headers(
                 self._to_inference_request(exchange, request, chat), exchange.header, retries=exchange.retries
             ),
             whole=not request.streams,

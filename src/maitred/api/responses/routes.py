@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from maitred.api.chat import to_inference_request
 from maitred.api.exchange import HttpExchange
 from maitred.api.fair_thread_pool import FairThreadPool
-from maitred.api.headers import apply_priority_headers
+from maitred.api.headers import apply_request_headers
 from maitred.api.large_body import LARGE_BODY_BYTES
 from maitred.api.recorded_exchange import RecordedExchange
 from maitred.api.responses.background import BackgroundResponse, BackgroundResponses, Read
@@ -659,7 +659,7 @@ def _to_inference_request(request: InputTokensRequest, chat: ChatRequest) -> Inf
 
 
 def _with_headers(inference_request: InferenceRequest, exchange: HttpExchange) -> InferenceRequest:
-    return apply_priority_headers(inference_request, exchange.header, retries=exchange.retries)
+    return apply_request_headers(inference_request, exchange.header, retries=exchange.retries)
 
 
 def _own_path(path: str) -> str:

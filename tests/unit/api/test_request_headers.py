@@ -2,7 +2,7 @@
 
 import pytest
 
-from maitred.api.headers import Headers, apply_priority_headers, retries_in
+from maitred.api.headers import Headers, apply_request_headers, retries_in
 from maitred.core.errors import InvalidRequest
 from maitred.core.inference import InferenceRequest
 from maitred.core.request import SamplingParams
@@ -11,7 +11,7 @@ from maitred.core.request import SamplingParams
 def read(priority=None, **headers):
     given = Headers([(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()])
     ask = InferenceRequest("m", ["x"], SamplingParams(max_tokens=1, seed=0), priority=priority)
-    return apply_priority_headers(ask, given, retries=2)
+    return apply_request_headers(ask, given, retries=2)
 
 
 def test_a_request_that_says_nothing_asks_for_nothing():
