@@ -17,11 +17,12 @@ from maitred.api.headers import apply_request_headers
 from maitred.api.routes import Route
 from maitred.api.streaming import CollectedChoice, send_response
 from maitred.core.context import RequestContext
-from maitred.core.inference import ChunkMetadata, Conversation, InferenceRequest, TextDelta
+from maitred.core.inference import DEFAULT_CACHE_CONTROL, ChunkMetadata, Conversation, InferenceRequest, TextDelta
 from maitred.core.request import FinishReason, Usage
 from maitred.core.service import InferenceService
 from maitred.core.tenancy import Scope
 from maitred.text.generation_defaults import DEFAULTED
+from maitred.wire.cache_control import to_cache_control
 from maitred.wire.openai.decode import decode_chat, unsupported_by_engine
 from maitred.wire.openai.requests import ChatRequest
 from maitred.wire.openai.responses import (
@@ -66,6 +67,7 @@ _DELTA_FIELDS = frozenset(ChatDelta.__struct_fields__)
 _MESSAGE_FIELDS = frozenset(ChatMessage.__struct_fields__)
 _HIDDEN_REASONING = (*THOUGHT_FIELDS, "reasoning_details")
 _NO_METADATA = ChunkMetadata()
+_CACHE_FIELDS = frozenset({"cache", "store"})
 
 
 class ChatFormatter:
@@ -379,6 +381,9 @@ def to_inference_request(request: ChatRequest) -> InferenceRequest:
         stops=request.stops,
         stops_in_reasoning=request.stop_in_reasoning is True,
         **({} if TOKEN_FIELDS.isdisjoint(sent) else token_fields(request)),
+        cache=DEFAULT_CACHE_CONTROL
+        if _CACHE_FIELDS.isdisjoint(sent)
+        else to_cache_control(request.cache, store=request.store),
         session=request.prompt_cache_key or None,
         user=request.user or None,
         max_tokens_param=request.token_limit_param,

@@ -25,6 +25,7 @@ from maitred.core.request import Usage
 from maitred.core.service import InferenceService
 from maitred.core.tenancy import Scope
 from maitred.text.generation_defaults import DEFAULTED
+from maitred.wire.cache_control import to_cache_control
 from maitred.wire.openai.decode import decode_completion, unsupported_by_engine
 from maitred.wire.openai.requests import CompletionRequest
 from maitred.wire.openai.responses import (
@@ -246,6 +247,7 @@ def _to_inference_request(request: CompletionRequest) -> InferenceRequest:
         stops=request.stops,
         **({} if TOKEN_FIELDS.isdisjoint(request.sent) else token_fields(request)),
         echo=request.echo is True,
+        cache=to_cache_control(request.cache),
         user=request.user or None,
         max_tokens_param=request.token_limit_param,
         whole=not request.streams,

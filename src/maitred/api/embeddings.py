@@ -15,6 +15,7 @@ from maitred.core.inference import Conversation, InferenceRequest, Prompt
 from maitred.core.request import SamplingParams
 from maitred.core.service import EmbeddingService, Vector
 from maitred.core.tenancy import Scope
+from maitred.wire.cache_control import to_cache_control
 from maitred.wire.openai.decode import decode_embedding
 from maitred.wire.openai.requests import EmbeddingRequest
 from maitred.wire.openai.responses import EmbeddingEntry, EmbeddingList, EmbeddingUsage, encode
@@ -96,6 +97,7 @@ def _ask_of(request: EmbeddingRequest) -> InferenceRequest:
         prompts=_prompts_of(request),
         sampling=SamplingParams(max_tokens=0, seed=0),
         priority=request.priority,
+        cache=to_cache_control(request.cache),
         prompt_param="input" if request.messages is None else "messages",
         truncate_prompt_tokens=request.truncate_prompt_tokens,
         # An encoder keeps the beginning of a text, as in vLLM.

@@ -1,8 +1,9 @@
-"""Request headers of all inference routes: priority, deadlines, session and routing constraints.
+"""Request headers of all inference routes: priority, deadlines, session, caches and routing constraints.
 
 Routing constraints limit where a request may go and what it may cost; they can only reduce the choice. They are headers
 because clients can add headers without special support (`extra_headers`, `default_headers`), and proxies can add them
 for clients. If the body sets the same value, the header wins: the party that sets a header is closer to the gateway.
+Only what both say about caches adds up.
 """
 
 import math
@@ -13,7 +14,8 @@ import msgspec
 
 from maitred.core.errors import InvalidRequest
 from maitred.core.flow import HIGHEST_PRIORITY, LOWEST_PRIORITY, PriorityClass
-from maitred.core.inference import InferenceRequest
+from maitred.core.inference import CacheControl, InferenceRequest
+from maitred.wire.cache_control import CACHE_CONTROL, add_directives
 from maitred.wire.openai.faults import format_value
 
 
@@ -137,14 +139,15 @@ _LONGEST_MS = 7 * 24 * 3600 * 1000
 _PRIORITY = PRIORITY.encode()
 _CLASSES = {str(name): name for name in PriorityClass}
 _NAMES = (PRIORITY, TTFT, ITL, DEADLINE, PARTIAL, NO_DEGRADATION, ESCALATE, LOCAL_ONLY, REGION, MOST_USD)
-_ALL = frozenset({SESSION, *(name.encode() for name in _NAMES)})
+_CACHE_CONTROL = CACHE_CONTROL.encode()
+_ALL = frozenset({SESSION, _CACHE_CONTROL, *(name.encode() for name in _NAMES)})
 
 
 def apply_request_headers(request: InferenceRequest, header: Headers, *, retries: int = 0) -> InferenceRequest:
-    """Returns the request with the priority, session and bounds that its headers set.
+    """Returns the request with the priority, session, cache control and bounds that its headers set.
 
     Args:
-        request: The request, with the priority of the body if the body sets one.
+        request: The request, with the priority and the cache control that the body sets.
         header: The request's headers.
         retries: How often the same request was sent before.
 
@@ -164,6 +167,7 @@ def apply_request_headers(request: InferenceRequest, header: Headers, *, retries
         degradable=not flag_in(header, NO_DEGRADATION),
         escalate=wish_in(header, ESCALATE),
         session=header(SESSION) or request.session,
+        cache=_cache_control_in(header, request.cache),
         retries=retries,
         **routing_constraints_in(header),
     )
@@ -179,6 +183,10 @@ def retries_in(header: Headers) -> int:
         return 0
     value = value.strip()
     return int(value) if value.isascii() and value.isdigit() and len(value) <= 6 else 0
+
+
+def _cache_control_in(header: Headers, control: CacheControl) -> CacheControl:
+    return control if header(_CACHE_CONTROL) is None else add_directives(control, header.all_of(_CACHE_CONTROL))
 
 
 def _priority_in(header: Headers) -> int | None:

@@ -28,7 +28,7 @@ _IDEMPOTENCY_KEY = {
     "description": "Repeats of a request with the same key and body get its answer, and run nothing.",
     "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"},
 }
-_URGENCY: list[dict[str, Any]] = [
+_REQUEST_HEADERS: list[dict[str, Any]] = [
     {
         "name": "x-maitred-priority",
         "in": "header",
@@ -91,6 +91,14 @@ _URGENCY: list[dict[str, Any]] = [
         "description": "Whether the answer's headers shall say what the request waited for.",
         "schema": {"type": "boolean", "default": False},
     },
+    {
+        "name": "Cache-Control",
+        "in": "header",
+        "required": False,
+        "description": "What is wanted of answers from a cache: `no-cache`, `no-store`, `max-age=N` in seconds, or "
+        "`only-if-cached`. It adds to `cache` in the body.",
+        "schema": {"type": "string"},
+    },
 ]
 _REF = "#/components/schemas/{name}"
 _PUBLISHED_NAMES = {
@@ -121,6 +129,8 @@ def describe(routes: Iterable[Route]) -> bytes:
     for struct, rules in chain.from_iterable(bodies.items() for bodies in rules_of):
         if struct.__name__ in components:
             _add_rules(components[struct.__name__]["properties"], rules)
+    if "CacheFields" in components:
+        components["CacheFields"]["additionalProperties"] = False  # they are refused in a sentence of their own
     if "ServerBlock" in components:
         _describe_server_blocks(components)
     if "ServerItem" in components:
@@ -280,7 +290,7 @@ def _parameters(
     if route.idempotent or route.remembers:
         parameters.append(_IDEMPOTENCY_KEY)
     if route.idempotent:
-        parameters += _URGENCY
+        parameters += _REQUEST_HEADERS
     return parameters
 
 

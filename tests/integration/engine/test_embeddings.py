@@ -96,7 +96,7 @@ def test_the_answer_is_as_openai_describes_it(server):
 
 
 def test_the_answer_names_its_model_and_the_hints_that_were_left_out(server):
-    response = embed(server, model="nick", input="hello", request_id="r", colour="red")
+    response = embed(server, model="nick", input="hello", request_id="r", colour="red", cache={"ttl": 5})
     assert response.status_code == 200, response.text
     assert response.json()["model"] == "tiny-encoder"
     assert response.headers["x-maitred-requested-model"] == "nick"
@@ -131,6 +131,7 @@ def test_many_texts_come_back_in_their_order_while_others_are_served(client, ser
         ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
         ({"input": "a", "truncate": "END"}, "truncate", "invalid_value"),
         ({"input": "a", "input_type": "query"}, "input_type", "invalid_value"),
+        ({"input": "a", "cache": {"ttl": 0}}, "cache.ttl", "invalid_value"),
     ],
 )
 def test_faults_name_their_field(server, fields, param, code):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from maitred.core.errors import InvalidRequest
 from maitred.wire.openai.decode import decode_chat, decode_completion, decode_detokenize, decode_tokenize
 from maitred.wire.openai.requests import (
+    CacheFields,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -48,6 +49,7 @@ known = {
     "messages": st.lists(message, min_size=1, max_size=2),
     "prompt": st.text(max_size=4) | st.lists(st.integers(0, 9), max_size=3),
     "tokens": st.lists(st.integers(), max_size=3),
+    "cache": st.dictionaries(st.sampled_from(CacheFields.__struct_encode_fields__), values),
     "stream_options": st.dictionaries(st.sampled_from(StreamOptions.__struct_fields__), values),
 }
 
@@ -75,7 +77,8 @@ def decoded(kind, body, strict):
 def sent_of(value):
     """What was sent, field by field."""
     if isinstance(value, msgspec.Struct):
-        pairs = ((name, getattr(value, name)) for name in value.__struct_fields__)
+        fields = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
+        pairs = ((written, getattr(value, name)) for name, written in fields)
         return {name: sent_of(entry) for name, entry in pairs if entry is not None and entry is not msgspec.UNSET}
     return [sent_of(entry) for entry in value] if isinstance(value, list) else value
 
@@ -135,7 +138,8 @@ def check_fields(kind, body, strict):
         msgspec.msgpack.encode(params)
         assert all(request.stops)
         sent, known_fields = {**request.sent}, sent_of(request)
-        assert without_nulls(sent.pop("messages", [])) == without_nulls(known_fields.pop("messages", []))
+        for name in ("messages", "cache"):  # their members may be null
+            assert without_nulls(sent.pop(name, [])) == without_nulls(known_fields.pop(name, []))
         assert sent == known_fields
     if isinstance(request, ChatRequest | TokenizeRequest):
         for turn in request.conversation():

@@ -125,6 +125,11 @@ def references(node):
         ("logit_bias", [{}, {"0": -100, "7": 100}], [{"0": 101}, {"a": 1}, {str(n): 1 for n in range(1025)}]),
         ("service_tier", ["auto", "flex", None], ["fast", ""]),
         ("priority", [1, 10], [0, 11]),
+        (
+            "cache",
+            [{"no-cache": True, "ttl": 0.5, "s-maxage": 0, "namespace": "a"}, {}, None],
+            [{"ttl": 0}, {"s-maxage": -1}, {"namespace": ""}, {"namespace": "a" * 65}, {"no_cache": True}, True],
+        ),
     ],
 )
 async def test_its_schemas_are_as_strict_as_the_rules_of_single_fields(field, right, wrong):

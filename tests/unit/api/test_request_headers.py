@@ -1,10 +1,10 @@
-"""What the headers of a request say of its urgency."""
+"""What the headers of a request say of its urgency, its session and caches."""
 
 import pytest
 
 from maitred.api.headers import Headers, apply_request_headers, retries_in
 from maitred.core.errors import InvalidRequest
-from maitred.core.inference import InferenceRequest
+from maitred.core.inference import CacheControl, InferenceRequest
 from maitred.core.request import SamplingParams
 
 
@@ -92,7 +92,22 @@ def test_a_session_is_named_by_the_header():
         ("x-maitred-region", "eu"),
         ("x-maitred-max-cost-usd", "1"),
         ("x-session-id", "s"),
+        ("cache-control", "no-store"),
     ],
 )
 def test_each_header_alone_is_heard(name, value):
     assert read(**{name: value}) != read()
+
+
+def test_directives_for_caches_in_several_lines_add_to_the_body():
+    lines = [(b"cache-control", b"No-Cache"), (b"accept", b"*/*"), (b"cache-control", b"max-age=60, only-if-cached")]
+    body = InferenceRequest("m", ["x"], SamplingParams(0, 0), cache=CacheControl(no_store=True, max_age_s=90, ttl_s=5))
+    asked = apply_request_headers(body, Headers(lines))
+    assert asked.cache == CacheControl(no_cache=True, no_store=True, only_if_cached=True, ttl_s=5, max_age_s=60)
+    assert apply_request_headers(body, Headers([(b"x-session-id", b"s")])).cache is body.cache
+
+
+def test_a_malformed_directive_is_refused():
+    with pytest.raises(InvalidRequest, match="max-age") as caught:
+        read(cache_control="max-age=soon")
+    assert caught.value.param == "cache-control"

@@ -62,6 +62,7 @@ from maitred.core.service import InferenceService, ResponseStream
 from maitred.core.stored_response import StoredResponse
 from maitred.core.tenancy import Scope
 from maitred.store.responses import ResponseStore
+from maitred.wire.cache_control import to_cache_control
 from maitred.wire.openai.decode import unsupported_by_engine
 from maitred.wire.openai.fields import without_positions
 from maitred.wire.openai.requests import ChatRequest
@@ -648,6 +649,8 @@ def _to_inference_request(request: InputTokensRequest, chat: ChatRequest) -> Inf
         if any("format" in tool.get("custom", ()) for tool in chat.tools or ()):
             hints = (*hints, "tools.format")
         inference_request = replace(inference_request, tools=partial(to_tool_rules, of_functions), hints=hints)
+    if isinstance(request, ResponsesRequest) and request.store is False:
+        inference_request = replace(inference_request, cache=to_cache_control(request.cache, store=False))
     return replace(
         inference_request,
         max_tokens_param="max_output_tokens",

@@ -21,12 +21,13 @@ from maitred.wire.responses.client_events import CreateEvent, encode_error_messa
 _OF_ONE_REQUEST = frozenset(
     {
         *(b"connection", b"upgrade", b"content-length", b"content-type", b"content-encoding", b"transfer-encoding"),
-        *(b"expect", b"idempotency-key", b"x-request-id", b"x-stainless-retry-count"),
+        *(b"expect", b"idempotency-key", b"x-request-id", b"x-stainless-retry-count", b"cache-control"),
         *(b"sec-websocket-accept", b"sec-websocket-extensions", b"sec-websocket-key", b"sec-websocket-protocol"),
         b"sec-websocket-version",
     }
 )
-"""Headers of a handshake that do not belong to each of its turns."""
+"""Headers of a handshake that do not belong to each of its turns. Browsers send ``Cache-Control: no-cache`` with every
+handshake."""
 _DATA = b"data: "
 _BETWEEN = b"\n\n"
 

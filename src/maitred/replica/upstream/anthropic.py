@@ -9,7 +9,7 @@ from maitred.core.errors import InvalidRequest, Unsupported
 from maitred.core.text_replica import TextRequest
 from maitred.replica.upstream.dialects import ANTHROPIC_DIALECT
 from maitred.replica.upstream.request_body import split_fields, unread_thought, without_continuation_fields
-from maitred.wire.anthropic.fields import OPERATOR_FIELDS
+from maitred.wire.anthropic.fields import OPERATOR_FIELDS, WITHHELD_FIELDS
 from maitred.wire.anthropic.outbound import adapt_history, begins_without_thought, to_messages
 from maitred.wire.anthropic.requests import MessagesRequest, unwrap_server_blocks, wrap_server_blocks
 from maitred.wire.openai.fields import MESSAGES_THINKING, refuse, unsupported_members
@@ -75,7 +75,7 @@ def encode_native_body(
     if request.given and not continues_answers:
         raise Unsupported("The server that runs this model cannot go on with an answer that another one has begun.")
     sent = request.native.fields
-    body = {**parameters, **{name: value for name, value in sent.items() if name not in OPERATOR_FIELDS}}
+    body = {**parameters, **{name: value for name, value in sent.items() if name not in WITHHELD_FIELDS}}
     body["messages"] = adapt_history(sent["messages"])
     body |= {"model": model, "max_tokens": request.max_tokens or sent["max_tokens"], "stream": True}
     if "thinking" in body:
@@ -91,7 +91,7 @@ def encode_native_body(
 
 def encode_count_body(sent: Mapping[str, Any], model: str) -> bytes:
     """Encodes the body of a request for the number of tokens of a prompt, as the client wrote it."""
-    body = {name: value for name, value in sent.items() if name not in OPERATOR_FIELDS}
+    body = {name: value for name, value in sent.items() if name not in WITHHELD_FIELDS}
     return msgspec.json.encode({**body, "messages": adapt_history(sent["messages"]), "model": model})
 
 

@@ -13,7 +13,7 @@ from maitred.wire.anthropic.outbound import API_VERSION
 from maitred.wire.openai.responses import REASONING_FIELDS, THOUGHT_FIELDS
 
 GATEWAY_FIELDS = frozenset(
-    {"model", "stream", "stream_options", "priority", "service_tier", "max_tokens", "max_completion_tokens"}
+    {"model", "stream", "stream_options", "priority", "service_tier", "max_tokens", "max_completion_tokens", "cache"}
 )
 """Request fields that no server gets as they came, because the gateway honours them or sets them anew."""
 _OPENAI_FIELDS = frozenset(

@@ -32,6 +32,7 @@ from maitred.wire.openai.decode import (
     MAX_TOKEN_ID,
     FieldSchema,
     NumberRange,
+    check_cache,
     check_known,
 )
 from maitred.wire.openai.faults import DECODE_ERRORS, describe_body_fault, format_value
@@ -98,6 +99,8 @@ def decode_messages(body: bytes, *, strict: bool) -> MessagesRequest:
             where.
     """
     request = _decode(MessagesRequest, body, strict)
+    if request.cache is not None:
+        check_cache(request.cache, request.sent)
     _MAX_TOKENS.check("max_tokens", request.max_tokens)
     _TEMPERATURE.check("temperature", request.temperature)
     _TOP_K.check("top_k", request.top_k)

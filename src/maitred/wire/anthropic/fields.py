@@ -23,7 +23,7 @@ from maitred.wire.openai.fields import (
 HONOURED_FIELDS = frozenset(
     {
         *("model", "messages", "system", "max_tokens", "metadata", "stop_sequences", "stream", "temperature"),
-        *("thinking", "tool_choice", "tools", "top_k", "top_p", "output_config", "context_management"),
+        *("thinking", "tool_choice", "tools", "top_k", "top_p", "output_config", "context_management", "cache"),
     }
 )
 MESSAGES_FIELDS: Mapping[str, RequestField] = {
@@ -54,6 +54,8 @@ OPERATOR_FIELDS = frozenset(
 )
 """Fields that no server gets from a client: the operator decides who pays, for what, and which model answers. The last
 three are headers in the body, for other ways to the same API."""
+WITHHELD_FIELDS = OPERATOR_FIELDS | {"cache"}
+"""Fields that no server gets: those of the operator, and what the gateway itself honours."""
 _ALL_FIELDS: Mapping[str, RequestField] = {
     **FIELDS,
     "stop": RequestField(alternative="Send stop_sequences."),

@@ -85,6 +85,7 @@ def to_chat(request: CountTokensRequest) -> ChatRequest:
             stop=request.stop_sequences or None,
             stream=request.stream,
             user=request.metadata.user_id if request.metadata else None,
+            cache=request.cache,
             response_format=_response_format(request),
         )
     check_chat(chat)

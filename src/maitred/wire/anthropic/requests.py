@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from maitred.core.errors import Unsupported
-from maitred.wire.openai.requests import RequestBody
+from maitred.wire.openai.requests import CacheFields, RequestBody
 
 
 class TextBlock(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="text"):
@@ -249,6 +249,7 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True, omit_defaul
     top_p: float | None = None
     metadata: RequestMetadata | None = None
     service_tier: str | None = None
+    cache: CacheFields | None = None
     container: Any = None
     diagnostics: Any = None
     inference_geo: str | None = None

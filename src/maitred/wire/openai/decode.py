@@ -30,6 +30,7 @@ from maitred.wire.openai.fields import (
 )
 from maitred.wire.openai.requests import (
     SERVICE_TIERS,
+    CacheFields,
     ChatRequest,
     CompletionRequest,
     ContentPart,
@@ -68,6 +69,9 @@ MAX_INPUTS = 2048
 """Largest number of inputs of one embeddings request, as in OpenAI's API."""
 ENCODING_FORMATS = ("float", "base64")
 TRUNCATION_SIDES = ("left", "right")
+MAX_CACHE_S = 2**31
+"""Longest time in seconds that is said of an answer in a cache, as in RFC 9111, section 1.2.2."""
+MAX_NAMESPACE_CHARACTERS = 64
 
 FieldSchema = dict[str, Any]
 """Keywords of JSON Schema that say which values a field may have."""
@@ -122,6 +126,11 @@ _COMPLETION_RANGES: Mapping[str, NumberRange] = {
     "max_tokens": NumberRange(0, MAX_TOKEN_ID),
     "logprobs": NumberRange(0, MAX_TOP_LOGPROBS),
 }
+_CACHE_RANGES: Mapping[str, NumberRange] = {
+    "ttl": NumberRange(0, MAX_CACHE_S, excludes_low=True),
+    "s-maxage": NumberRange(0, MAX_CACHE_S),
+}
+_CACHE_MEMBERS = CacheFields.__struct_encode_fields__
 _DIMENSIONS = NumberRange(1, MAX_TOKEN_ID)
 _LOGIT_BIAS = NumberRange(-100, 100)
 _TOKEN_ID = NumberRange(0, MAX_TOKEN_ID)
@@ -133,7 +142,7 @@ _PLAIN_FIELDS = frozenset(
         *("stream", "stream_options", "priority", "service_tier", "user", "logprobs", "top_logprobs", "best_of"),
         *("allowed_token_ids", "bad_words", "include_stop_str_in_output", "skip_special_tokens"),
         *("spaces_between_special_tokens", "return_token_ids", "return_tokens_as_token_ids"),
-        *("truncate_prompt_tokens", "truncation_side", "prompt_logprobs"),
+        *("truncate_prompt_tokens", "truncation_side", "prompt_logprobs", "cache"),
     }
 )
 _PLAIN_CHAT_FIELDS = (_PLAIN_FIELDS - {"best_of"}) | {
@@ -256,6 +265,31 @@ def check_tokenize(request: TokenizeRequest) -> None:
 def check_detokenize(request: DetokenizeRequest) -> None:
     """Raises InvalidRequest if an entry is not a token id."""
     check_token_ids("tokens", request.tokens)
+
+
+def check_cache(cache: CacheFields, sent: Mapping[str, Any]) -> None:
+    """Raises InvalidRequest for the first member of the field `cache` that is unknown or out of range.
+
+    Unknown members are refused at any time: who means `no-store` and misspells it would find the answer kept.
+
+    Args:
+        cache: The field.
+        sent: The body as it was written.
+    """
+    for name in sent["cache"]:
+        if name not in _CACHE_MEMBERS:
+            raise InvalidRequest(
+                f"cache.{format_value(name)[1:-1]} must be left out: cache has only the members "
+                f"{', '.join(_CACHE_MEMBERS)}.",
+                param=f"cache.{name[:128]}",
+            )
+    _CACHE_RANGES["ttl"].check("cache.ttl", cache.ttl)
+    _CACHE_RANGES["s-maxage"].check("cache.s-maxage", cache.s_maxage)
+    if cache.namespace is not None and not 0 < len(cache.namespace) <= MAX_NAMESPACE_CHARACTERS:
+        raise InvalidRequest(
+            f"cache.namespace must have 1 to {MAX_NAMESPACE_CHARACTERS} characters; got {len(cache.namespace)}.",
+            param="cache.namespace",
+        )
 
 
 def check_known(fields: object, kind: type[msgspec.Struct], path: str = "", also: Collection[str] = ()) -> None:
@@ -418,6 +452,8 @@ def decode_chat(body: bytes, *, strict: bool) -> ChatRequest:
     """
     request, fields = _decode_fields(ChatRequest, body, strict, FIELDS)
     vars(request)["sent"] = fields
+    if request.cache is not None:
+        check_cache(request.cache, fields)
     check_chat(request)
     return request
 
@@ -426,6 +462,8 @@ def decode_completion(body: bytes, *, strict: bool) -> CompletionRequest:
     """Decodes the body of a text completion, as `decode_chat` does."""
     request, fields = _decode_fields(CompletionRequest, body, strict, FIELDS)
     vars(request)["sent"] = fields
+    if request.cache is not None:
+        check_cache(request.cache, fields)
     check_completion(request)
     return request
 
@@ -433,6 +471,8 @@ def decode_completion(body: bytes, *, strict: bool) -> CompletionRequest:
 def decode_embedding(body: bytes, *, strict: bool) -> EmbeddingRequest:
     """Decodes the body of a request for embeddings, as `decode_chat` does."""
     request, fields = _decode_fields(EmbeddingRequest, body, strict, EMBEDDING_FIELDS)
+    if request.cache is not None:
+        check_cache(request.cache, fields)
     check_embedding(request)
     _check_fields(fields, request, EMBEDDING_FIELDS)
     return request
@@ -670,6 +710,10 @@ def body_schemas() -> dict[type, dict[str, FieldSchema]]:
             "chat_template_kwargs": arguments,
         },
         DetokenizeRequest: {"tokens": {"maxItems": MAX_TOKENS, "items": token_ids}},
+        CacheFields: {
+            **{member: numbers.schema() for member, numbers in _CACHE_RANGES.items()},
+            "namespace": {"minLength": 1, "maxLength": MAX_NAMESPACE_CHARACTERS},
+        },
         Message: {"role": {"enum": [*ROLES]}, "content": {"minItems": 1}},
         ContentPart: {"type": {"enum": ["text", *sorted(MEDIA_PARTS)]}},
     }

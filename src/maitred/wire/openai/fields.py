@@ -261,6 +261,7 @@ FIELDS: Mapping[str, RequestField] = {
     "extra_key": _instead(_SALT),
     # How the work is scheduled, cached and reported.
     "priority": HINT,
+    "cache": HINT,
     "request_id": HINT,
     "rid": HINT,
     "session_id": HINT,

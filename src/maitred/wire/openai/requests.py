@@ -187,6 +187,18 @@ class StreamOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     include_obfuscation: bool | None = None
 
 
+class CacheFields(msgspec.Struct, frozen=True, omit_defaults=True, rename="kebab"):
+    """Wishes of a body about answers from a cache, in the names that clients know from LiteLLM."""
+
+    no_cache: bool | None = None
+    no_store: bool | None = None
+    ttl: float | None = None
+    """Longest time in seconds for which the answer is kept."""
+    s_maxage: float | None = None
+    """Largest age in seconds of an answer from the cache."""
+    namespace: str | None = None
+
+
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
     """Common fields of chat and text completions."""
 
@@ -223,6 +235,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     service_tier: str | None = None
     user: str | None = None
     metadata: Any = None
+    cache: CacheFields | None = None
 
     response_format: Any = None
     guided_json: Any = None
@@ -392,6 +405,7 @@ class EmbeddingRequest(RequestBody, frozen=True, kw_only=True):
     dimensions: int | None = None
     user: str | None = None
     priority: int | None = None
+    cache: CacheFields | None = None
 
     def inputs(self) -> list[str | list[int]]:
         """Returns the inputs as a list, for every form in the request."""

@@ -28,10 +28,12 @@ _PIECEWISE = frozenset({"tool_calls", "reasoning_details"})
 def request_fields(request: ChatRequest | CompletionRequest) -> Mapping[str, Any]:
     """Returns the fields of a decoded request, as plain JSON values.
 
-    Members of messages that are null are left out: clients send back the whole message of an answer, and some servers
-    refuse members that they do not know.
+    The field `cache` is left out: it is about the caches of this gateway. Members of messages that are null are left
+    out, too: clients send back the whole message of an answer, and some servers refuse members that they do not know.
     """
     sent = request.sent
+    if request.cache is not None:
+        sent = {name: value for name, value in sent.items() if name != "cache"}
     if "enable_thinking" not in sent and not any(map(_has_nulls, sent.get("messages", ()))):
         return sent
     fields = {**sent}

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from maitred.core.errors import InvalidRequest, Unsupported
-from maitred.wire.openai.decode import MAX_TOKEN_ID, FieldSchema, NumberRange, check_known
+from maitred.wire.openai.decode import MAX_TOKEN_ID, FieldSchema, NumberRange, check_cache, check_known
 from maitred.wire.openai.decode import body_schemas as openai_schemas
 from maitred.wire.openai.faults import DECODE_ERRORS, describe_body_fault, format_value
 from maitred.wire.openai.requests import ChatRequest
@@ -64,6 +64,8 @@ def decode_responses(body: bytes, *, strict: bool) -> ResponsesRequest:
             where.
     """
     request = _decode(ResponsesRequest, body, strict)
+    if request.cache is not None:
+        check_cache(request.cache, request.sent)
     _MAX_OUTPUT_TOKENS.check("max_output_tokens", request.max_output_tokens)
     _MAX_TOOL_CALLS.check("max_tool_calls", request.max_tool_calls)
     _TOP_LOGPROBS.check("top_logprobs", request.top_logprobs)
@@ -89,7 +91,10 @@ def decode_input_tokens(body: bytes, *, strict: bool) -> InputTokensRequest:
 
 def decode_compact(body: bytes, *, strict: bool) -> CompactRequest:
     """Decodes the body of a request to compact a conversation, as `decode_responses` does."""
-    return _decode(CompactRequest, body, strict)
+    request = _decode(CompactRequest, body, strict)
+    if request.cache is not None:
+        check_cache(request.cache, request.sent)
+    return request
 
 
 def decode_conversation(body: bytes, kind: type[C], *, strict: bool) -> C:

@@ -179,7 +179,7 @@ def convert_to_chat(
 _SAME_FIELDS = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("seed", "stop", "stream", "service_tier", "priority", "user", "safety_identifier", "prompt_cache_key"),
-    "chat_template_kwargs",
+    *("chat_template_kwargs", "cache"),
 )
 """Fields that have the same name and meaning in both."""
 

@@ -15,7 +15,7 @@ from maitred.wire.responses.requests import decode_thoughts
 GATEWAY_FIELDS = frozenset(
     {
         *("model", "stream", "stream_options", "store", "background", "previous_response_id", "conversation"),
-        *("metadata", "max_output_tokens", "priority", "context_management"),
+        *("metadata", "max_output_tokens", "priority", "context_management", "cache"),
     }
 )
 """Fields that a server does not get as they came, because the gateway honours them or sets them anew."""

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from maitred.core.errors import Unsupported
-from maitred.wire.openai.requests import RequestBody, StreamOptions
+from maitred.wire.openai.requests import CacheFields, RequestBody, StreamOptions
 
 
 class InputText(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="input_text"):
@@ -374,6 +374,7 @@ class ResponsesRequest(InputTokensRequest, frozen=True, kw_only=True, omit_defau
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    cache: CacheFields | None = None
     context_management: list[ContextManagement] | None = None
 
     @property
@@ -396,6 +397,7 @@ class CompactRequest(InputTokensRequest, frozen=True, kw_only=True, omit_default
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    cache: CacheFields | None = None
 
 
 class CreateConversation(RequestBody, frozen=True, kw_only=True, omit_defaults=True):

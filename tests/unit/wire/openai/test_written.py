@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.wire.openai.written import merge_deltas
+from maitred.wire.openai.decode import decode_chat
+from maitred.wire.openai.written import merge_deltas, request_fields
 
 
 def thought(text):
@@ -43,3 +44,10 @@ def test_a_text_is_joined_once_however_many_deltas_it_has():
     deltas = [thought("word ")] * 400_000 + [arguments("12345")] * 100_000
     merged = merge_deltas([{"tool_calls": [CALL]}, *deltas])
     assert (len(merged["reasoning"]), len(merged["tool_calls"][0]["function"]["arguments"])) == (2_000_000, 500_000)
+
+
+def test_what_is_said_of_caches_is_not_passed_on():
+    body = b'{"model":"m","messages":[{"role":"user","content":"Hi"}],"cache":{"ttl":5},"seed":1}'
+    request = decode_chat(body, strict=True)
+    assert request_fields(request).keys() == {"model", "messages", "seed"}
+    assert request.sent["cache"] == {"ttl": 5}
