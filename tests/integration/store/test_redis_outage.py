@@ -12,8 +12,8 @@ import uvloop
 from maitred.core.clock import SystemClock
 from maitred.core.counters import CounterKind, LimitClaim, Reservation, ReservationDenied, ReservationGranted
 from maitred.core.errors import StoreUnavailable
+from maitred.redis.link import LinkLost
 from maitred.store.counters.config import CountersConfig
-from maitred.store.counters.link import LinkLost
 from maitred.store.counters.redis import RedisCounters
 from maitred.store.counters.session import CounterMode
 from tests.support.clock import FakeClock
@@ -303,18 +303,18 @@ async def test_a_gateway_that_is_cut_off_alone_oversteps_by_its_slice(server, ex
         await cut_off.reserve(reservation("first", budget(1000)))
         await cut_off._session.renew_slices()
         link = cut_off._session._link
-        call = link.call
+        send = link.send
 
-        async def unreachable(script, arguments):
+        async def unreachable(*commands):
             raise LinkLost("no route")
 
-        link.call = unreachable
+        link.send = unreachable
         assert await spend_all(cut_off, 1000) == 100
         if expires:
             await asyncio.sleep(0.5)
         assert await spend_all(other, 1000) == (1000 if expires else 900)
         assert await spend_all(cut_off, 1000) == 0
-        link.call = call
+        link.send = send
         await until(lambda: cut_off.healthy)
         used = 1100 if expires else 1000
         for counters in (cut_off, other):
@@ -340,22 +340,22 @@ async def test_calls_whose_answer_was_lost_count_once(server):
     gateways = Gateways(server, slice_share=0.1)
     async with gateways.open("one") as one:
         link = one._session._link
-        call = link.call
+        send = link.send
 
-        async def lose_answer(script, arguments):
-            link.call = call
-            await call(script, arguments)
+        async def lose_answer(*commands):
+            link.send = send
+            await send(*commands)
             raise LinkLost("the answer was lost")
 
         await one.reserve(reservation("settled", budget(1000, 100), pool(100, 40)))
-        link.call = lose_answer
+        link.send = lose_answer
         await one.settle("settled", {"budget": 30})
         await until(lambda: one.healthy)
-        link.call = lose_answer
+        link.send = lose_answer
         with pytest.raises(StoreUnavailable):
             await one.reserve(reservation("refused", budget(1000, 500), pool(100, 40)))
         await until(lambda: one.healthy)
-        link.call = lose_answer
+        link.send = lose_answer
         assert isinstance(await one.reserve(reservation("granted", budget(1000, 20), pool(100, 1))), ReservationGranted)
         await until(lambda: one.healthy)
         readings = await one.read([budget(1000), pool(100)])

@@ -1,7 +1,54 @@
-"""Arguments of the Lua scripts: their names, and claims in the format that the scripts read."""
+"""Calls of the Lua scripts: their names, and claims in the format that the scripts read."""
+
+import hashlib
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import msgspec
+from redis.exceptions import NoScriptError
 
 from maitred.core.counters import LimitClaim
-from maitred.store.counters.link import LuaScript
+from maitred.redis.link import RedisLink
+
+_SCRIPTS = resources.files(__package__) / "scripts"
+
+
+class LuaScript:
+    """Script from the folder `scripts/`, preceded by the text that all scripts share.
+
+    Args:
+        name: Its file name without the extension.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.text = _read_script("common") + _read_script(name)
+        self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+    async def run(self, link: RedisLink, prefix: str, arguments: Mapping[str, object]) -> list[Any]:
+        """Runs the script and returns its reply.
+
+        Args:
+            link: Connection to Redis.
+            prefix: First part of every key.
+            arguments: What the script gets.
+
+        Raises:
+            LinkLost: Redis failed; see `maitred.redis.link`.
+        """
+        payload = msgspec.msgpack.encode(arguments)
+        try:
+            replies = await link.send(("EVALSHA", self.sha, 1, prefix, payload))
+        except NoScriptError:
+            replies = await link.send(("EVAL", self.text, 1, prefix, payload))
+        return msgspec.msgpack.decode(replies[0], type=list[Any])
+
+
+@cache
+def _read_script(name: str) -> str:
+    return (_SCRIPTS / f"{name}.lua").read_text()
+
 
 HELLO = LuaScript("hello")
 RESERVE = LuaScript("reserve")

@@ -35,10 +35,10 @@ from typing import Any, Self
 from maitred.core.clock import Clock
 from maitred.core.counters import CounterState, LimitClaim, Reservation, ReservationDenied, ReservationGranted
 from maitred.core.errors import Bug, ConfigInvalid, StoreUnavailable
+from maitred.redis.link import LinkLost
 from maitred.store.counters import calls
-from maitred.store.counters.calls import pack_claim
+from maitred.store.counters.calls import LuaScript, pack_claim
 from maitred.store.counters.config import CountersConfig
-from maitred.store.counters.link import LinkLost, LuaScript
 from maitred.store.counters.session import MAX_PER_CALL, CounterMode, CountersState, RedisSession
 
 ReadSpent = Callable[[Sequence[str]], Awaitable[Mapping[str, int]]]

@@ -16,11 +16,11 @@ import msgspec
 from maitred.core.clock import Clock
 from maitred.core.counters import CounterState, LimitClaim, Reservation, ReservationGranted
 from maitred.core.secret import Secret
+from maitred.redis.link import LinkLost, RedisLink
 from maitred.store.counters import calls
-from maitred.store.counters.calls import pack_claim
+from maitred.store.counters.calls import LuaScript, pack_claim
 from maitred.store.counters.config import CountersConfig
 from maitred.store.counters.lease_records import LeaseRecords
-from maitred.store.counters.link import LinkLost, LuaScript, RedisLink
 from maitred.store.counters.slices import SliceBook
 
 _log = logging.getLogger(__name__)
@@ -79,7 +79,8 @@ class RedisSession:
         self._clock = clock
         self._gateway_id = gateway_id
         self._offset_s = offset_s
-        self._link = RedisLink(url, config.namespace, timeout_s=config.answer_timeout_s)
+        self._link = RedisLink(url, timeout_s=config.answer_timeout_s)
+        self._prefix = f"{{{config.namespace}}}"
         self._recent_claims: dict[str, tuple[LimitClaim, float]] = {}
         self._sliced_counters: set[str] = set()
         self._epoch = ""
@@ -133,9 +134,8 @@ class RedisSession:
         Raises:
             LinkLost: The script was not executed, or its result is unknown.
         """
-        reply = await self._link.call(
-            script, {**arguments, "epoch": self._epoch, "gateway": self._gateway_id, "offset_s": self._offset_s()}
-        )
+        own = {"epoch": self._epoch, "gateway": self._gateway_id, "offset_s": self._offset_s()}
+        reply = await script.run(self._link, self._prefix, {**arguments, **own})
         if reply[0] == "lost":
             raise LinkLost("it lost its data")
         if reply[0] == "opening":
@@ -265,7 +265,7 @@ class RedisSession:
         await self._link.open()
         while True:
             hello = {"fresh": secrets.token_hex(8), "grace_s": self._config.recovery_s, "offset_s": self._offset_s()}
-            epoch, opens_in_s = await self._link.call(calls.HELLO, hello)
+            epoch, opens_in_s = await calls.HELLO.run(self._link, self._prefix, hello)
             if epoch != self._epoch:
                 self.lease_records.mark_unreported()
                 self._epoch = epoch

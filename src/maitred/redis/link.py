@@ -1,20 +1,15 @@
-"""Connection to Redis: each script call is one round trip, and every failure raises `LinkLost`.
+"""Connection to Redis: each call is one round trip, and every failure raises `LinkLost`.
 
-All calls share one connection, and Redis answers them in the order of the calls: Redis runs only one script at a time
-in any case, and no reply about the slices of this gateway arrives after a newer one. Any failure (no route, no reply in
-time, or a Redis that is loading, read-only or full) raises `LinkLost`, and the caller continues without Redis. This
-module never retries a call, because Redis may have executed a call whose reply was lost.
+All calls share one connection, and Redis answers them in the order of the calls: Redis runs only one command at a time
+in any case, and no reply arrives after a newer one. Any failure (no route, no reply in time, or a Redis that is
+loading, read-only or full) raises `LinkLost`, and the caller continues without Redis. This module never retries a call,
+because Redis may have executed a call whose reply was lost.
 """
 
 import asyncio
-import hashlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
-from functools import cache
-from importlib import resources
+from collections.abc import Awaitable, Callable
 from typing import Any
-
-import msgspec
 
 from maitred.core.errors import ConfigInvalid
 from maitred.core.secret import Secret
@@ -25,41 +20,63 @@ try:
     from redis.backoff import NoBackoff
     from redis.exceptions import NoScriptError, RedisError, ResponseError
 except ModuleNotFoundError:
-    raise ConfigInvalid("counters.url needs the client of Redis. Install it: pip install 'maitred[redis]'") from None
+    raise ConfigInvalid(
+        "counters.url and cache.url need the client of Redis. Install it: pip install 'maitred[redis]'"
+    ) from None
 
-_SCRIPTS = resources.files(__package__) / "scripts"
-_MAX_TIMEOUTS = 8
-"""Longest time of a call, as a number of timeouts, while Redis still answers earlier calls."""
+Word = str | bytes | int
+"""Word of a command."""
 
 
 class LinkLost(Exception):
     """Failure of Redis: a call was not executed, or its result is unknown."""
 
 
-class LuaScript:
-    """Script from the folder `scripts/`, preceded by the text that all scripts share.
+class _Call:
+    """Commands that were sent together, and their replies."""
 
-    Args:
-        name: Its file name without the extension.
-    """
+    def __init__(self, commands: int) -> None:
+        self._commands = commands
+        self._replies: list[Any] = []
+        self.future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
 
-    def __init__(self, name: str) -> None:
-        self.text = _read_script("common") + _read_script(name)
-        self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+    def add(self, reply: object) -> bool:
+        """Adds the next reply; returns whether it is the last one."""
+        self._replies.append(reply)
+        if len(self._replies) < self._commands:
+            return False
+        error = next((reply for reply in self._replies if isinstance(reply, ResponseError)), None)
+        if self.future.done():
+            pass
+        elif error is None:
+            self.future.set_result(self._replies)
+        else:
+            self.fail(error)
+        return True
+
+    def fail(self, error: Exception) -> None:
+        """Ends the call with an error."""
+        if not self.future.done():
+            self.future.set_exception(error)
+            self.future.exception()  # The caller may have stopped waiting.
 
 
 class RedisLink:
-    """Connection that calls scripts while it is open.
+    """Connection that sends commands while it is open.
 
     Args:
         url: Address of Redis.
-        namespace: First part of every key.
         timeout_s: Longest time without a reply while calls wait; after it Redis counts as unreachable.
+        most_timeouts: Longest time of a call, as a number of timeouts, while Redis still answers earlier calls.
+        connect_timeout_s: Longest time of `open`.
     """
 
-    def __init__(self, url: Secret, namespace: str, *, timeout_s: float) -> None:
+    def __init__(
+        self, url: Secret, *, timeout_s: float, most_timeouts: int = 8, connect_timeout_s: float | None = None
+    ) -> None:
         self._timeout_s = timeout_s
-        self._prefix = f"{{{namespace}}}"
+        self._longest_s = timeout_s * most_timeouts
+        self._connect_timeout_s = timeout_s if connect_timeout_s is None else connect_timeout_s
         # The connection pool is used only to parse the URL. This class enforces the timeouts itself: the timeouts of
         # redis-py can lose a cancellation on Python 3.11, and they do not consider the other calls.
         self._new_connection: Callable[[], AbstractConnection] = ConnectionPool.from_url(
@@ -67,8 +84,13 @@ class RedisLink:
         ).make_connection
         self._connection: AbstractConnection | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._pending: deque[asyncio.Future[bytes]] = deque()
+        self._pending: deque[_Call] = deque()
         self._last_reply_s = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection."""
+        return self._connection is not None and self._connection.is_connected
 
     async def open(self) -> None:
         """Connects to Redis, after closing any earlier connection.
@@ -80,11 +102,11 @@ class RedisLink:
         connection = self._new_connection()
         connect: Callable[[], Awaitable[None]] = connection.connect
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._connect_timeout_s):
                 await connect()
         except TimeoutError:
             await connection.disconnect(nowait=True)
-            raise LinkLost(f"no connection within {self._timeout_s} s") from None
+            raise LinkLost(f"no connection within {self._connect_timeout_s} s") from None
         except (RedisError, OSError) as error:
             await connection.disconnect(nowait=True)
             raise LinkLost(str(error) or type(error).__name__) from error
@@ -105,47 +127,36 @@ class RedisLink:
         if self._reader is not None and self._reader is not asyncio.current_task():
             self._reader.cancel()
         while self._pending:
-            reply = self._pending.popleft()
-            if not reply.done():
-                reply.set_exception(error)
-                reply.exception()  # The caller may have stopped waiting.
+            self._pending.popleft().fail(error)
 
-    async def call(self, script: LuaScript, arguments: Mapping[str, object]) -> list[Any]:
-        """Runs a script and returns its reply.
+    async def send(self, *commands: tuple[Word, ...]) -> list[Any]:
+        """Sends commands in one round trip and returns a reply for each.
 
         Raises:
             LinkLost: Redis failed; see the module.
+            NoScriptError: Redis does not know the script that a command names.
         """
-        payload = msgspec.msgpack.encode(arguments)
-        try:
-            reply = await self._send("EVALSHA", script.sha, payload)
-        except NoScriptError:
-            reply = await self._send("EVAL", script.text, payload)
-        return msgspec.msgpack.decode(reply, type=list[Any])
-
-    async def _send(self, command: str, script: str, payload: bytes) -> bytes:
         connection, loop = self._connection, asyncio.get_running_loop()
         if connection is None or not connection.is_connected:
             raise LinkLost("there is no connection")
-        reply: asyncio.Future[bytes] = loop.create_future()
+        call = _Call(len(commands))
         sent_s = loop.time()
         if not self._pending:
             self._last_reply_s = sent_s
-        self._pending.append(reply)
+        self._pending.append(call)
         try:
-            await connection.send_packed_command(
-                connection.pack_command(command, script, 1, self._prefix, payload), check_health=False
-            )
-            while not reply.done():
+            async with asyncio.timeout(self._longest_s):  # for what does not fit into the buffer of the socket
+                await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+            while not call.future.done():
                 silent_s = loop.time() - self._last_reply_s
-                if silent_s >= self._timeout_s or loop.time() - sent_s >= self._timeout_s * _MAX_TIMEOUTS:
+                if silent_s >= self._timeout_s or loop.time() - sent_s >= self._longest_s:
                     raise LinkLost(f"no answer within {self._timeout_s} s")
-                await asyncio.wait((reply,), timeout=self._timeout_s - silent_s)
+                await asyncio.wait((call.future,), timeout=self._timeout_s - silent_s)
                 # A reply that arrived while this process was busy is not late.
                 for _ in range(3):
-                    if not reply.done():
+                    if not call.future.done():
                         await asyncio.sleep(0)
-            return reply.result()
+            return call.future.result()
         except NoScriptError:
             raise
         except (RedisError, OSError, RuntimeError, LinkLost) as error:
@@ -159,28 +170,17 @@ class RedisLink:
         error = LinkLost("the connection ended")
         try:
             while True:
-                result: Any
+                reply: object
                 try:
-                    result = await connection.read_response(disconnect_on_error=False)
-                except ResponseError as script_error:
-                    result = script_error
+                    reply = await connection.read_response(disconnect_on_error=False)
+                except ResponseError as rejection:
+                    reply = rejection
                 self._last_reply_s = asyncio.get_running_loop().time()
-                reply = self._pending.popleft()
-                if reply.done():
-                    continue
-                if isinstance(result, Exception):
-                    reply.set_exception(result)
-                    reply.exception()
-                else:
-                    reply.set_result(bytes(result))
+                if self._pending[0].add(reply):
+                    self._pending.popleft()
         except (RedisError, OSError) as problem:
             error = LinkLost(str(problem) or type(problem).__name__)
         finally:
             if self._connection is connection:
                 self.fail(error)
             await connection.disconnect(nowait=True)
-
-
-@cache
-def _read_script(name: str) -> str:
-    return (_SCRIPTS / f"{name}.lua").read_text()

@@ -1,0 +1,1 @@
+"""Redis: connections to a server that gateways share."""
