@@ -2,16 +2,20 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from maitred.cache.answer import CachedAnswer, decode_answer, encode_answer
 from maitred.cache.answer_key import AnswerKey
-from maitred.cache.backend import AnswerBackend
+from maitred.cache.backend import AnswerBackend, MemoryBackend
 from maitred.cache.config import CacheConfig, CacheScope, CoalesceMode
 from maitred.core.clock import Clock
 from maitred.core.tenancy import Principal
+
+if TYPE_CHECKING:
+    from maitred.cache.redis_backend import RedisBackend
 
 log = logging.getLogger(__name__)
 
@@ -126,3 +130,19 @@ def scope_of(scope: CacheScope, principal: Principal) -> Sequence[str]:
             return "organisation", principal.tenants[-1]
         case "public":
             return ("public",)
+
+
+@asynccontextmanager
+async def open_backend(config: CacheConfig, clock: Clock) -> "AsyncIterator[MemoryBackend | RedisBackend]":
+    """Opens the store of answers that the settings name.
+
+    Raises:
+        ConfigInvalid: `cache.url` is not the URL of a Redis, or its client is not installed.
+    """
+    if config.url is None:
+        yield MemoryBackend(config.max_bytes, clock)
+        return
+    from maitred.cache.redis_backend import RedisBackend
+
+    async with RedisBackend(config, clock) as backend:
+        yield backend

@@ -104,13 +104,14 @@ class RedisLink:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 await connect()
+            self._connection = connection
         except TimeoutError:
-            await connection.disconnect(nowait=True)
             raise LinkLost(f"no connection within {self._connect_timeout_s} s") from None
         except (RedisError, OSError) as error:
-            await connection.disconnect(nowait=True)
             raise LinkLost(str(error) or type(error).__name__) from error
-        self._connection = connection
+        finally:
+            if self._connection is None:
+                await connection.disconnect(nowait=True)
         self._reader = asyncio.create_task(self._read(connection), name="redis answers")
 
     async def close(self) -> None:

@@ -1,0 +1,277 @@
+"""Answers in a Redis that gateways share.
+
+An answer is one key, which ends with its time. Before the answer, its value has a head: who has stored it, for which
+model, and until when. So what is kept can be counted and removed by tenant and model without another table, which Redis
+could evict.
+
+Whatever goes wrong is a miss. A look-up waits at most one timeout; after that Redis is not asked for a second, and is
+then connected to beside the requests. Look-ups have a connection of their own, because answers that are stored can be
+long.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, Self
+
+import msgspec
+
+from maitred.cache.answer_key import AnswerKey
+from maitred.cache.backend import AnswerSelection, CachedAnswers, StoredAnswer
+from maitred.cache.config import CacheConfig
+from maitred.core.clock import Clock
+from maitred.core.errors import ConfigInvalid, StoreUnavailable
+from maitred.redis.link import LinkLost, RedisLink, Word
+
+_log = logging.getLogger(__name__)
+
+PAUSE_S = 1.0
+"""Time for which Redis is not asked after a failure."""
+_PATIENCE_S = 1.0
+"""How long Redis may take where no request waits."""
+_FINGERPRINT_TTL_S = 31 * 86_400
+"""Longer than any answer is kept: an answer is not found without the fingerprint of its server."""
+_LENGTH_BYTES = 2
+_MAX_HEAD_BYTES = 1024
+_KEYS_PER_TURN = 256
+"""About how many keys one round trip of a listing or a removal looks at."""
+
+
+class _Head(msgspec.Struct, frozen=True, array_like=True):
+    """Head of a value: who has stored the answer, for which model, and until when it is used."""
+
+    tenant: str
+    model: str
+    expires_s: float
+    """Wall time of gateways after which it is not used, even if the clock of Redis was set back."""
+
+
+class _Entry(NamedTuple):
+    """Key of an answer with its head and its size."""
+
+    key: bytes
+    head: _Head | None
+    """None: there is no answer behind this key."""
+    size: int
+
+
+_DECODER = msgspec.msgpack.Decoder(_Head)
+
+
+class RedisBackend:
+    """Answers in Redis. Implements `maitred.cache.backend.AnswerBackend`.
+
+    The object is a context manager, which holds the connections while it is entered.
+
+    Args:
+        config: Settings; the `url` must be set.
+        clock: Clock of this gateway.
+
+    Raises:
+        ConfigInvalid: The URL is missing, or it is not a Redis URL.
+    """
+
+    def __init__(self, config: CacheConfig, clock: Clock) -> None:
+        if config.url is None:
+            raise ConfigInvalid("cache.url is missing: say where Redis is, such as `redis://host:6379/0`.")
+        try:
+            # A link that waits for one timeout at most, also while Redis answers others.
+            reads = RedisLink(
+                config.url, timeout_s=config.answer_timeout_s, most_timeouts=1, connect_timeout_s=_PATIENCE_S
+            )
+            writes = RedisLink(config.url, timeout_s=_PATIENCE_S)
+        except ValueError as error:
+            raise ConfigInvalid(f"cache.url is not the URL of a Redis: {error}") from None
+        self._reads = _BackgroundLink(reads, clock)
+        self._writes = _BackgroundLink(writes, clock)
+        self._clock = clock
+        self._answers = f"{config.namespace}:answer:"
+        self._fingerprints = f"{config.namespace}:fingerprint:"
+
+    async def __aenter__(self) -> Self:
+        """Connects to Redis; while it does not answer, every look-up is a miss."""
+        await self._reads.reopen()
+        await self._writes.reopen()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._reads.close()
+        await self._writes.close()
+
+    async def get(self, key: AnswerKey) -> StoredAnswer | None:
+        """Returns an encoded answer; implements `AnswerBackend.get`."""
+        try:
+            ((value, fingerprint),) = await self._reads.send(
+                ("MGET", self._answers + key.name, self._fingerprint_key(key))
+            )
+        except LinkLost:
+            return None
+        head = _head_of(value)
+        if head is None or self._clock.wall_s() >= head.expires_s:
+            return None
+        return StoredAnswer(value[_head_bytes(value) :], (fingerprint or b"").decode(errors="replace"))
+
+    async def put(self, key: AnswerKey, answer: bytes, ttl_s: float, fingerprint: str) -> None:
+        """Keeps an encoded answer; implements `AnswerBackend.put`."""
+        head = msgspec.msgpack.encode(_Head(key.tenant, key.model, self._clock.wall_s() + ttl_s))
+        if len(head) > _MAX_HEAD_BYTES - _LENGTH_BYTES:
+            return  # a name that only a client can have thought of
+        value = len(head).to_bytes(_LENGTH_BYTES) + head + answer
+        commands: list[tuple[Word, ...]] = [
+            ("SET", self._answers + key.name, value, "PX", max(1, round(ttl_s * 1000))),
+        ]
+        if fingerprint:
+            commands.append(("SET", self._fingerprint_key(key), fingerprint, "EX", _FINGERPRINT_TTL_S))
+        with suppress(LinkLost):
+            await self._writes.send(*commands)
+
+    async def remove(self, selection: AnswerSelection) -> int:
+        """Removes answers; implements `AnswerBackend.remove`."""
+        removed = 0
+        async for entries in self._entries(selection.name):
+            chosen = [entry.key for entry in entries if _is_chosen(entry, selection)]
+            if chosen:
+                removed += (await self._ask(("UNLINK", *chosen)))[0]
+        return removed
+
+    async def describe(self) -> list[CachedAnswers]:
+        """Returns what is kept; implements `AnswerBackend.describe`.
+
+        A listing may show an answer twice, or not, that is stored or removed meanwhile.
+        """
+        groups: dict[tuple[str, str], list[int]] = {}
+        async for entries in self._entries():
+            for entry in entries:
+                if entry.head is not None:
+                    groups.setdefault((entry.head.tenant, entry.head.model), []).append(entry.size)
+        return [CachedAnswers(*names, len(sizes), sum(sizes)) for names, sizes in sorted(groups.items())]
+
+    async def _entries(self, name: str | None = None) -> AsyncIterator[list[_Entry]]:
+        """Yields what is kept, in batches; with a name, only the answer of that name."""
+        if name is not None:
+            yield await self._look_at([(self._answers + name).encode()])
+            return
+        cursor: bytes | int = 0
+        while True:
+            scan = ("SCAN", cursor, "MATCH", f"{self._answers}*", "COUNT", _KEYS_PER_TURN, "TYPE", "string")
+            ((cursor, keys),) = await self._ask(scan)
+            if keys:
+                yield await self._look_at(keys)
+            if int(cursor) == 0:
+                return
+
+    async def _look_at(self, keys: Sequence[bytes]) -> list[_Entry]:
+        heads = [("GETRANGE", key, 0, _MAX_HEAD_BYTES - 1) for key in keys]
+        replies = await self._ask(*heads, *(("STRLEN", key) for key in keys))
+        starts, lengths = replies[: len(keys)], replies[len(keys) :]
+        return [
+            _Entry(key, _head_of(start), length - _head_bytes(start))
+            for key, start, length in zip(keys, starts, lengths, strict=True)
+            if length
+        ]
+
+    async def _ask(self, *commands: tuple[Word, ...]) -> list[Any]:
+        """Sends commands for an operator.
+
+        Raises:
+            StoreUnavailable: Redis is away.
+        """
+        if not self._writes.is_open:
+            await self._writes.reopen()
+        try:
+            return await self._writes.send(*commands)
+        except LinkLost as error:
+            raise StoreUnavailable(
+                f"The Redis of `cache.url` does not answer: {error}. Answers are computed until it does. Try again "
+                "shortly."
+            ) from error
+
+    def _fingerprint_key(self, key: AnswerKey) -> str:
+        return self._fingerprints + hashlib.blake2b(key.server.encode(), digest_size=16).hexdigest()
+
+
+class _BackgroundLink:
+    """Link that is opened in the background, at most once a second; until then calls fail at once."""
+
+    def __init__(self, link: RedisLink, clock: Clock) -> None:
+        self._link = link
+        self._clock = clock
+        self._next_attempt_s = 0.0
+        self._opening: asyncio.Task[None] | None = None
+        self._is_lost = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection."""
+        return self._link.is_open
+
+    async def reopen(self) -> None:
+        """Opens the link, unless that has failed within the last second."""
+        self._reopen_soon()
+        if self._opening is not None:
+            await asyncio.wait([self._opening])
+
+    async def close(self) -> None:
+        """Closes the link and stops opening it."""
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
+        await self._link.close()
+
+    async def send(self, *commands: tuple[Word, ...]) -> list[Any]:
+        """Sends commands; see `RedisLink.send`."""
+        if not self._link.is_open:
+            self._reopen_soon()
+            raise LinkLost("there is no connection")
+        try:
+            return await self._link.send(*commands)
+        except LinkLost as error:
+            self._on_lost(error)
+            raise
+
+    def _reopen_soon(self) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._next_attempt_s and (self._opening is None or self._opening.done()):
+            self._next_attempt_s = now_s + PAUSE_S
+            self._opening = asyncio.create_task(self._open(), name="redis of the cache")
+
+    async def _open(self) -> None:
+        try:
+            await self._link.open()
+        except LinkLost as error:
+            self._on_lost(error)
+        else:
+            if self._is_lost:
+                _log.info("The Redis of the cache of answers answers again.")
+            self._is_lost = False
+
+    def _on_lost(self, error: LinkLost) -> None:
+        self._next_attempt_s = self._clock.monotonic_s() + PAUSE_S
+        if not self._is_lost:
+            _log.warning(
+                "The Redis of the cache of answers is away (%s). Answers are computed until it is back.", error
+            )
+        self._is_lost = True
+
+
+def _head_bytes(value: bytes) -> int:
+    return _LENGTH_BYTES + int.from_bytes(value[:_LENGTH_BYTES])
+
+
+def _head_of(value: bytes | None) -> _Head | None:
+    """Returns the head of a value; None: it has none."""
+    if value is None:
+        return None
+    try:
+        return _DECODER.decode(value[_LENGTH_BYTES : _head_bytes(value)])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _is_chosen(entry: _Entry, selection: AnswerSelection) -> bool:
+    """Returns whether a selection has an entry; what is no answer is removed only together with all answers."""
+    if entry.head is None:
+        return selection.tenant is None and selection.model is None
+    return selection.tenant in (None, entry.head.tenant) and selection.model in (None, entry.head.model)
