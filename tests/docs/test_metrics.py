@@ -9,8 +9,17 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from maitred.app.admin.replicas import ReplicaAdmin
+from maitred.cache.backend import MemoryBackend
 from maitred.core.clock import SystemClock
-from maitred.core.context import Compaction, ModelSelection, Outcome, RejectedAnswer, RequestContext
+from maitred.core.context import (
+    CacheResult,
+    CacheStatus,
+    Compaction,
+    ModelSelection,
+    Outcome,
+    RejectedAnswer,
+    RequestContext,
+)
 from maitred.core.errors import Saturated
 from maitred.core.feedback import Feedback, FeedbackReceipt
 from maitred.core.flow import PriorityClass
@@ -27,7 +36,7 @@ from maitred.observe.metrics.reloads import ReloadMetrics, ReloadState
 from maitred.observe.metrics.replicas import ReplicaMetrics
 from maitred.observe.metrics.residency import ResidencyMetrics, ResidencyState, ResidentState
 from maitred.observe.metrics.rollouts import RolloutMetrics, RolloutMetricsState
-from maitred.observe.metrics.stores import AccountMetrics, AccountsState
+from maitred.observe.metrics.stores import AccountMetrics, AccountsState, CacheMetrics
 from maitred.observe.metrics.upstreams import UpstreamMetrics, UpstreamState
 from maitred.testing.script import SCRIPTED_CARD
 from tests.support.clock import FakeClock
@@ -76,6 +85,7 @@ def rendered():
             ),
             ReloadMetrics(lambda: ReloadState({"applied": 1})),
             AccountMetrics(accounts),
+            CacheMetrics(MemoryBackend(1 << 20, clock).state),
         ],
         workers=lambda: [(1, os.getpid())],
         slos={"prompt": SLO},
@@ -104,8 +114,11 @@ def rendered():
     context.close(Outcome.FINISHED, 200, 2.0)
     asyncio.run(metrics.budgets.refresh(budgets))
     metrics.feedback.on_feedback(FeedbackReceipt(Feedback(score=1.0), "m", "chat=canary", None))
+    cached = RequestContext("req-2", 0.0, route="/v1/completions", model="m", completion_tokens=3)
+    cached.cache = CacheResult(CacheStatus.HIT, "00", 1.0)
+    cached.close(Outcome.FINISHED, 200, 1.0)
     for observer in metrics.observers:
-        observer.on_request_end(context)
+        observer.on_request_end(context, cached)
     for steps in range(2):
         metrics.steps.on_report(("m", "r"), LoadReport(steps=steps))
     return list(text_string_to_metric_families(metrics.render()[0].decode()))

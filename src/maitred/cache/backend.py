@@ -7,6 +7,7 @@ import msgspec
 from maitred.cache.answer_key import AnswerKey
 from maitred.core.clock import Clock
 from maitred.core.shared_cache import SharedCache
+from maitred.wire.admin.cache import CacheStoreBody
 
 
 class AnswerSelection(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,15 +68,22 @@ class MemoryBackend:
         self._clock = clock
         self._answers: SharedCache[str, tuple[AnswerKey, bytes, float]] = SharedCache(max_bytes)
         self._fingerprints: SharedCache[str, str] = SharedCache(_MOST_SERVERS)
+        self._stores = self._evictions = 0
 
     def reconfigure(self, max_bytes: int) -> None:
         """Sets another bound, which holds from the next answer on."""
         self._answers.most = max_bytes
 
-    @property
-    def size(self) -> int:
-        """Bytes of all answers."""
-        return self._answers.size
+    def state(self) -> CacheStoreBody:
+        """Returns the state of this store for metrics and operators."""
+        return CacheStoreBody(
+            backend="memory",
+            answers=len(self._answers),
+            bytes=self._answers.size,
+            max_bytes=self._answers.most,
+            stores=self._stores,
+            evictions=self._evictions,
+        )
 
     async def get(self, key: AnswerKey) -> StoredAnswer | None:
         """Returns an encoded answer; implements `AnswerBackend.get`."""
@@ -95,7 +103,9 @@ class MemoryBackend:
             self._fingerprints.put(key.server, fingerprint, key.organisation)
         self._answers.pop(key.name)
         entry = key, answer, self._clock.monotonic_s() + ttl_s
-        self._answers.put(key.name, entry, key.organisation, len(answer) + ENTRY_BYTES)
+        dropped = self._answers.put(key.name, entry, key.organisation, len(answer) + ENTRY_BYTES)
+        self._stores += 1
+        self._evictions += len(dropped)
 
     async def remove(self, selection: AnswerSelection) -> int:
         """Removes answers and returns their number."""

@@ -24,6 +24,7 @@ from maitred.cache.config import CacheConfig
 from maitred.core.clock import Clock
 from maitred.core.errors import ConfigInvalid, StoreUnavailable
 from maitred.redis.link import LinkLost, RedisLink, Word
+from maitred.wire.admin.cache import CacheStoreBody
 
 _log = logging.getLogger(__name__)
 
@@ -89,6 +90,7 @@ class RedisBackend:
         self._clock = clock
         self._answers = f"{config.namespace}:answer:"
         self._fingerprints = f"{config.namespace}:fingerprint:"
+        self._stores = 0
 
     async def __aenter__(self) -> Self:
         """Connects to Redis; while it does not answer, every look-up is a miss."""
@@ -99,6 +101,12 @@ class RedisBackend:
     async def __aexit__(self, *_: object) -> None:
         await self._reads.close()
         await self._writes.close()
+
+    def state(self) -> CacheStoreBody:
+        """Returns the state of this store for metrics and operators, as far as this gateway knows it."""
+        return CacheStoreBody(
+            backend="redis", answers=None, bytes=None, max_bytes=None, stores=self._stores, evictions=0
+        )
 
     async def get(self, key: AnswerKey) -> StoredAnswer | None:
         """Returns an encoded answer; implements `AnswerBackend.get`."""
@@ -126,6 +134,7 @@ class RedisBackend:
             commands.append(("SET", self._fingerprint_key(key), fingerprint, "EX", _FINGERPRINT_TTL_S))
         with suppress(LinkLost):
             await self._writes.send(*commands)
+            self._stores += 1
 
     async def remove(self, selection: AnswerSelection) -> int:
         """Removes answers; implements `AnswerBackend.remove`."""

@@ -198,6 +198,11 @@ class RequestContext(msgspec.Struct):
         return "" if self.failure is None else self.failure.code
 
     @property
+    def is_computed(self) -> bool:
+        """Whether tokens of the answer, if any, were computed for this request: they are not from the cache."""
+        return self.cache is None or self.cache.status in (CacheStatus.MISS, CacheStatus.BYPASS)
+
+    @property
     def escalated(self) -> list[str]:
         """Returns the model and the check for each answer that failed a check."""
         return [f"{failed.model}={failed.reason}" for failed in self.rejected_answers]

@@ -158,6 +158,7 @@ class RequestLog:
                 "degraded": context.degraded,
                 "fallbacks": context.fallbacks,
                 "escalated": context.escalated,
+                "cache": None if context.cache is None else str(context.cache.status),
                 "recoveries": context.recoveries,
                 "continued": context.continued,
             },

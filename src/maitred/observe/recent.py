@@ -14,8 +14,9 @@ from functools import partial
 from operator import add, sub
 
 from maitred.core.clock import Clock
-from maitred.core.context import Outcome, RequestContext
+from maitred.core.context import CacheStatus, Outcome, RequestContext
 from maitred.observe.observer_batch import ObserverBatch
+from maitred.wire.admin.cache import CacheUseBody
 from maitred.wire.admin.live import PointBody, RefusalBody
 
 MAX_POINTS = 600
@@ -67,6 +68,8 @@ class RecentTraffic:
         self.points: deque[PointBody] = deque(maxlen=MAX_POINTS)
         self._rejections: dict[tuple[str, str, str, str], RefusalBody] = {}
         self._tenants: dict[str, TenantTraffic] = {}
+        self._lookups: dict[CacheStatus, int] = {}
+        self._saved_tokens = 0
         self._current = _Second()
         self._ttft, self._itl = _PercentileWindow(), _PercentileWindow()
 
@@ -81,6 +84,12 @@ class RecentTraffic:
         """Traffic of every recently active tenant, teams included in their organisation; the most recent last."""
         self.batch.flush_pending()
         return self._tenants
+
+    @property
+    def cache_use(self) -> CacheUseBody:
+        """Look-ups in the cache of answers since the start."""
+        self.batch.flush_pending()
+        return CacheUseBody(lookups={**self._lookups}, saved_tokens=self._saved_tokens)
 
     def on_first_token(self, after_s: float) -> None:
         """Records the time to first token of a request."""
@@ -97,8 +106,13 @@ class RecentTraffic:
             return
         second = self._current
         second.ended[outcome] = second.ended.get(outcome, 0) + 1
-        second.prompt_tokens += context.prompt_tokens
-        second.output_tokens += context.completion_tokens
+        if (cache := context.cache) is not None:
+            self._lookups[cache.status] = self._lookups.get(cache.status, 0) + 1
+        if context.is_computed:
+            second.prompt_tokens += context.prompt_tokens
+            second.output_tokens += context.completion_tokens
+        else:
+            self._saved_tokens += context.usage.total_tokens
         gaps_s = context.gaps_s
         if gaps_s:
             self._itl.add(gaps_s[:: -(-len(gaps_s) // _MAX_GAPS)])
@@ -134,8 +148,9 @@ class RecentTraffic:
             self._tenants[tenant] = traffic
             traffic.requests += 1
             traffic.rejected += context.outcome is Outcome.REFUSED
-            traffic.prompt_tokens += context.prompt_tokens
-            traffic.output_tokens += context.completion_tokens
+            if context.is_computed:
+                traffic.prompt_tokens += context.prompt_tokens
+                traffic.output_tokens += context.completion_tokens
         while len(self._tenants) > _MAX_TENANTS:
             del self._tenants[next(iter(self._tenants))]
 

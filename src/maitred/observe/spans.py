@@ -172,6 +172,7 @@ def _request_attributes(context: RequestContext) -> dict[str, Attribute]:
         "maitred.fallbacks": [*context.fallbacks] or None,
         "maitred.escalated": context.escalated or None,
         "maitred.recoveries": context.recoveries or None,
+        "maitred.cache": None if context.cache is None else str(context.cache.status),
         "maitred.hedged": context.hedged or None,
         "maitred.rollout": None if context.arm is None else str(context.arm),
     }

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from maitred.core.clock import Clock
-from maitred.core.context import Outcome, RejectedAnswer, RequestContext
+from maitred.core.context import CacheResult, Outcome, RejectedAnswer, RequestContext
 from maitred.core.errors import ResourceNotFound
 from maitred.core.flow import PriorityClass
 from maitred.core.inference import InferenceRequest
@@ -70,6 +70,7 @@ class RequestFacts(Struct, frozen=True):
     fallbacks: Sequence[str]
     rejected_answers: Sequence[RejectedAnswer]
     recoveries: int
+    cache: CacheResult | None
     arm: RolloutArm | None
     timeline: RequestTimeline
 
@@ -212,6 +213,7 @@ def timeline_body(stored: StoredTimeline) -> TimelineBody:
         fallbacks=[*facts.fallbacks],
         escalated=[f"{rejected.model}={rejected.reason}" for rejected in facts.rejected_answers],
         recoveries=facts.recoveries,
+        cache=None if facts.cache is None else str(facts.cache.status),
         rollout=None if facts.arm is None else str(facts.arm),
         chapters=[_span_body(span, facts.started_s) for span in spans],
     )

@@ -24,7 +24,7 @@ from enum import StrEnum
 
 import msgspec
 
-from maitred.core.context import ModelSelection, Outcome, RateLimitStatus, RejectedAnswer
+from maitred.core.context import CacheResult, ModelSelection, Outcome, RateLimitStatus, RejectedAnswer
 from maitred.core.flow import Flow, PriorityClass, QueuePosition
 from maitred.core.request import FinishReason, SamplingParams, Usage
 from maitred.core.tenancy import DirectoryChanges, Principal
@@ -219,6 +219,7 @@ class RequestEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
     rejected_answers: list[RejectedAnswer]
     recoveries: int
     continued: int
+    cache: CacheResult | None
     stalled: bool
     spans: list[TimelineSpan]
     trace: TraceContext | None

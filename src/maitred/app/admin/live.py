@@ -137,6 +137,7 @@ class LiveState:
             replicas=self._replica_bodies(states),
             tenants=tenants,
             refusals=list(reversed(self._recent.rejections.values())),
+            cache=self._recent.cache_use,
             limits_known=limits_known,
             findings=None if findings is None else [_finding_body(finding) for finding in findings],
         )

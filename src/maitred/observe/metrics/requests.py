@@ -61,6 +61,8 @@ _COUNTERS: Mapping[str, tuple[str, Sequence[str]]] = {
         ("model",),
     ),
     "maitred_continued": ("Times that a stream went on at another server by its text.", ("model",)),
+    "maitred_cache_lookups": ("Requests that a cache of answers could serve, and what it did.", ("model", "result")),
+    "maitred_cache_saved_tokens": ("Tokens of answers that were not computed for their requests.", ("model",)),
     "maitred_choices": ("Choices that came to an end.", ("model", "finish_reason")),
     "maitred_prompt_tokens": ("Prompt tokens of requests that ran.", ("model",)),
     "maitred_cached_tokens": ("Of these, tokens found in the prefix cache.", ("model",)),
@@ -122,7 +124,7 @@ class RequestMetrics:
         for route in {route for route, _, _ in request_counts}:
             durations_s = [ctx.ended_s - ctx.started_s for ctx in contexts if ctx.route == route]
             self._route_series("maitred_request_seconds", route).add(durations_s)
-        served = [ctx for ctx in contexts if ctx.first_token_s is not None]
+        served = [ctx for ctx in contexts if ctx.first_token_s is not None and ctx.is_computed]
         for model in dict.fromkeys(ctx.model for ctx in served):
             self._observe_model(model, [ctx for ctx in served if ctx.model == model])
         for context in contexts:
@@ -170,6 +172,10 @@ class RequestMetrics:
         if (compaction := context.compaction) is not None:
             self._count("maitred_compactions", compaction.model)
             self._count_tokens(compaction.model, compaction.usage)
+        if (cached := context.cache) is not None:
+            self._count("maitred_cache_lookups", model, cached.status)
+            if not context.is_computed:
+                self._count("maitred_cache_saved_tokens", model, by=context.usage.total_tokens)
         if context.hedged:
             self._count("maitred_hedges", model, context.hedged)
         if context.recoveries:
@@ -288,7 +294,7 @@ class TenantMetrics:
         for tenant, tenant_contexts in by_tenant.items():
             for outcome, count in Tallied([ctx.outcome or Outcome.FAILED for ctx in tenant_contexts]).items():
                 self._requests(tenant, outcome).inc(count)
-            served = [ctx for ctx in tenant_contexts if ctx.first_token_s is not None]
+            served = [ctx for ctx in tenant_contexts if ctx.first_token_s is not None and ctx.is_computed]
             if served:
                 self._observe_tenant(tenant, served)
 

@@ -1,4 +1,4 @@
-"""Metrics of accounting: leases, the ledger, its difference from the engines' counts, and the stores.
+"""Metrics of accounting: leases, the ledger, its difference from engines' counts, the stores; and of cached answers.
 
 The state is read at each scrape.
 """
@@ -10,6 +10,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from maitred.core.request import Usage
+from maitred.wire.admin.cache import CacheStoreBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +84,20 @@ class AccountMetrics(Collector):
         for model, tokens in state.drift_tokens.items():
             drift.add_metric([model], tokens)
         yield drift
+
+
+class CacheMetrics(Collector):
+    """Metrics of the store of cached answers, read at each scrape."""
+
+    def __init__(self, state: Callable[[], CacheStoreBody]) -> None:
+        self._state = state
+
+    def collect(self) -> Iterable[Metric]:
+        """Collects the state of the store for Prometheus; what only a listing of a Redis would tell is left out."""
+        state = self._state()
+        if state.bytes is not None:
+            yield GaugeMetricFamily("maitred_cache_bytes", "What the cache of answers takes.", state.bytes)
+        if state.answers is not None:
+            yield GaugeMetricFamily("maitred_cache_answers", "Answers that are in the cache.", state.answers)
+        yield CounterMetricFamily("maitred_cache_stores", "Answers that were put into the cache.", state.stores)
+        yield CounterMetricFamily("maitred_cache_evictions", "Answers that made room for others.", state.evictions)

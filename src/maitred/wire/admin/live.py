@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from maitred.core.context import Outcome
 from maitred.core.limits import LimitKind
+from maitred.wire.admin.cache import CacheUseBody
 from maitred.wire.admin.responses import ReplicaBody
 
 
@@ -168,6 +169,9 @@ class LiveBody(Struct, frozen=True, kw_only=True):
     replicas: list[LiveReplicaBody]
     tenants: Annotated[list[TenantUseBody], Meta(description="Those that are here, or were lately; busiest first.")]
     refusals: Annotated[list[RefusalBody], Meta(description="The last ones, newest first.")]
+    cache: Annotated[CacheUseBody, Meta(description="Look-ups in the cache of answers.")] = CacheUseBody(
+        lookups={}, saved_tokens=0
+    )
     limits_known: Annotated[bool, Meta(description="Whether the counters could be asked.")] = True
     findings: Annotated[
         list[FindingBody] | None,

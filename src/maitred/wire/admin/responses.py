@@ -265,6 +265,7 @@ class TimelineBody(Struct, frozen=True, kw_only=True):
     fallbacks: list[str]
     escalated: list[str]
     recoveries: int
+    cache: Annotated[str | None, Meta(description="What the cache of answers did for it; null: it was not looked up.")]
     rollout: str | None
     chapters: list[SpanBody]
 
