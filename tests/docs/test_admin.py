@@ -12,13 +12,13 @@ from maitred.api.admin.routes import admin_routes
 from maitred.cli.app import app
 from maitred.core.clock import SystemClock
 from maitred.core.limits import LimitKind
-from maitred.wire.admin import requests
+from maitred.wire.admin import cache, requests
 
 PAGE = (Path(__file__).parents[2] / "docs" / "admin.md").read_text(encoding="utf-8")
 
 
 def test_every_route_is_named_and_no_other() -> None:
-    routes = admin_routes(DirectoryAdmin(None, None, SystemClock()), *[None] * 11)  # type: ignore[arg-type]
+    routes = admin_routes(DirectoryAdmin(None, None, SystemClock(), None), *[None] * 11)  # type: ignore[arg-type]
     real = {f"{route.method} {route.path}" for route in routes}
     assert real == set(re.findall(r"`((?:GET|POST|PUT|PATCH|DELETE) /admin/v1[^`? ]*)`", PAGE))
 
@@ -36,6 +36,7 @@ def test_every_route_is_named_and_no_other() -> None:
         requests.WeighRollout,
         requests.UnloadModel,
         requests.PinPrefix,
+        cache.SelectAnswers,
     ],
 )
 def test_every_field_is_explained(struct: type) -> None:

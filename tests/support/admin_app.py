@@ -21,12 +21,14 @@ from maitred.api.in_flight import InFlightLimiter
 from maitred.api.openapi import describe
 from maitred.api.routes import RouteTable
 from maitred.app.address import bind, format_url
+from maitred.app.admin.cache import CacheAdmin
 from maitred.app.admin.on_demand import OnDemandModelAdmin
 from maitred.app.admin.pins import PinAdmin
 from maitred.app.admin.replicas import ReplicaAdmin
 from maitred.app.admin.rollouts import RolloutAdmin
 from maitred.app.admin.sleep import SleepableModelAdmin
 from maitred.app.workers.admin import WorkerAdmin
+from maitred.cache.backend import MemoryBackend
 from maitred.core.clock import SystemClock
 from maitred.core.errors import Conflict, StoreUnavailable, Unauthenticated
 from maitred.core.tenancy import ApiKey, KeySecret, Principal, Scope, Tenant
@@ -36,6 +38,7 @@ from maitred.fleet.residency.manager import ModelManager
 from maitred.identity.directory import Directory
 from maitred.identity.identity import DirectoryRefresher, Identity
 from maitred.identity.keys import hash_secret, parse
+from maitred.observe.recent import RecentTraffic
 from maitred.observe.timelines import TimelineBuffer
 from maitred.routing.config import RoutingConfig
 from maitred.routing.pools.config import PoolConfig
@@ -91,6 +94,7 @@ class Administered:
     gate: InFlightLimiter
     clock: SystemClock
     refresher: DirectoryRefresher
+    answers: MemoryBackend
     refresh_fails: bool = False
 
     async def call(
@@ -187,19 +191,20 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
         rollouts = RolloutAdmin(RolloutStore(database, clock), LiveRollouts(), names, clock)
         await rollouts.open({})
         loadables = OnDemandModelAdmin(ModelManager(ResidencyPolicy([], 0, 1.0), clock), clock)
+        answers = MemoryBackend(1 << 20, clock)
         routes = admin_routes(
-            DirectoryAdmin(store, refresh, clock),
+            DirectoryAdmin(store, refresh, clock, identity.holds),
             UsageQueries(database),
             lambda subject: budget_usage(subject, directory, counters, clock),
             ReplicaAdmin({"m": setup.dispatcher, "n": DispatchSetup().dispatcher}, clock),
             rollouts,
             SleepableModelAdmin(loadables, {}),
             PinAdmin({}, clock),
+            CacheAdmin(answers, RecentTraffic(clock)),
             TimelineBuffer(8, clock),
             None,
             None,
             WorkerAdmin(tuple, None),
-            identity.holds,
         )
         listener = bind(config)
         gate = InFlightLimiter(100)
@@ -220,6 +225,7 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
                 gate,
                 clock,
                 refresher,
+                answers,
             )
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             while not server.started:  # noqa: ASYNC110 - it has no event

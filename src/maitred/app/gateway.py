@@ -30,6 +30,7 @@ from maitred.api.app import GatewayApp
 from maitred.api.in_flight import InFlightLimiter
 from maitred.api.responses.background import BackgroundResponses
 from maitred.api.responses.websocket import ResponsesWebSockets
+from maitred.app.admin.cache import CacheAdmin
 from maitred.app.admin.live import LiveState
 from maitred.app.admin.pins import PinAdmin
 from maitred.app.admin.replicas import ReplicaAdmin
@@ -61,7 +62,7 @@ from maitred.observe.metrics.reloads import ReloadMetrics
 from maitred.observe.metrics.replicas import ReplicaMetrics
 from maitred.observe.metrics.residency import ResidencyMetrics
 from maitred.observe.metrics.rollouts import RolloutMetrics
-from maitred.observe.metrics.stores import AccountMetrics
+from maitred.observe.metrics.stores import AccountMetrics, CacheMetrics
 from maitred.observe.metrics.upstreams import UpstreamMetrics
 from maitred.observe.observer_batch import ObserverBatch
 from maitred.observe.recent import RecentTraffic
@@ -219,6 +220,7 @@ async def open_gateway(
                 RolloutMetrics(lambda: rollouts.state(rollout_observer.shadow_traffic.outcome_counts)),
                 ReloadMetrics(lambda: reloader.state),
                 AccountMetrics(accounts.state),
+                CacheMetrics(resources.stores.answers.state),
             ],
             tasks=lambda: len(asyncio.all_tasks()),
             websockets=lambda: websockets.count,
@@ -276,6 +278,7 @@ async def open_gateway(
             replica_admin=replicas,
             sleepable_models=sleepables,
             pin_admin=PinAdmin(registry.pinnable, clock),
+            cache_admin=CacheAdmin(resources.stores.answers, recent),
             idempotency_store=idempotency_store,
             answer_cache=answer_cache,
             background_responses=background_responses,

@@ -79,10 +79,18 @@ class AdminClient:
         with open_client(self._url, _UNKNOWN_SERVER):
             return msgspec.json.decode(await self.raw("GET", path, query=query), type=answer)
 
-    async def send(self, method: str, path: str, answer: type[T], body: Mapping[str, Any] | None = None) -> T:
+    async def send(
+        self,
+        method: str,
+        path: str,
+        answer: type[T],
+        body: Mapping[str, Any] | None = None,
+        *,
+        query: Mapping[str, str | None] | None = None,
+    ) -> T:
         """Changes something; the rest as `get`."""
         with open_client(self._url, _UNKNOWN_SERVER):
-            return msgspec.json.decode(await self.raw(method, path, body=body), type=answer)
+            return msgspec.json.decode(await self.raw(method, path, query=query, body=body), type=answer)
 
     async def every(
         self, path: str, page: type[ListPage[Entry]], query: Mapping[str, str | None] | None = None

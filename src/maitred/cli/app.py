@@ -11,6 +11,7 @@ import typer
 
 from maitred import __version__
 from maitred.cli import (
+    cache,
     chat,
     complete,
     config,
@@ -68,6 +69,12 @@ replicas_app = typer.Typer(
 )
 pins_app = typer.Typer(
     cls=CommandGroup, no_args_is_help=True, help="Prefixes that stay in the KV caches.", rich_markup_mode="markdown"
+)
+cache_app = typer.Typer(
+    cls=CommandGroup,
+    no_args_is_help=True,
+    help="Answers that are kept for equal requests.",
+    rich_markup_mode="markdown",
 )
 rollout_app = typer.Typer(
     cls=CommandGroup, no_args_is_help=True, help="New versions of models on trial.", rich_markup_mode="markdown"
@@ -151,6 +158,9 @@ app.add_typer(pins_app, name="pins")
 _add(pins_app, "list", pins.list_pins, pins.LIST_EXAMPLES)
 _add(pins_app, "hold", pins.hold, pins.HOLD_EXAMPLES)
 _add(pins_app, "release", pins.release, pins.RELEASE_EXAMPLES)
+app.add_typer(cache_app, name="cache")
+_add(cache_app, "list", cache.list_answers, cache.LIST_EXAMPLES)
+_add(cache_app, "clear", cache.clear, cache.CLEAR_EXAMPLES)
 app.add_typer(rollout_app, name="rollout")
 _add(rollout_app, "list", rollout.list_rollouts, rollout.LIST_EXAMPLES)
 _add(rollout_app, "show", rollout.show, rollout.SHOW_EXAMPLES)

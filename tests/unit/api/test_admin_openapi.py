@@ -11,7 +11,7 @@ from maitred.api.openapi import describe
 from maitred.core.clock import SystemClock
 from maitred.core.tenancy import Scope
 
-ROUTES = admin_routes(DirectoryAdmin(None, None, SystemClock()), *[None] * 11)
+ROUTES = admin_routes(DirectoryAdmin(None, None, SystemClock(), None), *[None] * 11)
 API = json.loads(describe(ROUTES))
 OPERATIONS = {
     f"{method.upper()} {path}": operation
@@ -27,8 +27,8 @@ def schema_of(operation, place):
 
 
 def test_every_operation_is_described_once():
-    assert len(OPERATIONS) == len(ROUTES) == 49
-    assert len({operation["operationId"] for operation in OPERATIONS.values()}) == 49
+    assert len(OPERATIONS) == len(ROUTES) == 51
+    assert len({operation["operationId"] for operation in OPERATIONS.values()}) == 51
     assert {route.path: route.needs for route in ROUTES if route.needs is not Scope.ADMIN} == {
         "/admin/v1/live": Scope.METRICS
     }

@@ -13,6 +13,7 @@ import msgspec
 from maitred.api.exchange import HttpExchange
 from maitred.core.clock import Clock
 from maitred.core.errors import Conflict, InvalidRequest, MaitredError
+from maitred.core.tenancy import Principal
 from maitred.store.directory import DirectoryStore
 from maitred.wire.admin.responses import encode
 from maitred.wire.openai.faults import format_value
@@ -46,10 +47,14 @@ class DirectoryAdmin:
         store: book: Store of tenants, keys and limits.
         refresh: Applies a change to this gateway at once; other gateways see it within a second.
         clock: Clock for expiry times.
+        holds: Returns whether an accepted principal would still be accepted.
     """
 
-    def __init__(self, book: DirectoryStore, refresh: Refresh, clock: Clock) -> None:
+    def __init__(
+        self, book: DirectoryStore, refresh: Refresh, clock: Clock, holds: Callable[[Principal], bool]
+    ) -> None:
         self.store = book
+        self.holds = holds
         self._refresh = refresh
         self._clock = clock
         self._busy: WeakValueDictionary[str, Lock] = WeakValueDictionary()

@@ -1,7 +1,5 @@
 """Route of the live state: one snapshot, or one every second as long as the client reads."""
 
-from collections.abc import Callable
-
 import msgspec
 from msgspec.structs import replace
 
@@ -11,7 +9,7 @@ from maitred.api.exchange import HttpExchange
 from maitred.api.in_flight import CancelScope
 from maitred.api.routes import Route
 from maitred.core.errors import Unauthenticated
-from maitred.core.tenancy import Principal, Scope
+from maitred.core.tenancy import Scope
 from maitred.wire.admin.live import LiveBody
 from maitred.wire.sse import encode_event
 
@@ -24,13 +22,11 @@ class LiveRoutes:
     Args:
         admin: The parts that admin routes share.
         live: The service of the live state.
-        holds: Returns whether an accepted principal would still be accepted.
     """
 
-    def __init__(self, admin: DirectoryAdmin, live: LiveService, holds: Callable[[Principal], bool]) -> None:
+    def __init__(self, admin: DirectoryAdmin, live: LiveService) -> None:
         self._admin = admin
         self._live = live
-        self._holds = holds
         self._encoded: dict[bool, tuple[LiveBody, bytes]] = {}
 
     def routes(self) -> list[Route]:
@@ -52,7 +48,7 @@ class LiveRoutes:
                 async for state in states:
                     if state.draining:
                         break
-                    if not self._holds(exchange.principal):
+                    if not self._admin.holds(exchange.principal):
                         raise Unauthenticated("This API key was revoked, or has expired.")
                     await exchange.stream(self._event(state, whole=whole))
             await exchange.finish()

@@ -1,8 +1,7 @@
 """All routes under ``/admin/v1``, put together."""
 
-from collections.abc import Callable
-
 from maitred.api.admin.budgets import BudgetRoutes, Budgets
+from maitred.api.admin.cache import CacheRoutes
 from maitred.api.admin.config import ConfigRoutes
 from maitred.api.admin.directory_admin import DirectoryAdmin
 from maitred.api.admin.keys import KeyRoutes
@@ -14,6 +13,7 @@ from maitred.api.admin.replicas import ReplicaRoutes
 from maitred.api.admin.requests import RequestRoutes
 from maitred.api.admin.rollouts import RolloutRoutes
 from maitred.api.admin.service import (
+    CacheService,
     ConfigService,
     LiveService,
     PinService,
@@ -27,7 +27,6 @@ from maitred.api.admin.tenants import TenantRoutes
 from maitred.api.admin.usage import UsageRoutes
 from maitred.api.admin.workers import WorkerRoutes
 from maitred.api.routes import Route
-from maitred.core.tenancy import Principal
 from maitred.store.usage import UsageQueries
 
 
@@ -39,11 +38,11 @@ def admin_routes(
     rollouts: RolloutService,
     sleepables: SleepableModels,
     pins: PinService,
+    cache: CacheService,
     timelines: TimelineStore,
     live: LiveService,
     configuration: ConfigService,
     workers: WorkerService,
-    holds: Callable[[Principal], bool],
 ) -> list[Route]:
     """Returns the admin routes.
 
@@ -57,11 +56,11 @@ def admin_routes(
         rollouts: The rollouts of new model versions.
         sleepables: The models that can sleep, and those of them that are loaded on demand.
         pins: The pinned prefixes.
+        cache: The cache of answers.
         timelines: The timelines of the last requests.
         live: The service of the live state.
         configuration: The configuration of this gateway.
         workers: The API workers of this gateway, if there are several.
-        holds: Returns whether an accepted principal would still be accepted.
     """
     return [
         *TenantRoutes(admin).routes(),
@@ -73,8 +72,9 @@ def admin_routes(
         *RolloutRoutes(admin, rollouts).routes(),
         *OnDemandModelRoutes(admin, sleepables).routes(),
         *PinRoutes(admin, pins).routes(),
+        *CacheRoutes(admin, cache).routes(),
         *RequestRoutes(admin, timelines).routes(),
-        *LiveRoutes(admin, live, holds).routes(),
+        *LiveRoutes(admin, live).routes(),
         *ConfigRoutes(admin, configuration).routes(),
         *WorkerRoutes(admin, workers).routes(),
     ]

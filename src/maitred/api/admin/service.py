@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from maitred.wire.admin.cache import CacheBody, SelectAnswers
 from maitred.wire.admin.live import LiveBody, PointBody
 from maitred.wire.admin.requests import (
     PinPrefix,
@@ -23,6 +24,21 @@ from maitred.wire.admin.responses import (
     TimelineHead,
     WorkerBody,
 )
+
+
+class CacheService(Protocol):
+    """Service for the cache of answers of this gateway, or of all gateways that share a Redis.
+
+    Its methods raise StoreUnavailable if the Redis is away.
+    """
+
+    async def describe(self) -> CacheBody:
+        """Returns the state of the cache and what it keeps."""
+        ...
+
+    async def remove(self, selection: SelectAnswers) -> int:
+        """Removes the selected answers and returns their number."""
+        ...
 
 
 class ConfigService(Protocol):

@@ -116,18 +116,18 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
     if traces is not None:
         watching.append(traces)
     admin = admin_routes(
-        DirectoryAdmin(stores.directory, parts.controller.reload_directory, clock),
+        DirectoryAdmin(stores.directory, parts.controller.reload_directory, clock, access.identity.holds),
         usage=stores.usage,
         budgets=admission.budgets,
         replicas=parts.replica_admin,
         rollouts=parts.rollouts,
         sleepables=parts.sleepable_models,
         pins=parts.pin_admin,
+        cache=parts.cache_admin,
         timelines=parts.timelines,
         live=parts.live_state,
         configuration=parts.reloader,
         workers=parts.worker_admin,
-        holds=access.identity.holds,
     )
     service = ServiceRoutes(
         pipeline,

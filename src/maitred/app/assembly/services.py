@@ -10,6 +10,7 @@ from maitred.admission.policy.retries import RetryBudget
 from maitred.api.in_flight import InFlightLimiter
 from maitred.api.responses.background import BackgroundResponses
 from maitred.api.responses.websocket import ResponsesWebSockets
+from maitred.app.admin.cache import CacheAdmin
 from maitred.app.admin.live import LiveState
 from maitred.app.admin.pins import PinAdmin
 from maitred.app.admin.replicas import ReplicaAdmin
@@ -97,7 +98,7 @@ class GatewayServices:
         observer_batch: Passes ended requests to the observers in batches.
         metrics, timelines, recent, live_state: The observers.
         store_health: The health of the stores.
-        replica_admin, sleepable_models, pin_admin: Admin services for operators.
+        replica_admin, sleepable_models, pin_admin, cache_admin: Admin services for operators.
         idempotency_store: Stores responses for repeats.
         answer_cache: The cache of answers.
         background_responses: Runs the responses that go on without their clients.
@@ -127,6 +128,7 @@ class GatewayServices:
     replica_admin: ReplicaAdmin
     sleepable_models: SleepableModelAdmin
     pin_admin: PinAdmin
+    cache_admin: CacheAdmin
     idempotency_store: MemoryIdempotencyStore
     answer_cache: AnswerCache
     background_responses: BackgroundResponses
