@@ -47,6 +47,7 @@ export function livePage(me, connection) {
   const findings = panel("What holds requests up", { wide: true, note: "of the last seconds" });
   const queues = panel("Queue");
   const engines = panel("Batch and KV cache");
+  const cache = panel("Cache of answers", { wide: true, note: "since the start" });
   const replicas = panel("Replicas", { wide: true });
   const tenants = panel("Tenants", { wide: true, note: "use against limits" });
   const refusals = panel("Last refusals", { wide: true });
@@ -56,7 +57,7 @@ export function livePage(me, connection) {
   const node = el("div", { class: "live", "aria-busy": "true" }, stale,
     el("section", { "aria-label": "Requests in each stage", class: "stages" }, path),
     el("section", { class: "charts", "aria-label": "Charts" }, charts.map((chart) => chart.node)),
-    el("div", { class: "grid" }, findings.node, queues.node, engines.node, replicas.node, admin && tenants.node, refusals.node));
+    el("div", { class: "grid" }, findings.node, queues.node, engines.node, cache.node, replicas.node, admin && tenants.node, refusals.node));
 
   let points = [];
   let ended = false;
@@ -72,6 +73,8 @@ export function livePage(me, connection) {
     refill(findings.body, JSON.stringify(now.findings), () => findingsOf(now.findings));
     refill(queues.body, JSON.stringify([now.queues]), () => now.queues.map((queue) => queueOf(queue, admin)));
     refill(engines.body, JSON.stringify(now.engines), () => enginesOf(now.engines));
+    cache.node.hidden = !Object.keys(now.cache.lookups).length;
+    refill(cache.body, JSON.stringify(now.cache), () => cacheOf(now.cache));
     refill(tables.replicas.rows, JSON.stringify(now.replicas), () => now.replicas.map(replicaOf));
     refill(tables.tenants.rows, JSON.stringify([now.tenants, now.limits_known]), () => tenantsOf(now));
     refill(tables.refusals.rows, JSON.stringify(now.refusals), () => refusalsOf(now.refusals));
@@ -183,6 +186,17 @@ function engineOf(engine) {
       fact("readers behind", count(engine.paused)), fact("preemptions", count(engine.preemptions)),
       fact("prompt from cache", percent(found)), fact("a step", span(engine.steps ? engine.step_s / engine.steps : null))),
     engine.blocks > 0 && kvMap(engine));
+}
+
+/** What the cache of answers did for requests; hidden where it was never asked. */
+function cacheOf(cache) {
+  const { hit = 0, coalesced = 0, miss = 0, bypass = 0 } = cache.lookups;
+  const served = hit + coalesced;
+  const share = served + miss ? served / (served + miss) : 0;
+  return [el("article", { class: "cache" }, el("div", { class: "facts" },
+    fact("served without computing", percent(share)), fact("saved tokens", count(cache.saved_tokens)), fact("from the cache", count(hit)),
+    fact("shared while made", count(coalesced)), fact("computed", count(miss)), fact("not asked", count(bypass))),
+    meter(share, `Served without computing: ${percent(share)}`, "good"))];
 }
 
 const fact = (name, value) => el("div", {}, el("span", { class: "hint" }, name), el("b", {}, value));
