@@ -13,7 +13,8 @@ given; ids of this gateway lead to their response by themselves. `responses`, `c
 `conversation_items` have what later requests go on with; a row of `responses` that has an owner is one that still runs.
 `signing_key` has the key with which gateways sign what their clients keep for them.
 
-The migrations in `maitred.store.migrations` make these tables; a test compares the two.
+A new database is made from these tables. The migrations in `maitred.store.migrations` make them, too, from those of
+earlier versions; a test compares the two.
 """
 
 from typing import Any
@@ -286,7 +287,7 @@ signing_key = Table(
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("key", LargeBinary, nullable=False),
-    CheckConstraint("id = 1", name="one_row"),
+    CheckConstraint("id = 1", name="ck_signing_key_one_row"),  # its revision named it so, with the prefix
 )
 
 spend = Table(

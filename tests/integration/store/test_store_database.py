@@ -19,6 +19,7 @@ from maitred.core.errors import ConfigInvalid, StoreUnavailable
 from maitred.core.secret import Secret
 from maitred.store.config import StoreConfig
 from maitred.store.database import Database, open_database
+from maitred.store.migration import upgrade
 from maitred.store.schema import directory_version, metadata, spend, usage
 from tests.support.servers.postgres_server import PostgresServer
 from tests.support.stores import deadline
@@ -44,7 +45,45 @@ def _differences(connection: Connection) -> list[object]:
     return list(compare_metadata(MigrationContext.configure(connection, opts={"compare_type": True}), metadata))
 
 
-async def test_migrations_make_the_tables_of_the_schema_and_may_run_again(store_config: StoreConfig) -> None:
+def _described(connection: Connection) -> list[tuple[object, ...]]:
+    """All that a database says of its tables, and the rows of those that are not empty when they are new."""
+    if connection.dialect.name == "sqlite":
+        queries = ["SELECT type, name, tbl_name, sql FROM sqlite_schema"]
+    else:
+        queries = [
+            "SELECT table_name, ordinal_position, column_name, data_type, character_maximum_length, collation_name, "
+            "is_nullable, column_default FROM information_schema.columns WHERE table_schema = 'public'",
+            "SELECT conrelid::regclass::text, conname, contype::text, pg_get_constraintdef(oid) FROM pg_constraint "
+            "WHERE connamespace = 'public'::regnamespace",
+            "SELECT tablename, indexname, indexdef FROM pg_indexes WHERE schemaname = 'public'",
+            "SELECT relname, relkind::text FROM pg_class WHERE relnamespace = 'public'::regnamespace",
+        ]
+    queries += ["SELECT * FROM alembic_version", "SELECT * FROM directory_version"]
+    rows = [row for query in queries for row in connection.execute(text(query))]
+    # Columns that were added later stand on the line of the last one before them.
+    return sorted(
+        (tuple(" ".join(part.split()) if isinstance(part, str) else part for part in row) for row in rows), key=repr
+    )
+
+
+def _migrate_from_nothing(connection: Connection) -> None:
+    metadata.drop_all(connection)
+    connection.execute(text("DROP TABLE alembic_version"))
+    upgrade(connection, set())
+
+
+async def test_all_migrations_make_what_a_new_database_has(store_config: StoreConfig) -> None:
+    async with open_database(store_config) as database:
+        async with database.begin_read() as connection:
+            new = await connection.run_sync(_described)
+        async with database.begin() as connection:
+            await connection.run_sync(_migrate_from_nothing)
+            assert await connection.run_sync(_differences) == []
+            assert await connection.run_sync(_described) == new
+    assert {table.name for table in metadata.sorted_tables} <= {part for row in new for part in row}
+
+
+async def test_a_new_database_has_the_tables_of_the_schema_and_may_be_opened_again(store_config: StoreConfig) -> None:
     for _ in range(2):
         async with open_database(store_config) as database:
             assert await _version(database) == 0
