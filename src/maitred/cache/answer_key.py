@@ -132,8 +132,8 @@ def upstream_request(request: InferenceRequest, fields: Mapping[str, Any], nativ
     return _digest(
         [
             _fields_of(request),
-            _sent(fields),
-            None if native is None else [native.api, _sent(native.fields), native.headers],
+            _without_excluded(fields),
+            None if native is None else [native.api, _without_excluded(native.fields), native.headers],
         ]
     )
 
@@ -171,5 +171,5 @@ def _rules_of(rules: ToolRules) -> list[object]:
     return [tools, *(getattr(rules, name) for name in ToolRules.__struct_fields__ if name != "tools")]
 
 
-def _sent(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _without_excluded(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in EXCLUDED_SENT_FIELDS}

@@ -77,7 +77,7 @@ class Outcome(StrEnum):
 
 
 class CacheStatus(StrEnum):
-    """What a cache of answers did for a request."""
+    """Result of the look-up of a request in a cache of answers."""
 
     HIT = "hit"
     """The answer came from the cache."""

@@ -11,21 +11,21 @@
 Whoever gets an answer that was not computed for it has a reservation and a line in the ledger of its own.
 """
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 from msgspec.structs import replace
 
 from maitred.admission.request import AdmissionRequest
 from maitred.app.request.answer_lookup import AnswerLookup
-from maitred.app.request.cached_response import CachedResponse
 from maitred.app.request.coalescing import CoalescedAnswer, CoalescedResponse, Compute
-from maitred.app.request.flow_control import FlowController
+from maitred.app.request.flow_control import FlowController, GrantHandle
 from maitred.cache.answer import CachedAnswer
-from maitred.core.context import CacheStatus, RequestContext
+from maitred.core.context import CacheStatus, Outcome, RequestContext
 from maitred.core.errors import CachedAnswerTooLong, MaitredError
 from maitred.core.flow import PriorityClass
+from maitred.core.inference import TextDelta
 from maitred.core.resource_stack import ResourceStack
-from maitred.core.service import ResponseStream
+from maitred.core.service import PushStream, ResponseStream, StreamSink
 
 
 class AnswerSharing:
@@ -161,3 +161,31 @@ class AnswerSharing:
                 del self._coalesced[place]
 
         return remove
+
+
+class CachedResponse(PushStream):
+    """Response that an earlier request has computed. Implements `maitred.core.service.ResponseStream`.
+
+    Args:
+        answer: The answer.
+        grant: The reservation of the request.
+        context: Record of the request, with the usage of the answer.
+    """
+
+    def __init__(self, answer: CachedAnswer, grant: GrantHandle, context: RequestContext) -> None:
+        self._answer: CachedAnswer | None = answer
+        self._grant = grant
+        self._context = context
+
+    def __aiter__(self) -> AsyncIterator[list[TextDelta]]:
+        return self
+
+    async def __anext__(self) -> list[TextDelta]:
+        answer, self._answer = self._answer, None
+        if answer is None:
+            raise StopAsyncIteration
+        await self._grant.settle(self._context.usage, Outcome.FINISHED)
+        return answer.deltas
+
+    def push_to(self, sink: StreamSink) -> None:
+        """Does nothing, because the reader gets the whole answer; implements `PushStream.push_to`."""

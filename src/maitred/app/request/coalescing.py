@@ -47,7 +47,7 @@ class CoalescedAnswer(StreamSink):
         self._readers: list[CoalescedResponse] = []
         self._task: asyncio.Task[None] | None = None
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._room: asyncio.Future[None] | None = None
+        self._reader_waiter: asyncio.Future[None] | None = None
         """Future of the task while it waits for a reader."""
         self._failure: BaseException | None = None
         self._is_over = False
@@ -128,8 +128,8 @@ class CoalescedAnswer(StreamSink):
                     self._unfinished -= sum(part.finish is not None for part in parts)
                     self.send(parts)
                     while self._readers and not self.open:
-                        self._room = asyncio.get_running_loop().create_future()
-                        await self._room
+                        self._reader_waiter = asyncio.get_running_loop().create_future()
+                        await self._reader_waiter
             stored = self._recording.finish(self.context)
         except BaseException as failure:
             self._end(failure)
@@ -156,8 +156,8 @@ class CoalescedAnswer(StreamSink):
 
     def on_read(self) -> None:
         """Lets the task go on if it has waited for a reader that has read, or has left."""
-        if self._room is not None and not self._room.done() and (self.open or not self._readers):
-            self._room.set_result(None)
+        if self._reader_waiter is not None and not self._reader_waiter.done() and (self.open or not self._readers):
+            self._reader_waiter.set_result(None)
 
     def raise_if_over(self) -> None:
         """Raises how the answer has ended: its failure, or StopAsyncIteration; does nothing while it goes on."""
