@@ -15,7 +15,7 @@ from maitred.admission.budgets import BudgetState, OnSoftBudget, SoftBudgets, bu
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.grant import Grant, GrantServices
 from maitred.admission.leases import Leases
-from maitred.admission.limit_plans import LimitPlanCache, output_limit
+from maitred.admission.limit_plans import LimitPlanCache, OutputLimit, output_limit
 from maitred.admission.limit_status import LimitUsage, limit_usage, rate_limit_status
 from maitred.admission.policy.claims import LimitDemand
 from maitred.admission.policy.refusal import RequestedTokens, find_denial, make_refusal
@@ -33,7 +33,7 @@ from maitred.core.counters import (
     ReservationDenied,
     ReservationGranted,
 )
-from maitred.core.errors import StoreUnavailable
+from maitred.core.errors import CachedAnswerTooLong, StoreUnavailable
 from maitred.core.ids import new_object_id
 from maitred.core.limits import LimitSource
 from maitred.core.tenancy import Principal
@@ -87,7 +87,7 @@ class Admission:
         self._config = config
         self.default_output_tokens = config.default_output_tokens
         self._prices = PriceList(config.prices)
-        self._plans = LimitPlanCache(self._limits, self._prices)
+        self._plans = LimitPlanCache(self._limits, self._prices, config.cached_answers)
 
     def snapshot(self) -> "Admission":
         """Returns a copy that keeps the current settings and shares counters, leases and turns."""
@@ -96,23 +96,38 @@ class Admission:
     async def admit(self, admission_request: AdmissionRequest) -> Grant:
         """Reserves the use of a request; exit from the grant settles it if nothing else has.
 
+        A request whose answer comes from a cache reserves what `AdmissionConfig.cached_answers` says, and its answer is
+        never clamped.
+
         Raises:
             InvalidRequest: The request asks for more than any single request may have.
+            CachedAnswerTooLong: The limits allow only a shorter answer than the cached one.
             RateLimited: A rate or concurrency limit has no room now.
             QuotaExceeded: A budget is used up.
             StoreUnavailable: The counters or the journal cannot be reached, and admission does not fail open.
         """
-        plan = self._plans.plan_for(admission_request.principal, admission_request.model, self._clock.wall_s())
+        plan = self._plans.plan_for(
+            admission_request.principal,
+            admission_request.model,
+            self._clock.wall_s(),
+            is_cached=bool(admission_request.cache),
+        )
         if admission_request.is_counted:
             plan = msgspec.structs.replace(plan, demand=plan.demand.without_request_rates())
         demand = plan.demand
         length = output_limit(admission_request, plan.bounds, self.default_output_tokens)
+        if admission_request.cache:
+            if length.most < admission_request.cached_tokens:
+                raise CachedAnswerTooLong
+            length = OutputLimit(admission_request.cached_tokens, admission_request.cached_tokens)
         size = RequestSize(admission_request.prompt_tokens, admission_request.choices)
         lease = new_object_id("use")
         output, rate_limits = length.most, None
         readings: Sequence[CounterState] = ()
         if demand.claims:
             least = min(output, max(self._config.least_output_tokens, admission_request.min_tokens))
+            if admission_request.cache:
+                least = output
             wanted = Reservation(
                 lease=lease,
                 claims=demand.claims,
@@ -161,7 +176,12 @@ class Admission:
         Raises:
             StoreUnavailable: The spent amount of a budget cannot be read.
         """
-        plan = self._plans.plan_for(admission_request.principal, admission_request.model, self._clock.wall_s())
+        plan = self._plans.plan_for(
+            admission_request.principal,
+            admission_request.model,
+            self._clock.wall_s(),
+            is_cached=bool(admission_request.cache),
+        )
         if admission_request.is_counted:
             plan = msgspec.structs.replace(plan, demand=plan.demand.without_request_rates())
         size = RequestSize(admission_request.prompt_tokens, admission_request.choices)
@@ -215,8 +235,8 @@ class Admission:
     async def check_limits(self, principal: Principal, least_output: int) -> None:
         """Checks whether a caller's limits have room for a request of any model with one prompt token.
 
-        It reserves nothing, and refuses nothing that `admit` would accept at the same time. While the counters cannot
-        be read, it does nothing.
+        It reserves nothing, and refuses nothing that `admit` would accept at the same time, unless its answer comes
+        from a cache. While the counters cannot be read, it does nothing.
 
         Args:
             principal: The caller.
@@ -272,6 +292,8 @@ class Admission:
         if isinstance(answer, ReservationGranted):
             self.leases.hold(lease)
             return answer
+        if admission_request.cache and demand.claims[answer.claim].clamps:
+            raise CachedAnswerTooLong  # a shorter answer may have room
         if admission_request.context is not None:
             admission_request.context.rate_limits = rate_limit_status(demand.claims, answer.readings)
         wanted = demand.claims_for(reservation.size)

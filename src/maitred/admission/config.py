@@ -1,6 +1,6 @@
 """The `admission` section: token prices, the default length of answers, and lease times."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -34,6 +34,13 @@ class PriceConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = None
     output: Annotated[_Usd, Meta(description="A million tokens of answers.")] = 0.0
+    hit: Annotated[
+        _Usd,
+        Meta(
+            description="A million tokens, of prompts and answers together, where the answer comes from a cache and is "
+            "not computed."
+        ),
+    ] = 0.0
 
 
 class AdmissionConfig(Struct, frozen=True, kw_only=True):
@@ -67,6 +74,14 @@ class AdmissionConfig(Struct, frozen=True, kw_only=True):
             extra={"unit": "seconds"},
         ),
     ] = 30.0
+    cached_answers: Annotated[
+        Literal["none", "requests", "all"],
+        Meta(
+            description="Which limits count a request whose answer comes from a cache. `requests`: those on requests, "
+            "and budgets where it has a price (`hit`); `all`: those on tokens too, as if the answer were computed; "
+            "`none`: not even budgets. Limits on the size of single requests always hold."
+        ),
+    ] = "requests"
     prices: Annotated[
         dict[str, PriceConfig],
         Meta(

@@ -133,8 +133,10 @@ class Grant:
         count in the rates. A budget is never charged more than was reserved in it: what a server counts beyond that is
         an error of its count, or of the estimate of its prompt.
 
+        An answer from a cache costs its own price, and its tokens are in the ledger as saved ones.
+
         Args:
-            usage: Usage that the replica counted.
+            usage: Usage that the replica counted; of an answer from a cache, that of the request that was computed.
             outcome: How the request ended.
 
         Raises:
@@ -159,7 +161,7 @@ class Grant:
         charge = partial(self._charge, {**spent, **taken}) if demand.claims else None
         waits = self._books.ledger.record(event, response, charge)
         self._recorded = True
-        self._record_span(usage, outcome, cost_nusd)
+        self._record_span(event)
         if charge is not None and not waits:
             await charge()
 
@@ -182,19 +184,21 @@ class Grant:
             if error is None:
                 raise
 
-    def _record_span(self, usage: Usage, outcome: Outcome, cost_nusd: int) -> None:
+    def _record_span(self, event: UsageEvent) -> None:
         """Records the settlement span with the cost."""
         if self._work.context is not None:
             now_s = self._books.clock.monotonic_s()
             facts = {
-                "outcome": str(outcome),
-                "replica": self.replica,
-                "prompt_tokens": usage.prompt_tokens,
-                "cached_tokens": usage.cached_tokens,
-                "output_tokens": usage.completion_tokens,
-                "cost_usd": to_usd(cost_nusd),
-                "price": self._plan.tag.text,
+                "outcome": str(event.outcome),
+                "replica": event.replica,
+                "prompt_tokens": event.prompt_tokens,
+                "cached_tokens": event.cached_tokens,
+                "output_tokens": event.output_tokens,
+                "cost_usd": to_usd(event.cost_nusd),
+                "price": event.price,
             }
+            if event.cache:
+                facts |= {"cache": event.cache, "saved_tokens": event.saved_tokens}
             self._work.context.timeline.record(SpanName.SETTLEMENT, now_s, now_s, facts)
 
     async def _charge(self, charges: Mapping[str, int]) -> None:
@@ -209,6 +213,9 @@ class Grant:
     ) -> UsageEvent:
         admission_request, principal, clock = self._work, self._work.principal, self._books.clock
         first_s = None if admission_request.context is None else admission_request.context.first_token_s
+        saved_tokens = 0
+        if admission_request.cache:
+            usage, saved_tokens = _NOTHING, usage.total_tokens
         return UsageEvent(
             id=self.lease,
             request_id=admission_request.request_id,
@@ -233,6 +240,8 @@ class Grant:
             rollout=""
             if admission_request.context is None or admission_request.context.arm is None
             else str(admission_request.context.arm),
+            cache=admission_request.cache,
+            saved_tokens=saved_tokens,
         )
 
 

@@ -6,10 +6,11 @@ arrive all the time. So the constant part is computed once and cached, and a req
 
 import logging
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
-from maitred.admission.policy.claims import LimitDemand, day_at, make_demand, watched_counters
+from maitred.admission.policy.claims import LimitDemand, WatchedCounter, day_at, make_demand, watched_counters
 from maitred.admission.policy.refusal import of_model, whose
 from maitred.admission.policy.rules import LimitRule, rules_for, tightest
 from maitred.admission.prices import PriceList, PriceTag
@@ -50,34 +51,53 @@ class LimitPlanCache:
     Args:
         limits: Source of the limits.
         prices: Prices of the tokens.
+        cached_answers: Which limits count cached answers; see `AdmissionConfig.cached_answers`.
     """
 
-    def __init__(self, limits: LimitSource, prices: PriceList) -> None:
+    def __init__(
+        self, limits: LimitSource, prices: PriceList, cached_answers: Literal["none", "requests", "all"] = "requests"
+    ) -> None:
         self._limits = limits
         self._prices = prices
-        self._plans: dict[tuple[str, tuple[str, ...], str | None], LimitPlan] = {}
+        self._cached_answers = cached_answers
+        self._plans: dict[tuple[str, tuple[str, ...], str | None, bool], LimitPlan] = {}
         self._warned_free: set[str] = set()
 
-    def plan_for(self, principal: Principal, model: str | None, wall_s: float) -> LimitPlan:
-        """Returns the current plan of a caller for a model; None: the part that holds for every model, as a least."""
-        name = (principal.key, principal.tenants, model)
+    def plan_for(self, principal: Principal, model: str | None, wall_s: float, *, is_cached: bool = False) -> LimitPlan:
+        """Returns the current plan of a caller for a model; None: the part that holds for every model, as a least.
+
+        Args:
+            principal: The caller.
+            model: The model, or None.
+            wall_s: The time, which determines the windows of budgets.
+            is_cached: Whether the plan is for requests whose answers come from a cache.
+        """
+        name = (principal.key, principal.tenants, model, is_cached)
         plan = self._plans.get(name)
         if plan is None or plan.edition != self._limits.edition or plan.day != day_at(wall_s):
-            plan = self._make_plan(principal, model, day_at(wall_s))
+            plan = self._make_plan(principal, model, day_at(wall_s), is_cached=is_cached)
             self._plans.pop(name, None)
             if len(self._plans) >= _MOST_KEPT:
                 del self._plans[next(iter(self._plans))]
             self._plans[name] = plan
         return plan
 
-    def _make_plan(self, principal: Principal, model: str | None, day: int) -> LimitPlan:
+    def _make_plan(self, principal: Principal, model: str | None, day: int, *, is_cached: bool) -> LimitPlan:
         rules = rules_for(principal.subjects, self._limits, model)
         watches, tag = watched_counters(rules), self._prices.price_for(model)
+        if is_cached:
+            watches, tag = self._watches_of_hits(watches), tag.of_hits
         demand = make_demand(watches, tag.price, day)
         counts_budget = any(watch.claim.kind is CounterKind.BUDGET for watch in watches)
-        if model is not None and counts_budget and not demand.budgets:
+        if model is not None and counts_budget and not demand.budgets and not is_cached:
             self._warn_free(model)
         return LimitPlan(self._limits.edition, day, bounds=per_request_limits(rules), demand=demand, tag=tag)
+
+    def _watches_of_hits(self, watches: list[WatchedCounter]) -> list[WatchedCounter]:
+        """Returns the counters that count cached answers."""
+        if self._cached_answers == "requests":
+            return [watch for watch in watches if not watch.claim.per_prompt and not watch.claim.per_output]
+        return watches if self._cached_answers == "all" else []
 
     def _warn_free(self, model: str) -> None:
         """Warns once that budgets count nothing for a free model, which the operator may not expect."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from maitred.admission.config import PriceConfig
-from maitred.core.usage import Price
+from maitred.core.usage import NANO, PRICED_TOKENS, Price
 
 _ANY = "*"
 
@@ -17,6 +17,14 @@ class PriceTag(msgspec.Struct, frozen=True):
     text: str
     """Price as text in the ledger: ``0.5/0.05/1.5 USD per million``, with ``, cache writes 0.625/1`` behind it if
     these cost more or less than other tokens; empty if tokens are free."""
+
+    @property
+    def of_hits(self) -> "PriceTag":
+        """The price tag of cached answers: ``0.1 USD per million``."""
+        price = self.price.of_hits
+        return PriceTag(
+            price, "" if price.is_free else f"{price.hit * 1_000_000 / PRICED_TOKENS / NANO:g} USD per million"
+        )
 
 
 FREE = PriceTag(Price(), "")
@@ -48,10 +56,10 @@ class PriceList:
 
 def _price_tag(config: PriceConfig) -> PriceTag:
     price = Price.per_million_usd(
-        config.prompt, config.cached, config.output, config.cache_write, config.cache_write_1h
+        config.prompt, config.cached, config.output, config.cache_write, config.cache_write_1h, config.hit
     )
-    if price == FREE.price:
-        return FREE
+    if price.is_free:
+        return PriceTag(price, "") if price.hit else FREE
     cached = config.prompt if config.cached is None else config.cached
     text = f"{config.prompt:g}/{cached:g}/{config.output:g} USD per million"
     if price.cache_write_surcharge or price.cache_write_1h_surcharge:

@@ -24,6 +24,8 @@ class AdmissionRequest(msgspec.Struct, frozen=True, kw_only=True):
         choices: Number of choices of all prompts together.
         max_tokens_param: What the API calls `max_tokens`, and...
         prompt_param: ...the prompt, for messages about them.
+        cache: Cache that has the answer, so that nothing is computed; see `UsageEvent.cache`. Empty: none.
+        cached_tokens: Output tokens of the longest choice of that answer, or as many as it may still get.
         is_counted: Whether an earlier model of the request was asked, so that the rates of requests have counted it.
         context: Request context. Admission writes the rate limit status into it, and reads the usage from it if no
             usage is passed.
@@ -41,6 +43,8 @@ class AdmissionRequest(msgspec.Struct, frozen=True, kw_only=True):
     choices: int = 1
     max_tokens_param: str = "max_tokens"
     prompt_param: str = "prompt"
+    cache: str = ""
+    cached_tokens: int = 0
     is_counted: bool = False
     context: RequestContext | None = None
 

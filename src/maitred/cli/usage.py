@@ -18,7 +18,7 @@ Examples:
 """
 
 _BACK = re.compile(r"\d+[smhdw]", re.ASCII)
-_NUMBERS = ("REQUESTS", "PROMPT", "CACHED", "OUTPUT", "USD", "RATED", "SCORE")
+_NUMBERS = ("REQUESTS", "PROMPT", "CACHED", "OUTPUT", "USD", "HITS", "SAVED", "RATED", "SCORE")
 
 
 def usage(
@@ -27,7 +27,7 @@ def usage(
         typer.Option(
             "--group-by",
             metavar="NAMES",
-            help="Some of tenant, organisation, key, model, rollout, outcome, hour, day and month, with commas.",
+            help="Some of tenant, organisation, key, model, rollout, outcome, cache, hour, day and month, with commas.",
         ),
     ] = "tenant,model",
     since: Annotated[
@@ -73,7 +73,8 @@ def usage(
         (
             (
                 *(getattr(row, name) for name in groups),
-                *(row.requests, row.prompt_tokens, row.cached_tokens, row.output_tokens, row.cost_usd, row.rated),
+                *(row.requests, row.prompt_tokens, row.cached_tokens, row.output_tokens, row.cost_usd),
+                *(row.cache_hits, row.saved_tokens, row.rated),
                 None if row.mean_score is None else f"{row.mean_score:.2f}",
             )
             for row in rows

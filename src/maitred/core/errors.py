@@ -9,7 +9,8 @@
     │   │   ├── ContentRefused        400  a provider's policy is against the content
     │   │   ├── Unsupported           400  the model or its provider does not support the request
     │   │   ├── PreviousResponseNotFound 400  the conversation to go on with is not stored
-    │   │   └── TooExpensive          400  the request may cost more than its caller allows
+    │   │   ├── TooExpensive          400  the request may cost more than its caller allows
+    │   │   └── CachedAnswerTooLong   400  limits allow only a shorter answer than the cached one
     │   ├── Unauthenticated           401  the key is missing or invalid
     │   ├── Forbidden                 403  the key is valid but lacks the permission
     │   ├── ModelNotFound             404  no such model here
@@ -149,6 +150,15 @@ class TooExpensive(InvalidRequest):
 
     code = "cost_exceeded"
     default_message = "The request may cost more than it is allowed to. Shorten it, or allow a higher cost."
+
+
+class CachedAnswerTooLong(InvalidRequest):
+    """Limits of the caller allow only a shorter answer than the cached one, so the answer must be computed.
+
+    No caller sees this error.
+    """
+
+    default_message = "The cached answer is longer than the limits allow. Compute a shorter one."
 
 
 class Unauthenticated(CallerError):

@@ -55,6 +55,12 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Rollout arm of the request, such as ``chat=canary``; empty: no rollout."""
     cache_write_tokens: int = 0
     """Prompt tokens that the server wrote into its prefix cache, a part of the prompt tokens."""
+    cache: str = ""
+    """How the answer was found without computing it: ``exact``, ``coalesced`` (with the same request of somebody else)
+    or ``semantic``; empty: it was computed. A cached answer has no prompt and output tokens here, so that the sums of
+    the ledger stay those of the engines."""
+    saved_tokens: int = 0
+    """Prompt and output tokens of a cached answer, which were not computed for this request."""
 
 
 Settle = Callable[[], Awaitable[None]]
@@ -114,6 +120,8 @@ class Price(msgspec.Struct, frozen=True):
     """Difference between the price of a prompt token that is written into the prefix cache and that of any other."""
     cache_write_1h_surcharge: int = 0
     """The same for a prompt token that is kept for an hour."""
+    hit: int = 0
+    """Price of a prompt or output token of a cached answer."""
 
     @classmethod
     def per_million_usd(
@@ -123,6 +131,7 @@ class Price(msgspec.Struct, frozen=True):
         output: float,
         cache_write: float | None = None,
         cache_write_1h: float | None = None,
+        hit: float = 0.0,
     ) -> "Price":
         """Makes a price from dollars per million tokens.
 
@@ -137,7 +146,18 @@ class Price(msgspec.Struct, frozen=True):
             output_nusd,
             write_nusd - prompt_nusd,
             write_1h_nusd - prompt_nusd,
+            _per_thousand(hit),
         )
+
+    @property
+    def is_free(self) -> bool:
+        """Whether no request costs anything, unless a cache has its answer."""
+        return not self.max_per_prompt_token and not self.output
+
+    @property
+    def of_hits(self) -> "Price":
+        """The price of cached answers, of which all tokens cost the same."""
+        return Price(self.hit, self.hit, self.hit, hit=self.hit)
 
     def cost_nusd(self, usage: Usage) -> int:
         """Returns the cost of a request."""

@@ -165,9 +165,9 @@ def _row(event: UsageEvent) -> tuple[Any, ...]:
         event = msgspec.structs.replace(
             event, **{name: _storable_text(text) for name, text in zip(_TEXT_NAMES, texts, strict=True)}
         )
-    *values, outcome, charges, taken, rollout, cache_write_tokens = _get_values(event)
+    *values, outcome, charges, taken, rollout, cache_write_tokens, cache, saved_tokens = _get_values(event)
     maps = _encode(charges).decode(), _encode(taken).decode()
-    return (*values, str(outcome), *maps, rollout, cache_write_tokens)
+    return (*values, str(outcome), *maps, rollout, cache_write_tokens, cache, saved_tokens)
 
 
 def _storable_text(text: str) -> str:

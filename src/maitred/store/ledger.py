@@ -111,7 +111,7 @@ class UsageLedger:
             Bug: An amount is too large for the database, so it would block all later events too.
         """
         model, tokens = event.model, (event.prompt_tokens, event.output_tokens, event.cached_tokens)
-        amounts = (*tokens, event.cost_nusd, *event.charges.values())
+        amounts = (*tokens, event.saved_tokens, event.cost_nusd, *event.charges.values())
         if min(amounts) < 0 or max(amounts) > _MAX_AMOUNT:
             raise Bug(f"Request {event.request_id} cannot have used {amounts}. Report what its replica is.")
         if self._backlog.add(event, response) >= BATCH_EVENTS:

@@ -177,6 +177,7 @@ def interrupted_event(event: UsageEvent) -> UsageEvent:
         cached_tokens=0,
         output_tokens=0,
         cache_write_tokens=0,
+        saved_tokens=0,
         cost_nusd=0,
         ttft_s=None,
         outcome=Outcome.FAILED,

@@ -211,6 +211,8 @@ usage = Table(
     Column("taken", JSON, nullable=False),
     Column("rollout", StoredText, nullable=False, server_default=""),
     Column("cache_write_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("cache", String(20), nullable=False, server_default=""),
+    Column("saved_tokens", BigInteger, nullable=False, server_default="0"),
     Index(None, "tenant", "time_s"),
     Index(None, "key", "time_s"),
 )

@@ -35,7 +35,7 @@ from maitred.store.database import Database
 from maitred.store.feedback import feedback_from_row
 from maitred.store.schema import feedback, usage
 
-FIELDS = ("tenant", "organisation", "key", "model", "rollout", "outcome")
+FIELDS = ("tenant", "organisation", "key", "model", "rollout", "outcome", "cache")
 """Fields by which a report can group, and by which entries can be filtered."""
 PERIODS = ("hour", "day", "month")
 """Periods by which a report can also group, such as ``2026-11-21T14:00:00Z`` or ``2026-11``.
@@ -55,7 +55,7 @@ _SUM_FIELDS = ("prompt_tokens", "cached_tokens", "output_tokens", "cost_nusd")
 _LINE_FIELDS = (
     "id", "request_id", "key", "tenant", "organisation", "model", "replica", "route", "outcome",
     "prompt_tokens", "cached_tokens", "output_tokens", "price", "cost_nusd", "ttft_s", "duration_s", "rollout",
-    "cache_write_tokens",
+    "cache_write_tokens", "cache", "saved_tokens",
 )  # fmt: skip
 
 
@@ -70,6 +70,10 @@ class UsageSum(msgspec.Struct, frozen=True):
     """Cached tokens, which are a part of the prompt tokens."""
     output_tokens: int
     cost_nusd: int
+    saved_tokens: int
+    """Prompt and output tokens of answers from caches, which were not computed."""
+    cache_hits: int
+    """Number of requests whose answers came from a cache."""
     rated: int
     """Number of requests with feedback."""
     mean_score: float | None
@@ -131,10 +135,11 @@ class UsageQueries:
         columns = [self._group_column(name).label(name) for name in _check_groups(group_by)]
         if after:
             conditions.append(tuple_(*columns) > decode_cursor(after, columns))
-        sums = [cast(func.coalesce(func.sum(usage.c[name]), 0), BigInteger) for name in _SUM_FIELDS]
+        sums = [cast(func.coalesce(func.sum(usage.c[name]), 0), BigInteger) for name in (*_SUM_FIELDS, "saved_tokens")]
+        hits = func.count().filter(usage.c.cache != "")
         feedback_columns = [func.count(feedback.c.score), func.avg(feedback.c.score)]
         query = (
-            select(*columns, func.count(), *sums, *feedback_columns)
+            select(*columns, func.count(), *sums, hits, *feedback_columns)
             .select_from(usage.outerjoin(feedback))
             .where(*conditions)
             .limit(_check_limit(limit) + 1)
@@ -196,13 +201,14 @@ class UsageQueries:
                 yield header + csv_lines(_line(event, page.feedback.get(event.id)) for event in page.events)
                 header, after = "", page.next
             return
-        header = csv_lines([(*group_by, "requests", *_SUM_FIELDS, "cost_usd", "rated", "mean_score")])
+        last_names = "cost_usd", "cache_hits", "saved_tokens", "rated", "mean_score"
+        header = csv_lines([(*group_by, "requests", *_SUM_FIELDS, *last_names)])
         while header or after:
             report = await self.report(start_s, end_s, group_by=group_by, filters=filters, after=after, limit=MAX_ROWS)
             yield header + csv_lines(
                 (
                     *(*row.group.values(), row.requests, *(getattr(row, name) for name in _SUM_FIELDS)),
-                    *(_format_usd(row.cost_nusd), row.rated, row.mean_score),
+                    *(_format_usd(row.cost_nusd), row.cache_hits, row.saved_tokens, row.rated, row.mean_score),
                 )
                 for row in report.rows
             )

@@ -73,6 +73,12 @@ class AdmitRequest(msgspec.Struct, frozen=True, array_like=True, tag="asks"):
     is_counted: bool = False
     has_fallback: bool = False
     """Whether the request is rejected if all servers of the pool refuse requests, because it can begin elsewhere."""
+    longest_prompt: int | None = None
+    """Number of tokens of the longest prompt; None: there is only one prompt."""
+    cache: str = ""
+    """Cache that has the answer; then the request waits in no queue, and no `Dispatched` follows. Empty: none."""
+    cached_tokens: int = 0
+    """Output tokens of the longest choice of that answer."""
 
 
 class TokensUsed(msgspec.Struct, frozen=True, array_like=True, tag="took"):
@@ -329,14 +335,15 @@ class ControllerSnapshot(msgspec.Struct, frozen=True, array_like=True, tag="welc
 
 
 class AdmitAccepted(msgspec.Struct, frozen=True, array_like=True, tag="seated"):
-    """Controller: the request has passed its limits, and waits in the queue."""
+    """Controller: the request has passed its limits, and waits in the queue unless a cache has its answer."""
 
     number: int
     lease: str
     max_tokens: int
     clamped: bool
     rate_limits: RateLimitStatus | None
-    queue_position: QueuePosition
+    queue_position: QueuePosition | None
+    """Position in the queue; None: the request does not wait."""
     expected_tokens: int
 
 

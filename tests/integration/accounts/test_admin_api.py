@@ -230,6 +230,25 @@ async def test_usage_in_sums_and_lines(admin):
     assert [line["id"] for line in more["data"]] == ["u1", "u0"]
 
 
+async def test_usage_of_answers_from_a_cache(admin):
+    hit = {"prompt_tokens": 0, "output_tokens": 0, "cache": "exact", "saved_tokens": 15}
+    await admin.record([event(0), event(1, **hit), event(2, **(hit | {"cache": "coalesced"}))])
+    span = {"start": "2026-01-01", "end": "1800000000"}
+    grouped = await admin.done("GET", "usage", query={**span, "group_by": "cache"})
+    assert [(row["cache"], row.get("cache_hits", 0), row.get("saved_tokens", 0)) for row in grouped["data"]] == [
+        ("", 0, 0),
+        ("coalesced", 1, 15),
+        ("exact", 1, 15),
+    ]
+    only = await admin.done("GET", "usage", query={**span, "cache": "exact"})
+    assert (only["data"][0]["requests"], only["data"][0]["prompt_tokens"]) == (1, 0)
+    lines = await admin.done("GET", "usage/events", query={**span, "cache": "coalesced"})
+    assert [(line["id"], line["cache"], line["saved_tokens"]) for line in lines["data"]] == [("u2", "coalesced", 15)]
+    response = await admin.client.get("/admin/v1/usage", params={"format": "csv", "start": "0"})
+    (row,) = csv.DictReader(io.StringIO(response.text))
+    assert (row["requests"], row["cache_hits"], row["saved_tokens"]) == ("3", "2", "30")
+
+
 async def test_usage_as_csv(admin):
     await admin.record([event(0), event(1, model="=cmd()")])
     response = await admin.client.get("/admin/v1/usage", params={"format": "csv", "group_by": "model", "start": "0"})

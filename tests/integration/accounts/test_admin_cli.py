@@ -6,6 +6,7 @@ import os
 import re
 import sys
 
+import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -153,19 +154,21 @@ async def test_usage(operator):
         [event(number, time_s=now_s - 60, tenant=tenant) for number, tenant in enumerate(("acme", "acme", "research"))]
     )
     await operator.system.record([event(9, time_s=now_s - 86_400 * 20, tenant="past")])
+    hit = event(10, time_s=now_s - 60, tenant="research", prompt_tokens=0, output_tokens=0, cost_nusd=0)
+    await operator.system.record([msgspec.structs.replace(hit, cache="exact", saved_tokens=15)])
     system = operator.system
     acme = Principal(key="5b1f0c9e7d2a4c6f", tenants=("acme",), scopes=frozenset())
     await FeedbackStore(system.database, system.ledger.flush, system.clock).store(acme, "req-0", Feedback(score=0.75))
     assert rows(await operator.does("usage", "--since", "7d")) == [
-        ["TENANT", "MODEL", "REQUESTS", "PROMPT", "CACHED", "OUTPUT", "USD", "RATED", "SCORE"],
-        ["acme", "m", "2", "20", "0", "10", "0.003", "1", "0.75"],
-        ["research", "m", "1", "10", "0", "5", "0.0015", "0", "-"],
+        ["TENANT", "MODEL", "REQUESTS", "PROMPT", "CACHED", "OUTPUT", "USD", "HITS", "SAVED", "RATED", "SCORE"],
+        ["acme", "m", "2", "20", "0", "10", "0.003", "0", "0", "1", "0.75"],
+        ["research", "m", "2", "10", "0", "5", "0.0015", "1", "15", "0", "-"],
     ]
     assert len(rows(await operator.does("usage", "--group-by", "tenant", "--organisation", "acme"))) == 4
     csv = await operator.does("usage", "--group-by", "tenant", "--since", "7d", "--csv")
     assert csv.splitlines()[1].startswith("acme,2,20,0,10,")
     (total,) = json.loads(await operator.does("usage", "--group-by", "", "--key-id", "5b1f0c9e7d2a4c6f", "--json"))
-    assert total["requests"] == 4
+    assert (total["requests"], total["cache_hits"], total["saved_tokens"]) == (5, 1, 15)
     assert "--group-by must hold" in await operator.cannot("usage", "--group-by", "colour")
     assert "--since must be a time" in await operator.cannot("usage", "--since", "yesterday")
 

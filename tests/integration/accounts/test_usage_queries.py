@@ -25,7 +25,10 @@ def at(text):
 
 
 EVER = (0.0, 4e9)
-COUNTED = ("requests", "prompt_tokens", "cached_tokens", "output_tokens", "cost_nusd")
+COUNTED = (
+    *("requests", "prompt_tokens", "cached_tokens", "output_tokens", "cost_nusd"),
+    *("saved_tokens", "cache_hits"),
+)
 
 
 @asynccontextmanager
@@ -51,6 +54,9 @@ def some_events(count=300):
             model=chance.choice(["m1", "m2"]),
             key=f"k{number % 7}",
             outcome=chance.choice(list(Outcome)),
+            **chance.choice(
+                [{}, {"cache": "exact", "saved_tokens": number}, {"cache": "coalesced", "saved_tokens": 7}]
+            ),
         )
         for number in range(count)
     ]
@@ -65,8 +71,9 @@ def expected(events, group_by):
         group = tuple(
             time.strftime(formats[name]) if name in formats else str(getattr(event, name)) for name in group_by
         )
-        names = COUNTED[1:]
-        sums.setdefault(group, Counter()).update({name: getattr(event, name) for name in names} | {"requests": 1})
+        names = COUNTED[1:-1]
+        counts = {"requests": 1, "cache_hits": int(event.cache != "")}
+        sums.setdefault(group, Counter()).update({name: getattr(event, name) for name in names} | counts)
     return sums
 
 
@@ -86,6 +93,7 @@ def found(rows):
         ("tenant",),
         ("organisation", "key"),
         ("outcome",),
+        ("cache", "model"),
         ("hour",),
         ("day", "model"),
         ("month", "tenant", "outcome"),
@@ -116,6 +124,7 @@ async def test_a_time_range_is_half_open_and_filters_pick(store_config, tmp_path
         assert row.requests == 4
         (row,) = (await queries.report(1_002.0, 1_006.0, filters={"tenant": "t1", "outcome": "finished"})).rows
         assert (row.requests, row.cost_nusd) == (2, 1_003 + 1_005)
+        assert (await queries.events(*EVER, filters={"cache": "exact"})).events == []
         lines = await queries.events(1_000.0, 2_000.0, filters={"request_id": "req-7"})
         assert lines.events == [events[7]]
 
@@ -127,7 +136,8 @@ async def test_a_report_of_nothing(store_config, tmp_path):
         assert (await queries.report(*EVER, group_by=("day",))).rows == []
         assert (await queries.events(*EVER)).events == []
         assert [chunk async for chunk in queries.csv(*EVER, group_by=("day",))] == [
-            "day,requests,prompt_tokens,cached_tokens,output_tokens,cost_nusd,cost_usd,rated,mean_score\r\n"
+            "day,requests,prompt_tokens,cached_tokens,output_tokens,cost_nusd,cost_usd,cache_hits,saved_tokens,rated,"
+            "mean_score\r\n"
         ]
 
 

@@ -189,7 +189,7 @@ async def test_text_that_postgresql_would_refuse_is_stored_all_the_same(store_co
         "model": "m", "replica": "", "route": "🦙\n", "prompt_tokens": 2**40, "cached_tokens": 0, "output_tokens": 0,
         "price": "", "cost_nusd": 2**62, "ttft_s": None, "duration_s": 0.0, "outcome": "finished",
         "charges": {"a'; --": 1}, "taken": {"b\0": 2}, "rollout": "",
-        "cache_write_tokens": 0,
+        "cache_write_tokens": 0, "cache": "exact", "saved_tokens": 2**40,
     }  # fmt: skip
     async with open_database(store_config) as database:
         async with database.begin() as connection:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from maitred.core.context import Outcome
 from maitred.core.counters import CounterKind, LimitClaim
-from maitred.core.errors import ContextLengthExceeded, Refused, StoreUnavailable
+from maitred.core.errors import CachedAnswerTooLong, ContextLengthExceeded, Refused, StoreUnavailable
 from maitred.core.limits import Limit, LimitKind
 from maitred.core.request import Usage
 from maitred.core.tenancy import Principal
@@ -47,6 +47,8 @@ class Plan(msgspec.Struct):
     pauses: list[int]
     cancelled_at: int | None
     """Tick at which its caller leaves."""
+    cached_tokens: int | None
+    """Output tokens of each choice of the answer that a cache has; None: it has none."""
 
 
 class SlowSetup(AdmissionSetup):
@@ -54,6 +56,7 @@ class SlowSetup(AdmissionSetup):
 
     def __init__(self, *limits, failures, **others):
         super().__init__(*limits, **others)
+        self.produced = {}  # by the lease: the usage of the answer, whether it is computed or comes from a cache
         self.failures = iter(failures)
         self.reserve, self.settle = self.counters.reserve, self.counters.settle
         self.counters.reserve, self.counters.settle = self.slow_reserve, self.slow_settle
@@ -86,15 +89,21 @@ class SlowSetup(AdmissionSetup):
         request = self.request(
             plan.prompt_tokens, plan.max_tokens, principal=plan.principal, model=plan.model, choices=plan.choices
         )
-        async with await self.admission.admit(request) as grant:
+        hit = msgspec.structs.replace(request, cache="exact", cached_tokens=plan.cached_tokens or 0)
+        try:
+            grant = await self.admission.admit(request if plan.cached_tokens is None else hit)
+        except CachedAnswerTooLong:
+            grant = await self.admission.admit(request)
+        async with grant:
             admitted.append(grant.lease)
             assert plan.max_tokens is None or grant.max_tokens <= plan.max_tokens
-            assert grant.max_tokens >= 1
+            assert grant.max_tokens >= 1 or plan.cached_tokens == 0
             await step()
             usage = Usage(
                 plan.prompt_tokens, int(plan.share * plan.choices * grant.max_tokens), plan.prompt_tokens // 2
             )
             grant.record_usage(usage)
+            self.produced[grant.lease] = usage
             await step()
             if plan.ending == "fails":
                 raise Failed
@@ -132,6 +141,7 @@ plans = st.builds(
     ending=st.sampled_from(["settles", "settles", "leaves", "fails"]),
     pauses=st.lists(st.integers(0, 3), max_size=4),
     cancelled_at=st.none() | st.none() | st.integers(0, 15),
+    cached_tokens=st.none() | st.none() | st.integers(0, 100),
 )
 usd = st.sampled_from([0.0, 0.001, 0.333, 1.0, 7.0])
 failures = st.lists(st.sampled_from(["", "", "before", "after"]), max_size=12)
@@ -187,15 +197,21 @@ async def play(setup, plans):
 @given(
     st.lists(limits, max_size=8),
     st.lists(plans, min_size=1, max_size=10),
-    st.tuples(usd, usd, usd),
+    st.tuples(usd, usd, usd, usd),
     failures,
     st.none() | st.integers(1, 50),
     st.integers(1, 20),
+    st.sampled_from(["none", "requests", "all"]),
 )
-def test_nothing_is_overspent_and_nothing_stays_held(limits, plans, price, failures, default, least):
-    prices = dict(zip(("prompt", "cached", "output"), price, strict=True))
+def test_nothing_is_overspent_and_nothing_stays_held(limits, plans, price, failures, default, least, counted):
+    prices = dict(zip(("prompt", "cached", "output", "hit"), price, strict=True))
     setup = SlowSetup(
-        *limits, failures=failures, price=prices, default_output_tokens=default, least_output_tokens=least
+        *limits,
+        failures=failures,
+        price=prices,
+        default_output_tokens=default,
+        least_output_tokens=least,
+        cached_answers=counted,
     )
     with asyncio.Runner() as runner:
         most, admitted, seen, whole = runner.run(play(setup, plans))
@@ -217,6 +233,18 @@ def test_nothing_is_overspent_and_nothing_stays_held(limits, plans, price, failu
     assert set(ids) == {event.id for event in setup.ledger.begun} >= set(admitted)
     assert set(ids.values()) <= {1}
 
+    # Each answer is a computed one or a saved one: together they are the tokens of all answers.
+    for event in setup.ledger.events:
+        answer = setup.produced.get(event.id, Usage(0, 0))
+        counted_tokens = event.prompt_tokens, event.output_tokens, event.cached_tokens
+        if event.cache:
+            assert counted_tokens == (0, 0, 0)
+            assert event.saved_tokens in (0, answer.total_tokens)
+        else:
+            assert event.saved_tokens == 0
+            answered = answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens
+            assert counted_tokens in (answered, (0, 0, 0))
+
     # What was charged is what the ledger says, within every hard budget.
     charged = defaultdict(int)
     for event in setup.ledger.events:
@@ -230,15 +258,19 @@ def test_nothing_is_overspent_and_nothing_stays_held(limits, plans, price, failu
     # Rates kept what was used, no more and no less; the clock stood still.
     for name, reading in zip(buckets, rates, strict=True):
         assert reading.used <= whole[name]
-        assert reading.used == sum(_taken(name, event) for event in setup.ledger.events)
+        assert reading.used == sum(_taken(name, event, counted) for event in setup.ledger.events)
 
 
-def _taken(name, event):
+def _taken(name, event, counted):
     """What an event took from a bucket."""
+    if event.cache and counted != "all" and (counted == "none" or not name.startswith("requests")):
+        return 0
     kind, subject, model = name.split("|")
     subjects = next(principal.subjects for principal in PRINCIPALS if principal.key == event.key)
     if subject not in subjects or model not in ("*", event.model):
         return 0
+    if event.cache:
+        return event.taken.get(name, 0)
     return {
         "requests_per_minute": int(event.outcome is not Outcome.REFUSED),
         "tokens_per_minute": event.prompt_tokens + event.output_tokens,

@@ -33,6 +33,8 @@ EVENT = st.builds(
     ttft_s=st.none() | st.floats(0, 1e6),
     outcome=st.sampled_from(Outcome),
     charges=st.dictionaries(TEXT, COUNT, max_size=3),
+    cache=st.sampled_from(["", "exact", "coalesced", "semantic"]),
+    saved_tokens=COUNT,
 )
 ENTRY = st.builds(UsageRecord, EVENT, TEXT) | st.builds(BeginRecord, EVENT) | st.builds(ReleaseRecord, TEXT)
 RESPONSES = ("resp_a", "resp_b")

@@ -51,6 +51,27 @@ def test_what_holds_is_found_from_the_narrowest_subject_to_the_widest():
     assert plan.demand.rates == plan.demand.claims[2:]
 
 
+def hits(kept, wall_s=SATURDAY_S):
+    return kept.plan_for(ALICE, "tiny", wall_s, is_cached=True)
+
+
+def test_answers_from_a_cache_have_plans_of_their_own():
+    book = Book()
+    kinds = ("requests_per_minute", "tokens_per_minute", "concurrent_requests", "concurrent_tokens", "usd_total")
+    book.write("*", *(limit("*", kind, 9) for kind in kinds), limit("*", "output_tokens", 5))
+    prices = PriceList({"*": PriceConfig(prompt=1.0, hit=0.1)})
+    computed = LimitPlanCache(book, PRICES).plan_for(ALICE, "tiny", SATURDAY_S)
+    requests = ["requests_per_minute|*|*", "concurrent_requests|*|*"]
+    assert counters(hits(LimitPlanCache(book, PRICES))) == requests
+    assert counters(hits(LimitPlanCache(book, prices))) == [*requests, "usd_total|*|*|total"]
+    assert counters(hits(LimitPlanCache(book, prices, "all"))) == counters(computed)
+    assert counters(hits(LimitPlanCache(book, prices, "none"))) == []
+    for counted in ("none", "requests", "all"):
+        kept = LimitPlanCache(book, prices, counted)
+        assert hits(kept).bounds == computed.bounds
+        assert hits(kept) is hits(kept) is not kept.plan_for(ALICE, "tiny", SATURDAY_S)
+
+
 def test_a_plan_is_made_once_as_long_as_limits_stay_the_same():
     book = Book()
     book.write("key:alice", limit("key:alice", "requests_per_minute", 9))

@@ -26,6 +26,24 @@ def test_what_has_no_price_is_free():
     assert PriceList({"tiny": PriceConfig(cached=0.0)}).price_for("tiny") is FREE
 
 
+def test_answers_from_a_cache_have_a_price_of_their_own():
+    prices = PriceList(
+        {
+            "tiny": PriceConfig(prompt=3, cached=0.3, output=15, cache_write=4, hit=0.25),
+            "hits": PriceConfig(hit=0.000001),
+        }
+    )
+    computed, hits = prices.price_for("tiny"), prices.price_for("tiny").of_hits
+    assert computed.text == "3/0.3/15 USD per million, cache writes 4/4"
+    assert hits == PriceTag(Price(250_000, 250_000, 250_000, hit=250_000), "0.25 USD per million")
+    assert hits.price.cost_nusd(Usage(1_000, 100, 400, cache_write_tokens=600)) == 1_100 * 250
+    assert prices.price_for("hits").price.is_free
+    assert prices.price_for("hits").text == ""
+    assert prices.price_for("hits").of_hits.text == "1e-06 USD per million"
+    assert prices.price_for("hits").of_hits.price.cost_nusd(Usage(1_000, 1)) == 2, "rounded up"
+    assert PRICES.price_for("tiny").of_hits == FREE
+
+
 def test_written_tokens_have_prices_of_their_own():
     prices = PriceList(
         {

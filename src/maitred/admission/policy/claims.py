@@ -76,7 +76,6 @@ def _date_of(day: int) -> tuple[int, int, int]:
     return year_of_era + era * 400 + (month <= 2), month, date
 
 
-_FREE = Price()
 _BUCKET, _BUDGET = CounterKind.BUCKET, CounterKind.BUDGET
 _REFUSED = Outcome.REFUSED
 
@@ -134,8 +133,7 @@ def make_demand(watches: Sequence[WatchedCounter], price: Price, day: int) -> Li
         price: Price of the model. If tokens are free, no budget counts.
         day: Day that determines the budget windows; see the module docstring.
     """
-    free = price == _FREE
-    counted = [watch for watch in watches if not (free and watch.claim.kind is _BUDGET)]
+    counted = [watch for watch in watches if not (price.is_free and watch.claim.kind is _BUDGET)]
     claims = tuple(spend_claim(watch, price, day) if watch.claim.kind is _BUDGET else watch.claim for watch in counted)
     return LimitDemand(
         claims,

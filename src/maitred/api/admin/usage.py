@@ -71,6 +71,8 @@ class UsageRoutes:
                 cached_tokens=row.cached_tokens,
                 output_tokens=row.output_tokens,
                 cost_usd=to_usd(row.cost_nusd),
+                cache_hits=row.cache_hits,
+                saved_tokens=row.saved_tokens,
                 rated=row.rated,
                 mean_score=None if row.mean_score is None else round(row.mean_score, 4),
             )

@@ -8,7 +8,7 @@ process.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, overload
 
 from msgspec.structs import replace
 
@@ -134,6 +134,7 @@ class FlowController(Protocol):
         """Asks other requests to overflow; as `Dispatcher.overflow_others`."""
         ...
 
+    @overload
     async def admit(
         self,
         pool: str,
@@ -141,12 +142,30 @@ class FlowController(Protocol):
         admission_request: AdmissionRequest,
         timeline: RequestTimeline,
         stack: ResourceStack,
-    ) -> tuple[GrantHandle, DispatchHandle]:
+    ) -> tuple[GrantHandle, DispatchHandle]: ...
+    @overload
+    async def admit(
+        self,
+        pool: str,
+        dispatch_request: None,
+        admission_request: AdmissionRequest,
+        timeline: RequestTimeline,
+        stack: ResourceStack,
+    ) -> tuple[GrantHandle, None]: ...
+    async def admit(
+        self,
+        pool: str,
+        dispatch_request: DispatchRequest | None,
+        admission_request: AdmissionRequest,
+        timeline: RequestTimeline,
+        stack: ResourceStack,
+    ) -> tuple[GrantHandle, DispatchHandle | None]:
         """Reserves limits for the request, then enqueues it.
 
         Args:
             pool: The pool to enqueue in.
-            dispatch_request: The request for the queue, with `max_tokens` as it was before limits clamp it.
+            dispatch_request: The request for the queue, with `max_tokens` as it was before limits clamp it; None: a
+                cache has its answer, so that it waits in no queue and needs no replica.
             admission_request: As admission sees it.
             timeline: Gets the admission span.
             stack: Owns grant and queue entry: closing it releases the entry, then settles the grant.
@@ -216,6 +235,7 @@ class LocalFlowController:
         """Asks other requests to overflow."""
         return await self._dispatchers[pool].overflow_others(dispatch_request)
 
+    @overload
     async def admit(
         self,
         pool: str,
@@ -223,7 +243,24 @@ class LocalFlowController:
         admission_request: AdmissionRequest,
         timeline: RequestTimeline,
         stack: ResourceStack,
-    ) -> tuple[Grant, DispatchEntry]:
+    ) -> tuple[Grant, DispatchEntry]: ...
+    @overload
+    async def admit(
+        self,
+        pool: str,
+        dispatch_request: None,
+        admission_request: AdmissionRequest,
+        timeline: RequestTimeline,
+        stack: ResourceStack,
+    ) -> tuple[Grant, None]: ...
+    async def admit(
+        self,
+        pool: str,
+        dispatch_request: DispatchRequest | None,
+        admission_request: AdmissionRequest,
+        timeline: RequestTimeline,
+        stack: ResourceStack,
+    ) -> tuple[Grant, DispatchEntry | None]:
         """Reserves limits and enqueues the request; implements `FlowController.admit`."""
         now_s = self._clock.monotonic_s
         began_s = now_s()
@@ -234,6 +271,8 @@ class LocalFlowController:
             raise
         facts = {"max_tokens": grant.max_tokens, "clamped": grant.clamped, "lease": grant.lease}
         timeline.record(SpanName.ADMISSION, began_s, now_s(), facts)
+        if dispatch_request is None:
+            return grant, None
         if grant.max_tokens != dispatch_request.max_tokens:
             dispatch_request = replace(dispatch_request, max_tokens=grant.max_tokens)
         entry = await stack.enter_async_context(self._dispatchers[pool].enqueue(dispatch_request))
@@ -242,7 +281,7 @@ class LocalFlowController:
     async def reattach(
         self,
         pool: str,
-        dispatch_request: DispatchRequest,
+        dispatch_request: DispatchRequest | None,
         admission_request: AdmissionRequest,
         lease: str,
         replica: str,
@@ -252,17 +291,18 @@ class LocalFlowController:
 
         Args:
             pool: Where it runs or waits.
-            dispatch_request: The request for the queue, with the granted `max_tokens`.
+            dispatch_request: The request for the queue, with the granted `max_tokens`; None: a cache has its answer.
             admission_request: As admission sees it.
             lease: The lease, recovered from the ledger.
             replica: The replica that runs it; empty: it waits.
             stack: Holds both.
 
-        The entry is None if the replica no longer exists.
+        The entry is None if the replica no longer exists, or the answer comes from a cache.
         """
-        grant = stack.push_async_exit(
-            await self._admission.resume(admission_request, lease, dispatch_request.max_tokens)
-        )
+        max_tokens = admission_request.cached_tokens if dispatch_request is None else dispatch_request.max_tokens
+        grant = stack.push_async_exit(await self._admission.resume(admission_request, lease, max_tokens))
+        if dispatch_request is None:
+            return grant, None
         dispatcher = self._dispatchers[pool]
         entry = dispatcher.reattach(dispatch_request, replica) if replica else dispatcher.enqueue(dispatch_request)
         return grant, None if entry is None else await stack.enter_async_context(entry)

@@ -152,7 +152,7 @@ class WorkerSession:
         A request that runs may run on; a request that waits is rejected.
         """
         number = resume_grant.admit_request.number
-        if resume_grant.replica:
+        if resume_grant.replica or resume_grant.admit_request.cache:
             self.connection.send(SettleReply(number))
         else:
             self.connection.send(AdmitRejected(number, encode_error(Unavailable(retry_after_s=1.0))))

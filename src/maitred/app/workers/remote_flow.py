@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from types import TracebackType
+from typing import overload
 
 from msgspec.structs import replace
 
@@ -17,7 +18,7 @@ from maitred.api.in_flight import CancelScope
 from maitred.app.workers.controller_client import ControllerClient
 from maitred.core.context import Outcome, RateLimitStatus
 from maitred.core.errors import Bug, MaitredError, Overloaded, Unavailable
-from maitred.core.flow import QueuePosition
+from maitred.core.flow import ONE_FLOW, QueuePosition
 from maitred.core.request import Usage
 from maitred.core.resource_stack import ResourceStack
 from maitred.core.tenancy import Principal
@@ -462,6 +463,7 @@ class RemoteFlowController:
         """Returns False: a worker forwards every request that could move to another model."""
         return False
 
+    @overload
     async def admit(
         self,
         pool: str,
@@ -469,7 +471,24 @@ class RemoteFlowController:
         admission_request: AdmissionRequest,
         timeline: RequestTimeline,
         stack: ResourceStack,
-    ) -> tuple[RemoteAdmission, RemoteAdmission]:
+    ) -> tuple[RemoteAdmission, RemoteAdmission]: ...
+    @overload
+    async def admit(
+        self,
+        pool: str,
+        dispatch_request: None,
+        admission_request: AdmissionRequest,
+        timeline: RequestTimeline,
+        stack: ResourceStack,
+    ) -> tuple[RemoteAdmission, None]: ...
+    async def admit(
+        self,
+        pool: str,
+        dispatch_request: DispatchRequest | None,
+        admission_request: AdmissionRequest,
+        timeline: RequestTimeline,
+        stack: ResourceStack,
+    ) -> tuple[RemoteAdmission, RemoteAdmission | None]:
         """Has the controller admit the request; returns one handle for the grant and for the queue entry."""
         await self._controller.wait_connected()
         endpoints = self._endpoints[pool]
@@ -488,7 +507,7 @@ class RemoteFlowController:
                 admission.number, pool, dispatch_request, admission_request, with_token_ids=len(endpoints) > 1
             )
         )
-        return admission, admission
+        return admission, None if dispatch_request is None else admission
 
     async def rate_limit_status(self, principal: Principal, model: str) -> RateLimitStatus | None:
         """Returns how far a client's rate limits are used; None while the controller is away."""
@@ -521,7 +540,7 @@ class RemoteFlowController:
 def _make_admit_request(
     number: int,
     pool: str,
-    dispatch_request: DispatchRequest,
+    dispatch_request: DispatchRequest | None,
     admission_request: AdmissionRequest,
     *,
     with_token_ids: bool,
@@ -531,36 +550,45 @@ def _make_admit_request(
     Args:
         number: The number under which the controller knows the request.
         pool: The pool in whose queue it waits.
-        dispatch_request: The request as the queue sees it.
-        admission_request: The request as admission sees it.
+        dispatch_request: The request as the queue sees it; None: it waits in no queue.
+        admission_request: The request as admission sees it, with its context.
         with_token_ids: Whether replicas are compared by the prefixes that they have cached. Else only the length of
             each prompt is sent.
     """
+    context = admission_request.context
+    assert context is not None
+    flow, prompts = ONE_FLOW, [PromptSummary(admission_request.prompt_tokens, [])]
+    if dispatch_request is not None:
+        flow = dispatch_request.flow
+        prompts = [
+            # A slice has the known ids, which may be fewer than the tokens; see `TruncatedPrompt`.
+            PromptSummary(len(prompt), list(prompt[: len(prompt)]) if with_token_ids else [])
+            for prompt in dispatch_request.prompts
+        ]
     return AdmitRequest(
         number=number,
         pool=pool,
         principal=admission_request.principal,
-        request_id=dispatch_request.id,
+        request_id=admission_request.request_id,
         route=admission_request.route,
         model=admission_request.model,
-        arrived_s=dispatch_request.arrived_s,
-        flow=dispatch_request.flow,
-        prompts=[
-            # A slice has the known ids, which may be fewer than the tokens; see `TruncatedPrompt`.
-            PromptSummary(len(prompt), list(prompt[: len(prompt)]) if with_token_ids else [])
-            for prompt in dispatch_request.prompts
-        ],
-        choices=dispatch_request.choices,
-        requested_output_tokens=dispatch_request.max_tokens,
+        arrived_s=context.started_s,
+        flow=flow,
+        prompts=prompts,
+        choices=admission_request.choices,
+        requested_output_tokens=0 if dispatch_request is None else dispatch_request.max_tokens,
         window_left=admission_request.window_left,
         max_tokens=admission_request.max_tokens,
         min_tokens=admission_request.min_tokens,
-        deadline_s=dispatch_request.ttft_deadline_s,
-        session=dispatch_request.session,
+        deadline_s=None if dispatch_request is None else dispatch_request.ttft_deadline_s,
+        session=None if dispatch_request is None else dispatch_request.session,
         max_tokens_param=admission_request.max_tokens_param,
         prompt_param=admission_request.prompt_param,
         is_counted=admission_request.is_counted,
-        has_fallback=admission_request.context is not None and admission_request.context.has_fallback,
+        has_fallback=context.has_fallback,
+        longest_prompt=admission_request.longest_prompt,
+        cache=admission_request.cache,
+        cached_tokens=admission_request.cached_tokens,
     )
 
 

@@ -20,6 +20,7 @@ from maitred.app.request.upstream_request import TruncatedPrompt
 from maitred.core.clock import Clock
 from maitred.core.context import RequestContext
 from maitred.core.errors import Bug, MaitredError, ReplicaBusy, ReplicaUnavailable
+from maitred.core.flow import QueuePosition
 from maitred.core.resource_stack import ResourceStack
 from maitred.core.tenancy import ANONYMOUS
 from maitred.core.timeline import TimelineSpan
@@ -176,6 +177,9 @@ class WorkerRequest:
 
     async def _serve(self) -> None:
         admit_request, context = self.admit_request, self.context
+        if admit_request.cache:
+            await self._serve_cached()
+            return
         if admit_request.has_fallback and self._flow_controller.is_refusing(admit_request.pool):
             raise ReplicaBusy()
         dispatch_request = self._dispatch_request(admit_request.requested_output_tokens)
@@ -185,36 +189,50 @@ class WorkerRequest:
                 admit_request.pool, dispatch_request, self._admission_request(), context.timeline, stack
             )
             self._entry = entry
-            self._send(
-                AdmitAccepted(
-                    number=admit_request.number,
-                    lease=grant.lease,
-                    max_tokens=grant.max_tokens,
-                    clamped=grant.clamped,
-                    rate_limits=context.rate_limits,
-                    queue_position=position,
-                    expected_tokens=entry.expected_tokens,
-                )
-            )
+            self._accept(grant, position, entry.expected_tokens)
             try:
                 while await self._run_at_replica(grant, entry):
                     pass
             finally:
                 self._end_attempt(WorkerAttemptOutcome.NEUTRAL)
 
+    async def _serve_cached(self) -> None:
+        """Reserves limits for an answer that the worker has from a cache, and waits until it is settled."""
+        async with ResourceStack() as stack:
+            grant, _ = await self._flow_controller.admit(
+                self.admit_request.pool, None, self._admission_request(), self.context.timeline, stack
+            )
+            self._accepts_commands = True
+            self._accept(grant)
+            await self._run_commands(grant, None)
+
+    def _accept(self, grant: Grant, position: QueuePosition | None = None, expected_tokens: int = 0) -> None:
+        self._send(
+            AdmitAccepted(
+                number=self.admit_request.number,
+                lease=grant.lease,
+                max_tokens=grant.max_tokens,
+                clamped=grant.clamped,
+                rate_limits=self.context.rate_limits,
+                queue_position=position,
+                expected_tokens=expected_tokens,
+            )
+        )
+
     async def _serve_resumed(self, resume_grant: ResumeGrant) -> None:
         """Takes over grant and queue entry of an earlier controller and resumes the request."""
         self._update_usage(resume_grant)
+        is_cached = bool(self.admit_request.cache)
         async with ResourceStack() as stack:
             grant, entry = await self._flow_controller.reattach(
                 self.admit_request.pool,
-                self._dispatch_request(resume_grant.max_tokens),
+                None if is_cached else self._dispatch_request(resume_grant.max_tokens),
                 self._admission_request(),
                 resume_grant.lease,
                 resume_grant.replica,
                 stack,
             )
-            self._entry, must_dispatch = entry, not resume_grant.replica
+            self._entry, must_dispatch = entry, not resume_grant.replica and not is_cached
             self._accepts_commands = not must_dispatch
             if self.resume_done is not None:
                 self.resume_done.set()
@@ -356,13 +374,15 @@ class WorkerRequest:
             route=admit_request.route,
             model=admit_request.model,
             prompt_tokens=self.context.prompt_tokens,
-            longest_prompt=max(prompt.tokens for prompt in admit_request.prompts),
+            longest_prompt=admit_request.longest_prompt,
             max_tokens=admit_request.max_tokens,
             min_tokens=admit_request.min_tokens,
             window_left=admit_request.window_left,
             choices=admit_request.choices,
             max_tokens_param=admit_request.max_tokens_param,
             prompt_param=admit_request.prompt_param,
+            cache=admit_request.cache,
+            cached_tokens=admit_request.cached_tokens,
             is_counted=admit_request.is_counted,
             context=self.context,
         )

@@ -139,6 +139,7 @@ _Key = Annotated[str | None, Meta(description="Usage of this key only.")]
 _Model = Annotated[str | None, Meta(description="Usage of this model only.")]
 _Side = Annotated[str | None, Meta(description="Usage of this side of a rollout only, such as `chat=canary`.")]
 _Outcome = Annotated[str | None, Meta(description="`finished`, `failed` or `cancelled` requests only.")]
+_Cache = Annotated[str | None, Meta(description="Only answers from a cache: `exact`, `coalesced` or `semantic`.")]
 
 
 class UsageQuery(Struct, frozen=True, kw_only=True):
@@ -147,8 +148,8 @@ class UsageQuery(Struct, frozen=True, kw_only=True):
     group_by: Annotated[
         str,
         Meta(
-            description="Some of `tenant`, `organisation`, `key`, `model`, `rollout`, `outcome`, `hour`, `day` and "
-            "`month`, with commas between them; empty: one sum."
+            description="Some of `tenant`, `organisation`, `key`, `model`, `rollout`, `outcome`, `cache`, `hour`, "
+            "`day` and `month`, with commas between them; empty: one sum."
         ),
     ] = ""
     start: _Start = "-30d"
@@ -159,6 +160,7 @@ class UsageQuery(Struct, frozen=True, kw_only=True):
     model: _Model = None
     rollout: _Side = None
     outcome: _Outcome = None
+    cache: _Cache = None
     format: Annotated[str, Meta(description="`json`, or `csv` for all pages at once.")] = "json"
     after: _After = ""
     limit: _Limit = 100
@@ -175,6 +177,7 @@ class UsageEventsQuery(Struct, frozen=True, kw_only=True):
     model: _Model = None
     rollout: _Side = None
     outcome: _Outcome = None
+    cache: _Cache = None
     request_id: Annotated[str | None, Meta(description="The line of this request only.")] = None
     after: _After = ""
     limit: _Limit = 100

@@ -133,6 +133,7 @@ class UsageRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: str | UnsetType = UNSET
     rollout: str | UnsetType = UNSET
     outcome: str | UnsetType = UNSET
+    cache: Annotated[str | UnsetType, Meta(description="Empty: the answers were computed.")] = UNSET
     hour: str | UnsetType = UNSET
     day: str | UnsetType = UNSET
     month: str | UnsetType = UNSET
@@ -141,6 +142,13 @@ class UsageRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cached_tokens: int
     output_tokens: int
     cost_usd: float
+    cache_hits: Annotated[
+        int, Meta(description="Requests whose answers came from a cache; left out: there are none.")
+    ] = 0
+    saved_tokens: Annotated[
+        int,
+        Meta(description="Of these, prompt and output tokens, which were not computed; left out with `cache_hits`."),
+    ] = 0
     rated: Annotated[int, Meta(description="Requests with feedback; left out: there are none.")] = 0
     mean_score: Annotated[float | None, Meta(description="Of these, from 0 to 1; left out with `rated`.")] = None
 
@@ -194,6 +202,14 @@ class UsageEventBody(Struct, frozen=True, kw_only=True):
     ttft_s: float | None
     duration_s: float
     rollout: Annotated[str, Meta(description="The side of a rollout, such as `chat=canary`; empty: there is none.")]
+    cache: Annotated[
+        str,
+        Meta(
+            description="How a cache had the answer: `exact`, `coalesced` (with the same request of somebody else) or "
+            "`semantic`; empty: it was computed."
+        ),
+    ]
+    saved_tokens: Annotated[int, Meta(description="Prompt and output tokens of an answer from a cache.")]
     feedback: Annotated[FeedbackBody | None, Meta(description="Null: nobody gave any.")] = None
 
     @classmethod
@@ -219,6 +235,8 @@ class UsageEventBody(Struct, frozen=True, kw_only=True):
             ttft_s=event.ttft_s,
             duration_s=event.duration_s,
             rollout=event.rollout,
+            cache=event.cache,
+            saved_tokens=event.saved_tokens,
             feedback=None if feedback is None else FeedbackBody.of(feedback),
         )
 

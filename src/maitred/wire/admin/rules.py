@@ -280,7 +280,9 @@ def body_schemas() -> dict[type, dict[str, FieldSchema]]:
     }
     scopes = {"minItems": 1}
     page: dict[str, FieldSchema] = {"limit": _PAGE.schema(), "after": {"maxLength": MAX_CURSOR_CHARACTERS}}
-    filters = dict.fromkeys(("organisation", "tenant", "key", "model", "rollout", "outcome", "request_id"), model)
+    filters = dict.fromkeys(
+        ("organisation", "tenant", "key", "model", "rollout", "outcome", "cache", "request_id"), model
+    )
     return {
         CreateTenant: {**tenant, "id": tenant_id, "parent": tenant_id},
         UpdateTenant: tenant,

@@ -10,12 +10,15 @@ from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.workers.context_codec import encode_context
 from maitred.app.workers.controller_server import ControllerServer, WorkerSession, WorkerSessions
 from maitred.core.context import Outcome, RequestContext
+from maitred.core.errors import CachedAnswerTooLong
 from maitred.core.flow import ONE_FLOW
 from maitred.core.request import Usage
 from maitred.core.tenancy import ANONYMOUS
 from maitred.core.timeline import SpanName
+from maitred.wire.error_codec import decode_error
 from maitred.wire.frames import FrameReader, encode_frame
 from maitred.wire.worker_protocol import (
+    AdmitAccepted,
     AdmitRejected,
     AdmitRequest,
     ControllerSnapshot,
@@ -23,6 +26,7 @@ from maitred.wire.worker_protocol import (
     LimitReply,
     PromptSummary,
     ReleaseRequest,
+    ResumeGrant,
     SettleReply,
     SettleRequest,
     ToWorker,
@@ -91,6 +95,10 @@ def asks(number):
     )
 
 
+def asks_for_hit(number, pool="m"):
+    return msgspec.structs.replace(asks(number), pool=pool, cache="exact", cached_tokens=2)
+
+
 async def turns():
     for _ in range(5):
         await asyncio.sleep(0)
@@ -151,6 +159,67 @@ async def test_who_is_settled_holds_nothing_any_more(worker, dispatchers):
     assert SettleReply(1) in socket.received
     assert (session.requests, dispatchers["m"].core.running) == (0, 0)
     await send(session, ReleaseRequest(1, Usage(3, 2), 0.5))  # from a worker that has not received the end yet
+    assert socket.received[-1] == SettleReply(1)
+
+
+async def test_an_answer_from_a_cache_needs_no_replica(dispatchers, worker, admission_setup):
+    setup = DispatchSetup()
+    for replica in setup.replicas:
+        replica.up = False
+    dispatchers["m"] = setup.dispatcher
+    session, socket = worker
+    await send(session, asks_for_hit(1))
+    (accepted,) = [message for message in socket.received if isinstance(message, AdmitAccepted)]
+    assert (accepted.max_tokens, accepted.queue_position, accepted.expected_tokens) == (2, None, 0)
+    assert (session.requests, len(admission_setup.ledger.begun), setup.dispatcher.core.running) == (1, 1, 0)
+    await send(session, SettleRequest(1, Usage(3, 2), Outcome.FINISHED, 0.5))
+    assert socket.received[-1] == SettleReply(1)
+    (event,) = admission_setup.ledger.events
+    assert (event.cache, event.saved_tokens, event.outcome) == ("exact", 5, Outcome.FINISHED)
+    assert session.requests == 0
+
+
+@pytest.mark.parametrize("dispatchers", [{"m": DispatchSetup().dispatcher}])
+async def test_who_leaves_during_an_answer_from_a_cache_holds_nothing(worker, admission_setup):
+    session, _ = worker
+    await send(session, asks_for_hit(1))
+    await send(session, ReleaseRequest(1, Usage(3, 1), 0.5, cancelled=True))
+    (event,) = admission_setup.ledger.events
+    assert (event.outcome, event.saved_tokens, event.output_tokens) == (Outcome.CANCELLED, 4, 0)
+    assert session.requests == 0
+
+
+@pytest.mark.parametrize("dispatchers", [{"m": DispatchSetup().dispatcher}])
+@pytest.mark.parametrize("admission_setup", [AdmissionSetup(limit("*", "output_tokens", 1))])
+async def test_a_worker_hears_that_a_cached_answer_is_too_long(worker):
+    session, socket = worker
+    await send(session, asks_for_hit(1))
+    (rejected,) = [message for message in socket.received if isinstance(message, AdmitRejected)]
+    assert type(decode_error(rejected.error)) is CachedAnswerTooLong
+    assert session.requests == 0
+
+
+@pytest.mark.parametrize("dispatchers", [{"m": DispatchSetup().dispatcher}])
+@pytest.mark.parametrize("ended", [None, SettleRequest(1, Usage(3, 2), Outcome.FINISHED, 0.5)])
+async def test_an_answer_from_a_cache_goes_on_with_the_next_controller(worker, dispatchers, admission_setup, ended):
+    session, socket = worker
+    controller = session.controller
+    grant = ResumeGrant(asks_for_hit(1), "use-1", 2, "", Usage(3, 1), 0.5, ended)
+    controller.surviving_leases = {"use-1"}
+    await session.resume(controller, grant)
+    assert not [message for message in socket.received if isinstance(message, AdmitRejected)]
+    if ended is None:
+        assert (session.requests, dispatchers["m"].core.running) == (1, 0)
+        await send(session, SettleRequest(1, Usage(3, 2), Outcome.FINISHED, 0.5))
+    (event,) = admission_setup.ledger.events
+    assert (event.id, event.cache, event.saved_tokens) == ("use-1", "exact", 5)
+    assert session.requests == 0
+
+
+async def test_an_answer_from_a_cache_ends_though_its_grant_is_lost(worker):
+    session, socket = worker
+    session.decline_resume(ResumeGrant(asks_for_hit(1), "use-1", 2, "", Usage(3, 1), 0.5))
+    await turns()
     assert socket.received[-1] == SettleReply(1)
 
 

@@ -1,0 +1,20 @@
+"""Usage of requests whose answers come from a cache.
+
+Lines of earlier versions have the defaults: their answers were computed. A gateway of an earlier version may still
+write beside this one; its lines have the defaults as well.
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0009"
+down_revision = "0008"
+
+
+def upgrade() -> None:
+    """Adds the columns `usage.cache` and `usage.saved_tokens`.
+
+    The defaults stand in the database, so that no line has to be rewritten.
+    """
+    op.add_column("usage", sa.Column("cache", sa.String(20), nullable=False, server_default=""))
+    op.add_column("usage", sa.Column("saved_tokens", sa.BigInteger, nullable=False, server_default="0"))
