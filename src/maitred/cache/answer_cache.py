@@ -116,7 +116,7 @@ class AnswerCache:
             coalesce = coalesce if rule.coalesce is None else rule.coalesce
             scope = scope if rule.scope is None else rule.scope
             ttl_s = ttl_s if rule.ttl_s is None else rule.ttl_s
-        return CachePolicy(mode != "off", sampled, coalesce, scope, ttl_s)
+        return CachePolicy(mode != "off", sampled=sampled, coalesce=coalesce, scope=scope, ttl_s=ttl_s)
 
 
 def scope_of(scope: CacheScope, principal: Principal) -> Sequence[str]:

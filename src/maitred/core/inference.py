@@ -69,7 +69,7 @@ class NativeRequest(msgspec.Struct, frozen=True):
 
 
 class CacheControl(msgspec.Struct, frozen=True):
-    """What a caller says about answers from a cache; the defaults leave it to the operator."""
+    """Wishes of a caller about answers from a cache; the defaults leave it to the operator."""
 
     no_cache: bool = False
     """Whether the answer must be computed for this request."""

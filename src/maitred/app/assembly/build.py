@@ -22,6 +22,7 @@ from maitred.app.models.upstreams import UpstreamModels
 from maitred.app.request.embeddings import Embedder
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.request.pipeline import Pipeline
+from maitred.app.request.planner import RequestBounds
 from maitred.app.request.retry_policy import RetryPolicy
 from maitred.config.tree import Config
 from maitred.console.config import ConsoleConfig
@@ -99,9 +100,9 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
         control,
         draft.ladders,
         clock,
-        max_choices=config.model.max_choices,
-        max_prompt_logprobs=config.model.max_prompt_logprobs,
-        min_itl_s=config.dispatch.least_itl_s,
+        bounds=RequestBounds(
+            config.model.max_choices, config.model.max_prompt_logprobs, min_itl_s=config.dispatch.least_itl_s
+        ),
         retry_policy=RetryPolicy(config.dispatch.retries, parts.retry_budget, clock),
         schemas=resources.schemas,
         rollout_observer=parts.rollout_observer,

@@ -17,9 +17,10 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from maitred.app.runtime import PauseFreeClock
+from maitred.cache.answer_cache import open_backend
 from maitred.cache.backend import MemoryBackend
 from maitred.config.tree import Config
 from maitred.core.clock import Clock
@@ -36,6 +37,9 @@ from maitred.store.response_claims import ResponseClaims
 from maitred.store.responses import ResponseStore
 from maitred.store.rollouts import RolloutStore
 from maitred.store.usage import UsageQueries
+
+if TYPE_CHECKING:
+    from maitred.cache.redis_backend import RedisBackend
 
 _JOURNAL = "journal"
 _MOST_RECALLED_S = 3600.0
@@ -54,7 +58,7 @@ class GatewayStores:
     responses: ResponseStore
     counters: Counters
     rollouts: RolloutStore
-    answers: MemoryBackend
+    answers: "MemoryBackend | RedisBackend"
 
 
 @asynccontextmanager
@@ -103,7 +107,7 @@ async def open_stores(
             responses=responses,
             counters=counters,
             rollouts=RolloutStore(database, clock),
-            answers=MemoryBackend(config.cache.max_bytes, clock),
+            answers=await stack.enter_async_context(open_backend(config.cache, clock)),
         )
 
 

@@ -235,9 +235,16 @@ def _make_lookup(
     digest_bytes = answer_digest(
         [target.pool, producer, asked, config.epoch, request.cache.namespace, *scope_of(policy.scope, principal)]
     )
-    key = AnswerKey(digest_bytes, principal.tenants[0], principal.tenants[-1], target.name, server.hex())
+    key = AnswerKey(
+        digest_bytes,
+        tenant=principal.tenants[0],
+        organisation=principal.tenants[-1],
+        model=target.name,
+        server=server.hex(),
+    )
     return AnswerLookup(
-        *(cache, key, request.cache, policy.ttl_s, is_current),
+        *(cache, key, request.cache, policy.ttl_s),
+        is_current=is_current,
         is_kept=is_kept,
         is_shared=is_shared,
         in_one_piece=request.whole and isinstance(prepared, UpstreamRequest),

@@ -99,7 +99,7 @@ class AnswerSharing:
         """Admits a request whose answer is in the cache, and returns its response."""
         tokens = answer.usage.completion_tokens
         cached = replace(admission_request, cache="exact", cached_tokens=tokens)
-        grant = await self._flow_controller.reserve(pool, cached, context.timeline, stack)
+        grant, _ = await self._flow_controller.admit(pool, None, cached, context.timeline, stack)
         lookup.restore(answer, context)
         return CachedResponse(answer, grant, context)
 
@@ -129,7 +129,7 @@ class AnswerSharing:
             context.priority = priority
             joining = replace(admission_request, cache="coalesced", cached_tokens=lookup.most_tokens)
             try:
-                reader.grant = await self._flow_controller.reserve(pool, joining, context.timeline, joined)
+                reader.grant, _ = await self._flow_controller.admit(pool, None, joining, context.timeline, joined)
             except CachedAnswerTooLong:
                 lookup.is_shared = False
                 return None

@@ -27,7 +27,7 @@ from maitred.app.request.continuation import TextContinuation
 from maitred.app.request.engine_response import EngineResponse
 from maitred.app.request.fallback import AnswerChecker, EscalatingStream, FallbackStream, OverflowStream, may_escalate
 from maitred.app.request.flow_control import DispatchHandle, FlowController, GrantHandle
-from maitred.app.request.planner import RequestPlan, RequestPlanner, flow_of
+from maitred.app.request.planner import RequestBounds, RequestPlan, RequestPlanner, flow_of
 from maitred.app.request.prompt_scores import prompt_top
 from maitred.app.request.retry_policy import RetryPolicy
 from maitred.app.request.rollout_observer import RolloutObserver
@@ -76,9 +76,7 @@ class Pipeline:
         ladders: Model -> degradation ladder.
         clock: Clock for the times in the context.
         draw_seed: Makes a seed where the caller names none.
-        max_choices: Largest `n`, also for a replica that allows more.
-        max_prompt_logprobs: Most log-probabilities of prompt tokens in one answer.
-        min_itl_s: Shortest time between two tokens that a request can ask for.
+        bounds: Bounds of what one request can ask for.
         retry_policy: Retry policy for upstream servers; None: no retries.
         schemas: JSON schema checker for escalation; None: no schema checks.
         grammars: Validates grammars; None: default settings.
@@ -94,9 +92,7 @@ class Pipeline:
         clock: Clock | None = None,
         *,
         draw_seed: Callable[[], int] = _draw_seed,
-        max_choices: int = 128,
-        max_prompt_logprobs: int = 1 << 18,
-        min_itl_s: float = 0.0,
+        bounds: RequestBounds = RequestBounds(),  # noqa: B008 - frozen
         retry_policy: RetryPolicy | None = None,
         schemas: SchemaChecker | None = None,
         rollout_observer: RolloutObserver | None = None,
@@ -109,13 +105,12 @@ class Pipeline:
             router,
             flow_controller,
             ladders=ladders or {},
-            max_choices=max_choices,
-            max_prompt_logprobs=max_prompt_logprobs,
+            bounds=bounds,
             grammars=grammars or GrammarValidator(),
         )
         self._clock = clock or SystemClock()
         self._draw_seed = draw_seed
-        self._min_itl_s = min_itl_s
+        self._min_itl_s = bounds.min_itl_s
         self._schemas = schemas
         self._retry_policy = retry_policy or RetryPolicy(0, RetryBudget(0.0, 0), self._clock)
         self._rollout_observer = rollout_observer

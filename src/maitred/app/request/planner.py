@@ -61,6 +61,17 @@ class RequestPlan(Struct, frozen=True):
     """The error of the requested model, if the plan is for another model; None: it is for the requested model."""
 
 
+class RequestBounds(Struct, frozen=True):
+    """Bounds of what one request can ask for."""
+
+    max_choices: int = 128
+    """Largest `n`, also for a replica that allows more."""
+    max_prompt_logprobs: int = 1 << 18
+    """Most log-probabilities of prompt tokens in one answer."""
+    min_itl_s: float = 0.0
+    """Shortest time between two tokens that a request can ask for."""
+
+
 class RequestPlanner:
     """Makes the plans of one pipeline.
 
@@ -68,8 +79,7 @@ class RequestPlanner:
         router: What is served, under which names.
         flow_controller: Predicts queue positions; has prices and default lengths.
         ladders: Model -> what is tried before a request is refused for the load; nothing where none is given.
-        max_choices: Largest `n`, also for a replica that allows more.
-        max_prompt_logprobs: Most log-probabilities of prompt tokens in one answer.
+        bounds: Bounds of what one request can ask for.
         grammars: Validates grammars.
     """
 
@@ -78,8 +88,7 @@ class RequestPlanner:
         router: Router,
         flow_controller: FlowController,
         ladders: Mapping[str, DegradationLadder],
-        max_choices: int,
-        max_prompt_logprobs: int,
+        bounds: RequestBounds,
         grammars: GrammarValidator,
     ) -> None:
         self._router = router
@@ -88,8 +97,7 @@ class RequestPlanner:
         _overflow_models = {pool: ladder.overflow_to for pool, ladder in ladders.items()}
         self._overflows = {pool: model for pool, model in _overflow_models.items() if model is not None}
         """Pool -> overflow model for waiting requests."""
-        self._max_choices = max_choices
-        self._max_prompt_logprobs = max_prompt_logprobs
+        self._bounds = bounds
         self._grammars = grammars
 
     async def prepare(self, target: RouteTarget, request: InferenceRequest, context: RequestContext) -> PreparedRequest:
@@ -102,7 +110,7 @@ class RequestPlanner:
         if isinstance(model, TextModel) and model.tokenizer is None:
             # The common case of upstream servers; needs no await.
             context.model = target.name
-            return self._accept(estimate_upstream_request(model, request, self._max_choices), target, context)
+            return self._accept(estimate_upstream_request(model, request, self._bounds.max_choices), target, context)
         return await self._tokenize(target, request, context)
 
     async def plan(
@@ -150,7 +158,9 @@ class RequestPlanner:
         context.model = target.name
         if isinstance(model, TextModel):
             return self._accept(
-                await prepare_upstream_request(model, request, self._max_choices, context.principal or ANONYMOUS),
+                await prepare_upstream_request(
+                    model, request, self._bounds.max_choices, context.principal or ANONYMOUS
+                ),
                 target,
                 context,
             )
@@ -171,7 +181,7 @@ class RequestPlanner:
             request = with_defaults(request, model.defaults)
         if request.needs:
             check_supported(request.needs)
-        check_sampling(card, request, self._max_choices)
+        check_sampling(card, request, self._bounds.max_choices)
         if WHOLE_VOCABULARY in (request.sampling.top_logprobs, request.sampling.prompt_logprobs):
             raise refuse_whole_vocabulary(card, request.sampling)
         check_size(card, model.tokenizer, request)
@@ -183,7 +193,7 @@ class RequestPlanner:
         )
         available_tokens = max_output_tokens(card, prompts, request)
         if request.echo or request.sampling.prompt_logprobs is not None:
-            check_prompt_logprobs(request, prompts, self._max_prompt_logprobs)
+            check_prompt_logprobs(request, prompts, self._bounds.max_prompt_logprobs)
         context.prompt_tokens = sum(map(len, prompts))
         context.prompt_token_ids = prompts if request.return_token_ids else ()
         context.relaxed = []

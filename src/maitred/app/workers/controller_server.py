@@ -209,8 +209,7 @@ class WorkerSession:
             case AnswerQuery():
                 self._start_task(self._reply_answer(message), "reply about an answer in the cache")
             case AnswerStored():
-                key = AnswerKey(message.digest, message.tenant, message.organisation, message.model, message.server)
-                put = self.controller.answers.put(key, message.answer, message.ttl_s, message.fingerprint)
+                put = self.controller.answers.put(_key_of(message), message.answer, message.ttl_s, message.fingerprint)
                 self._start_task(put, "answer for the cache")
             case DirectoryQuery():
                 self._start_task(self._reply_directory(message), "reply about the directory")
@@ -271,8 +270,7 @@ class WorkerSession:
         self.connection.send(LimitReply(query.number, error))
 
     async def _reply_answer(self, query: AnswerQuery) -> None:
-        key = AnswerKey(query.digest, query.tenant, query.organisation, query.model, query.server)
-        stored = await self.controller.answers.get(key)
+        stored = await self.controller.answers.get(_key_of(query))
         if stored is None:
             self.connection.send(AnswerReply(query.number))
         else:
@@ -496,6 +494,17 @@ async def accept_workers(path: Path) -> AsyncIterator[WorkerSessions]:
         yield worker_sessions
     finally:
         server.close()
+
+
+def _key_of(message: AnswerQuery | AnswerStored) -> AnswerKey:
+    """Returns the key of the answer that a message is about."""
+    return AnswerKey(
+        message.digest,
+        tenant=message.tenant,
+        organisation=message.organisation,
+        model=message.model,
+        server=message.server,
+    )
 
 
 def _is_alive(pid: int) -> bool:

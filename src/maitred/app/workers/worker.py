@@ -31,6 +31,7 @@ from maitred.app.assembly.tracing import open_traces
 from maitred.app.models.local import LocalModel, local_model
 from maitred.app.models.router import Router, read_routes
 from maitred.app.models.upstreams import open_upstreams
+from maitred.app.request.planner import RequestBounds
 from maitred.app.request.retry_policy import RetryPolicy
 from maitred.app.runtime import tune_gc
 from maitred.app.shutdown import Shutdown
@@ -382,9 +383,9 @@ async def _open_pipeline(
         Router(catalog, routes),
         flow_controller,
         clock=clock,
-        max_choices=config.model.max_choices,
-        max_prompt_logprobs=config.model.max_prompt_logprobs,
-        min_itl_s=config.dispatch.least_itl_s,
+        bounds=RequestBounds(
+            config.model.max_choices, config.model.max_prompt_logprobs, min_itl_s=config.dispatch.least_itl_s
+        ),
         retry_policy=RetryPolicy(config.dispatch.retries, budget, clock),
         grammars=grammars,
         cache=cache,

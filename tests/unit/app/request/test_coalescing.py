@@ -21,7 +21,16 @@ from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.request import Endpoint
 from maitred.routing.catalog import Catalog, ServedModel
 from tests.support.admission_services import ALICE, BOB, AdmissionSetup, StillClock, limit
-from tests.unit.app.request.test_pipeline import CARD, EOS, STOP, TOKENIZER, MemoryReplica, MemoryStream, ask, ids, text_of
+from tests.unit.app.request.test_pipeline import (
+    EOS,
+    STOP,
+    TOKENIZER,
+    MemoryReplica,
+    MemoryStream,
+    ask,
+    ids,
+    text_of,
+)
 
 DIGEST = ModelFingerprint("shape", "tokenizer", "weights", "content")
 

@@ -9,6 +9,7 @@ import pytest
 from maitred.app.models.router import Router
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.request.pipeline import Pipeline
+from maitred.app.request.planner import RequestBounds
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.clock import SystemClock
 from maitred.core.context import Outcome, RequestContext
@@ -272,7 +273,7 @@ async def test_seeds_are_the_callers_or_drawn_per_prompt():
 @pytest.mark.parametrize(("asked_s", "passed_s"), [(None, None), (0.05, 0.05), (0.001, 0.02)])
 async def test_the_replica_hears_what_a_reader_wants_between_tokens_within_reason(asked_s, passed_s):
     replica = MemoryReplica([TokenDelta(0, ids("x"), finish=LENGTH)])
-    await run(replica, msgspec.structs.replace(ask(), itl_objective_s=asked_s), min_itl_s=0.02)
+    await run(replica, msgspec.structs.replace(ask(), itl_objective_s=asked_s), bounds=RequestBounds(min_itl_s=0.02))
     assert replica.requests[0].itl_objective_s == passed_s
 
 

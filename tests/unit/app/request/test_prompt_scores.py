@@ -5,6 +5,7 @@ import struct
 import msgspec
 import pytest
 
+from maitred.app.request.planner import RequestBounds
 from maitred.app.request.prompt_scores import PromptScoreReader
 from maitred.core.errors import InvalidRequest, ReplicaLost
 from maitred.core.request import FinishReason, PromptLogprobs, TokenDelta, Usage
@@ -111,7 +112,11 @@ async def test_what_would_fill_the_memory_is_refused_by_name():
         ({"echo": True, "top_logprobs": 10, "n": 3}, "logprobs"),
     ):
         with pytest.raises(InvalidRequest) as refused:
-            await run(replica, ask(prompt=[PROMPT, PROMPT], **fields), max_prompt_logprobs=60 * len(PROMPT) - 1)
+            await run(
+                replica,
+                ask(prompt=[PROMPT, PROMPT], **fields),
+                bounds=RequestBounds(max_prompt_logprobs=60 * len(PROMPT) - 1),
+            )
         assert refused.value.param == param
     assert replica.requests == []
 
