@@ -216,6 +216,23 @@ def test_what_holds_requests_up_is_named_as_the_doctor_names_it(opened, system):
         expect(found).to_contain_text("Nothing does.")
 
 
+def test_what_the_cache_has_saved_is_shown(opened, system):
+    page = opened(viewport=PHONE, color_scheme="dark")
+    log_in(page, system.admin_key)
+    expect(page.locator(".pill")).to_have_text("Live")
+    key = system.key("acme")
+    for _ in range(3):
+        body = {"model": "maitred-tiny", "prompt": "Once upon a time", "max_tokens": 4, "temperature": 0}
+        httpx.post(
+            f"{system.url}/v1/completions", json=body, headers={"authorization": f"Bearer {key}"}, timeout=300
+        ).raise_for_status()
+    facts = page.get_by_role("region", name="Cache of answers").locator(".facts div")
+    expect(facts.filter(has_text="from the cache")).to_contain_text("2")
+    expect(facts.filter(has_text="saved tokens")).not_to_contain_text("saved tokens0")
+    assert [violation["id"] for violation in accessibility_violations(page, ".cache")] == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
 @pytest.mark.parametrize(("size", "scheme"), [(WIDE, "light"), (PHONE, "dark")], ids=["wide", "phone"])
 def test_a_chart_shows_whatever_values_there_are(opened, size, scheme):
     page = opened("#use", viewport=size, color_scheme=scheme)
