@@ -44,7 +44,6 @@ async def test_every_api_hears_it(tmp_path, api):
                 ({"extra_body": {"cache": CACHE}}, CONTROL),
                 (MORE, BOTH),
                 ({"extra_body": {"cache": None}}, DEFAULT_CACHE_CONTROL),
-                ({"extra_headers": {"cache-control": "only-if-cached"}}, CacheControl(only_if_cached=True)),
             ):
                 await call(**more)
                 await system.wait_until(lambda: system.contexts)
@@ -55,6 +54,19 @@ async def test_every_api_hears_it(tmp_path, api):
                 with pytest.raises(wrong, match=f"{field} must ") as caught:
                     await call(extra_body={"cache": cache})
                 assert api == "messages" or caught.value.param == field
+
+
+@pytest.mark.parametrize("api", ["chat", "completion", "messages", "responses", "background"])
+async def test_who_takes_only_what_is_kept_gets_a_504_and_does_not_come_back(tmp_path, api):
+    async with serving(tmp_path, [ANSWER]) as system, openai_client(system) as client:
+        async with anthropic.AsyncAnthropic(base_url=system.url, api_key="none", max_retries=2) as other:
+            call = calls_of(client.with_options(max_retries=2), other)[api]
+            with pytest.raises((openai.APIStatusError, anthropic.APIStatusError), match="only-if-cached") as caught:
+                await call(extra_headers={"cache-control": "only-if-cached"})
+            assert (caught.value.status_code, caught.value.response.headers["x-should-retry"]) == (504, "false")
+            await system.wait_until(lambda: system.contexts)
+            assert [context.request.cache for context in system.contexts] == [CacheControl(only_if_cached=True)]
+            assert system.engine.submitted == []
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
