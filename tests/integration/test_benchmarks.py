@@ -63,6 +63,7 @@ SMALLEST = {
     "failover": SmallestForm({"ENGINES": 2, "TOKENS": 8}, (*QUICK, "--kills=1", "--streams=4")),
     "faults": SmallestForm({"QUICK_CASES": ("refused",)}),
     "responses_fuzz": SmallestForm({"QUICK_REQUESTS": 20}),
+    "cache_eviction": SmallestForm({"QUICK_LOOK_UPS": 500, "COST_SIZE": 100, "LOOK_UPS": 1000}),
     "cancellation": SmallestForm({"QUICK_ABORTS": (8, 1), "STAYS_S": 0.2}),
     "flood": SmallestForm(
         {"QUICK": {"slots": 1, **FEW, "capacity_s": 1, "seconds": 1, "warmup_s": 0.2, "backlog_s": 0}}
@@ -137,7 +138,15 @@ SMALLEST = {
     "prefix_balance": SmallestForm({"QUICK_REQUESTS": 50}),
     "router_quality": SmallestForm({"QUICK_PROMPTS": 200}),
 }
-BEYOND_THE_PROJECT = {"gpu", "externals", "http_server", "lm_eval", "prefix_balance", "router_quality"}
+BEYOND_THE_PROJECT = {
+    "cache_eviction",
+    "gpu",
+    "externals",
+    "http_server",
+    "lm_eval",
+    "prefix_balance",
+    "router_quality",
+}
 """They need a GPU, data, or software of others, which `scripts/services.sh` does not bring."""
 
 
