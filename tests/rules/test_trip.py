@@ -11,10 +11,10 @@ from tests.support.source import SOURCE
 
 FILES = 65
 """Files of the gateway that a streamed request enters. All bounds are today's counts: they fall, and rise only for what
-saves more than it costs, such as the cache of tokens."""
-FUNCTIONS = 355
+saves more than it costs, such as the caches of tokens and of answers."""
+FUNCTIONS = 357
 FILES_BEFORE_SUBMIT = 54
-STACK = 13
+STACK = 14
 CALLS_PER_TOKEN = 37
 TRIPS = 40
 OUTSIDE = ("testing/", "engine/", "cli/")

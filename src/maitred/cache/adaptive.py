@@ -5,7 +5,7 @@ and which evicts the least recently used. This one is for values that cost much 
 may expire.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 from typing import Generic, TypeVar
@@ -45,6 +45,10 @@ class AdaptiveCache(Generic[K, V]):
 
     def __contains__(self, key: K) -> bool:
         return key in self._entries
+
+    def values(self) -> Iterator[V]:
+        """Yields all values, in no order; those that have expired, too, until somebody asks for them."""
+        return (entry.value for entry in self._entries.values())
 
     def get(self, key: K, now_s: float = -inf) -> V | None:
         """Returns the value of a key, which counts as a use; None: there is none, or it has expired by `now_s`."""

@@ -4,6 +4,7 @@ from typing import Protocol
 
 import msgspec
 
+from maitred.cache.adaptive import AdaptiveCache
 from maitred.cache.answer_key import AnswerKey
 from maitred.core.clock import Clock
 from maitred.core.shared_cache import SharedCache
@@ -66,7 +67,7 @@ class MemoryBackend:
 
     def __init__(self, max_bytes: int, clock: Clock) -> None:
         self._clock = clock
-        self._answers: SharedCache[str, tuple[AnswerKey, bytes, float]] = SharedCache(max_bytes)
+        self._answers: AdaptiveCache[str, tuple[AnswerKey, bytes]] = AdaptiveCache(max_bytes)
         self._fingerprints: SharedCache[str, str] = SharedCache(_MOST_SERVERS)
         self._stores = self._evictions = 0
 
@@ -87,37 +88,30 @@ class MemoryBackend:
 
     async def get(self, key: AnswerKey) -> StoredAnswer | None:
         """Returns an encoded answer; implements `AnswerBackend.get`."""
-        entry = self._answers.get(key.name)
-        if entry is None:
-            return None
-        _, answer, expires_s = entry
-        if self._clock.monotonic_s() >= expires_s:
-            self._answers.pop(key.name)
-            return None
-        return StoredAnswer(answer, self._fingerprints.get(key.server) or "")
+        entry = self._answers.get(key.name, self._clock.monotonic_s())
+        return None if entry is None else StoredAnswer(entry[1], self._fingerprints.get(key.server) or "")
 
     async def put(self, key: AnswerKey, answer: bytes, ttl_s: float, fingerprint: str) -> None:
         """Keeps an encoded answer; implements `AnswerBackend.put`."""
         if fingerprint:
             self._fingerprints.pop(key.server)
             self._fingerprints.put(key.server, fingerprint, key.organisation)
-        self._answers.pop(key.name)
-        entry = key, answer, self._clock.monotonic_s() + ttl_s
-        dropped = self._answers.put(key.name, entry, key.organisation, len(answer) + ENTRY_BYTES)
+        now_s = self._clock.monotonic_s()
+        size = len(answer) + ENTRY_BYTES
+        dropped = self._answers.put(
+            key.name, (key, answer), key.organisation, size, expires_s=now_s + ttl_s, now_s=now_s
+        )
         self._stores += 1
         self._evictions += len(dropped)
 
     async def remove(self, selection: AnswerSelection) -> int:
         """Removes answers and returns their number."""
-        chosen = [key.name for key, _, _ in self._answers.values() if _is_chosen(key, selection)]
-        for name in chosen:
-            self._answers.pop(name)
-        return len(chosen)
+        return len(self._answers.pop_where(lambda _, entry, __: _is_chosen(entry[0], selection)))
 
     async def describe(self) -> list[CachedAnswers]:
         """Returns what is kept, by tenant and model."""
         groups: dict[tuple[str, str], list[int]] = {}
-        for key, answer, _ in self._answers.values():
+        for key, answer in self._answers.values():
             groups.setdefault((key.tenant, key.model), []).append(len(answer))
         return [CachedAnswers(*names, len(sizes), sum(sizes)) for names, sizes in sorted(groups.items())]
 

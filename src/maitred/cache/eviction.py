@@ -138,7 +138,7 @@ class EvictionQueues:
 
 
 class OwnerShare:
-    """What one owner has in a cache, and what has been learnt about the order in which it leaves.
+    """Share of one owner in a cache, with what has been learnt about the order in which it leaves.
 
     Attributes:
         queues: Its entries.

@@ -4,7 +4,7 @@ With one list of entries by their last use, an owner with many entries drives ou
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -38,10 +38,6 @@ class SharedCache(Generic[K, V]):
 
     def __contains__(self, key: K) -> bool:
         return key in self._entries
-
-    def values(self) -> Iterator[V]:
-        """Yields all values. Nothing may be added or removed meanwhile."""
-        return (value for value, _, _ in self._entries.values())
 
     def get(self, key: K) -> V | None:
         """Returns the value of a key, which counts as a use; None: there is none."""
