@@ -86,6 +86,15 @@ def create(
         str | None,
         typer.Option("--expires", metavar="TIME", help="After so long (90d), or at a time (2027-01-01T00:00:00Z)."),
     ] = None,
+    cache_controls: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cache-control",
+            metavar="NAME",
+            help="What its requests may say about answers from a cache: no-cache, no-store, ttl, s-maxage, namespace "
+            "or only-if-cached; none: nothing. Repeatable; default: what the configuration allows.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
     key: AdminKeyOption = None,
@@ -94,7 +103,14 @@ def create(
     from maitred.cli.admin_client import administer
     from maitred.wire.admin.responses import KeyBody
 
-    fields = {"tenant": tenant, "name": name, "scopes": scopes or None, "expires_at": _expiry(expires)}
+    controls = [] if cache_controls == ["none"] else cache_controls or None
+    fields = {
+        "tenant": tenant,
+        "name": name,
+        "scopes": scopes or None,
+        "expires_at": _expiry(expires),
+        "cache_controls": controls,
+    }
     given = {field: value for field, value in fields.items() if value is not None}
     _print_secret(administer(url, key, lambda client: client.send("POST", "keys", KeyBody, given)), as_json=as_json)
 

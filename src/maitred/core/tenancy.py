@@ -34,6 +34,23 @@ class Scope(StrEnum):
     ADMIN = "admin"
 
 
+class CacheDirective(StrEnum):
+    """Directive of a request to caches of answers, in its ``Cache-Control`` header or in `cache` of its body."""
+
+    NO_CACHE = "no-cache"
+    """The answer is computed, even if a cache has one."""
+    NO_STORE = "no-store"
+    """The answer is not stored."""
+    TTL = "ttl"
+    """The answer is stored for at most so long."""
+    S_MAXAGE = "s-maxage"
+    """An answer from a cache is at most so old."""
+    NAMESPACE = "namespace"
+    """Answers of one namespace are not found in another."""
+    ONLY_IF_CACHED = "only-if-cached"
+    """Nothing is computed."""
+
+
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     """An organisation, or a team in one."""
 
@@ -77,6 +94,8 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     expires_s: float | None = None
     """Wall time at which the key expires; None: never."""
     revoked: bool = False
+    cache_controls: tuple[CacheDirective, ...] | None = None
+    """Directives to caches that its requests may give; None: those that the configuration allows."""
 
     @property
     def lasting(self) -> bool:
@@ -100,6 +119,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     regions: frozenset[str] | None = None
     """Allowed regions; None: all regions."""
     tags: frozenset[str] = frozenset()
+    cache_controls: tuple[CacheDirective, ...] | None = None
+    """Directives to caches that the requests may give; None: those that the configuration allows."""
     owners: tuple[str, ...] = ()
     """Names under which shared places are counted: the organisation, its teams down to the key's, and the key."""
 

@@ -10,7 +10,7 @@ import msgspec
 
 from maitred.core.errors import ConfigInvalid
 from maitred.core.limits import Limit, LimitKind
-from maitred.core.tenancy import ApiKey, KeySecret, Scope, Tenant
+from maitred.core.tenancy import ApiKey, CacheDirective, KeySecret, Scope, Tenant
 from maitred.core.usage import to_nano_usd
 from maitred.identity.config import IdentityConfig
 from maitred.identity.declared_config import KeyConfig, LimitsConfig, ModelLimitsConfig, OrganisationConfig, TeamConfig
@@ -76,7 +76,15 @@ def _key(tenant_id: str, name: str, config: KeyConfig) -> ApiKey:
     assert parsed is not None, "declaration_faults() has looked"
     public_id, secret = parsed
     scopes = tuple(Scope(scope) for scope in _once(config.scopes))
-    return ApiKey(id=public_id, tenant=tenant_id, name=name, scopes=scopes, secrets=(KeySecret(hash_secret(secret)),))
+    controls = config.cache_controls
+    return ApiKey(
+        id=public_id,
+        tenant=tenant_id,
+        name=name,
+        scopes=scopes,
+        secrets=(KeySecret(hash_secret(secret)),),
+        cache_controls=None if controls is None else tuple(CacheDirective(name) for name in _once(controls)),
+    )
 
 
 def _limits(subject: str, config: LimitsConfig) -> Iterator[Limit]:

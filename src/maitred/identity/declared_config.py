@@ -68,6 +68,13 @@ class KeyConfig(Struct, frozen=True, kw_only=True):
     scopes: Annotated[
         tuple[Literal["inference", "metrics", "admin"], ...], Meta(description="What it may be used for.")
     ] = ("inference",)
+    cache_controls: Annotated[
+        tuple[Literal["no-cache", "no-store", "ttl", "s-maxage", "namespace", "only-if-cached"], ...] | None,
+        Meta(
+            description="What its requests may say about answers from a cache; null: what the configuration allows, "
+            "empty: nothing."
+        ),
+    ] = None
     limits: Annotated[LimitsConfig, Meta(description="What holds for this key.")] = LimitsConfig()
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from maitred.core.flow import HIGHEST_PRIORITY, FlowLevel
 from maitred.core.limits import Limit
-from maitred.core.tenancy import ApiKey, DirectoryChanges, Principal, Scope, Tenant
+from maitred.core.tenancy import ApiKey, CacheDirective, DirectoryChanges, Principal, Scope, Tenant
 
 
 class _Path(msgspec.Struct, frozen=True):
@@ -73,7 +73,9 @@ class Directory:
             return known[1]
         principal = None
         if not key.revoked:
-            principal = self.principal_in(key.tenant, key=key.id, scopes=frozenset(key.scopes))
+            principal = self.principal_in(
+                key.tenant, key=key.id, scopes=frozenset(key.scopes), cache_controls=key.cache_controls
+            )
         if self._keys.get(key.id) is key:
             self._principals[key.id] = (key, principal)
         return principal
@@ -86,7 +88,14 @@ class Directory:
         key, known = self._principals.get(principal.key, (None, None))
         return known is principal and key is not None and key.lasting
 
-    def principal_in(self, tenant_id: str, *, key: str, scopes: frozenset[Scope]) -> Principal | None:
+    def principal_in(
+        self,
+        tenant_id: str,
+        *,
+        key: str,
+        scopes: frozenset[Scope],
+        cache_controls: tuple[CacheDirective, ...] | None = None,
+    ) -> Principal | None:
         """Returns a principal of a tenant, for any kind of proof; None as in `principal_for`."""
         if tenant_id in self._paths:
             path = self._paths[tenant_id]
@@ -105,6 +114,7 @@ class Directory:
             shares=(*path.shares, FlowLevel(key)),
             regions=path.regions,
             tags=path.tags,
+            cache_controls=cache_controls,
         )
 
     def replace(self, everything: DirectoryChanges) -> None:

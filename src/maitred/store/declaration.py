@@ -108,7 +108,12 @@ async def _declare_keys(connection: AsyncConnection, version: int, declared: Seq
                 {"key": key.id, "sha256": sha256, "made": version, "expires_s": None} for sha256 in sorted(hashes)
             ]
             await connection.execute(insert(key_secrets), secrets)
-        values = {"name": key.name, "scopes": [scope.value for scope in key.scopes], "version": version}
+        values = {
+            "name": key.name,
+            "scopes": key.scopes,
+            "cache_controls": key.cache_controls,
+            "version": version,
+        }
         await connection.execute(update(keys).where(keys.c.id == key.id).values(values))
 
 

@@ -156,7 +156,7 @@ class DirectoryStore:
             await add_keys(connection, version, [key])
 
     async def update_key(self, key_id: str, **changes: object) -> ApiKey:
-        """Changes the name, the scopes or the expiry of a key; the key must not be revoked.
+        """Changes the name, the scopes, the expiry or the cache controls of a key; the key must not be revoked.
 
         Raises:
             Conflict: The change would leave nobody who can administer the installation, now or once the key expires.

@@ -9,13 +9,16 @@ from sqlalchemy import Column, ColumnElement, String, cast, delete, exists, inse
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound
-from maitred.core.tenancy import ApiKey, KeySecret, Scope, is_id
+from maitred.core.tenancy import ApiKey, CacheDirective, KeySecret, Scope, is_id
 from maitred.store.rules import apply_changes, check_key
 from maitred.store.schema import key_secrets, keys, tenants
 from maitred.store.tenants import missing_tenants
 
-_COLUMNS = (keys.c.id, keys.c.tenant, keys.c.name, keys.c.scopes, keys.c.expires_s, keys.c.revoked)
-_MUTABLE_FIELDS = frozenset({"name", "scopes", "expires_s"})
+_COLUMNS = (
+    *(keys.c.id, keys.c.tenant, keys.c.name, keys.c.scopes, keys.c.expires_s, keys.c.revoked),
+    keys.c.cache_controls,
+)
+_MUTABLE_FIELDS = frozenset({"name", "scopes", "expires_s", "cache_controls"})
 _SCOPES = {scope.value: scope for scope in Scope}
 
 
@@ -57,8 +60,9 @@ async def find_keys(
             secrets=tuple(secrets[key_id]),
             expires_s=expires_s,
             revoked=revoked,
+            cache_controls=None if controls is None else tuple([CacheDirective(control) for control in controls]),
         )
-        for key_id, tenant, name, scopes, expires_s, revoked in rows
+        for key_id, tenant, name, scopes, expires_s, revoked, controls in rows
     ]
 
 
@@ -170,6 +174,7 @@ def _row(key: ApiKey, version: int) -> dict[str, Any]:
         "scopes": key.scopes,
         "expires_s": key.expires_s,
         "revoked": key.revoked,
+        "cache_controls": key.cache_controls,
         "deleted": False,
         "version": version,
     }

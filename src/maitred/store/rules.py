@@ -46,6 +46,8 @@ def check_key(key: ApiKey, now_s: float) -> None:
     _check_text("name", key.name, allow_empty=True)
     if not key.scopes or len(set(key.scopes)) != len(key.scopes):
         raise InvalidRequest("A key has at least one scope, and each once.", param="scopes")
+    if key.cache_controls is not None and len(set(key.cache_controls)) != len(key.cache_controls):
+        raise InvalidRequest("A key has each cache control once.", param="cache_controls")
     _check_expiry("expires_s", key.expires_s, now_s)
     if not key.secrets or len({secret.sha256 for secret in key.secrets}) != len(key.secrets):
         raise InvalidRequest("A key has at least one secret, and each once.", param="secrets")

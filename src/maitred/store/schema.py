@@ -113,6 +113,8 @@ keys = Table(
     Column("revoked", Boolean, nullable=False),
     Column("deleted", Boolean, nullable=False),
     Column("version", BigInteger, nullable=False, index=True),
+    # Null: what the configuration allows.
+    Column("cache_controls", JSON(none_as_null=True)),
 )
 
 key_secrets = Table(

@@ -230,6 +230,25 @@ async def test_usage_in_sums_and_lines(admin):
     assert [line["id"] for line in more["data"]] == ["u1", "u0"]
 
 
+async def test_a_key_says_which_cache_controls_its_requests_may_use(admin):
+    await admin.done("POST", "tenants", {"id": "acme"})
+    plain = await admin.done("POST", "keys", {"tenant": "acme"})
+    assert plain["cache_controls"] is None
+    assert (await admin.caller(plain["key"])).cache_controls is None
+    made = await admin.done("POST", "keys", {"tenant": "acme", "cache_controls": ["ttl", "no-cache", "ttl"]})
+    assert made["cache_controls"] == ["no-cache", "ttl"]
+    assert (await admin.caller(made["key"])).cache_controls == ("no-cache", "ttl")
+    for controls in ([], ["only-if-cached"], None):
+        changed = await admin.done("PATCH", f"keys/{made['id']}", {"cache_controls": controls})
+        assert changed["cache_controls"] == controls
+        assert (await admin.done("GET", f"keys/{made['id']}"))["cache_controls"] == controls
+        assert (await admin.caller(made["key"])).cache_controls == (None if controls is None else tuple(controls))
+    await admin.done("PATCH", f"keys/{made['id']}", {"name": "ci", "cache_controls": []})
+    assert (await admin.done("PATCH", f"keys/{made['id']}", {"name": "cd"}))["cache_controls"] == []
+    error = await admin.refused("PATCH", f"keys/{made['id']}", 400, {"cache_controls": ["max-age"]})
+    assert "must be one of no-cache" in error["message"]
+
+
 async def test_usage_of_answers_from_a_cache(admin):
     hit = {"prompt_tokens": 0, "output_tokens": 0, "cache": "exact", "saved_tokens": 15}
     await admin.record([event(0), event(1, **hit), event(2, **(hit | {"cache": "coalesced"}))])

@@ -109,6 +109,18 @@ async def test_keys(operator):
     assert "no tenant" in await operator.cannot("keys", "create", "nobody")
 
 
+async def test_cache_controls_of_keys(operator):
+    await operator.does("tenants", "create", "acme")
+    for words, controls in (((), None), (("none",), []), (("no-store", "ttl"), ["no-store", "ttl"])):
+        options = [part for word in words for part in ("--cache-control", word)]
+        assert (
+            json.loads(await operator.does("keys", "create", "acme", *options, "--json"))["cache_controls"] == controls
+        )
+    refusal = await operator.cannot("keys", "create", "acme", "--cache-control", "max-age")
+    assert "must be one of no-cache" in refusal
+    assert "cache_controls" not in refusal
+
+
 async def test_limits(operator):
     await operator.does("tenants", "create", "acme")
     arguments = ("limits", "set", "tenant:acme", "tokens_per_minute", "100000", "--model", "maitred-tiny")

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from maitred.core.errors import ConfigInvalid
 from maitred.core.limits import Limit, LimitKind
-from maitred.core.tenancy import ApiKey, KeySecret, Scope, Tenant
+from maitred.core.tenancy import ApiKey, CacheDirective, KeySecret, Scope, Tenant
 from maitred.store.config import StoreConfig
 from maitred.store.database import open_database
 from maitred.store.directory import DirectoryStore
@@ -72,6 +72,13 @@ async def test_what_is_no_longer_declared_ends_and_can_come_back_but_for_keys(st
     assert not (await store.tenant("acme")).disabled
     assert (await store.key(KEY.id)).revoked
     assert await limits(store) == {"config-1": 6}
+
+
+async def test_cache_controls_of_a_key_are_those_that_are_declared(store):
+    for controls in ((CacheDirective.TTL,), (), None):
+        declared = structs.replace(KEY, cache_controls=controls)
+        await store.declare([ACME], [declared], [])
+        assert (await store.key(KEY.id)).cache_controls == controls
 
 
 async def test_a_key_does_not_move(store):

@@ -64,6 +64,7 @@ keys = bodies(
     name=lines,
     scopes=st.lists(st.sampled_from(["inference", "metrics", "admin"]), min_size=1, max_size=4),
     expires_at=mostly(st.one_of(st.floats(2000, 1e9), st.datetimes().map(str)), numbers),
+    cache_controls=st.none() | st.lists(st.sampled_from(["no-cache", "ttl", "only-if-cached"]), max_size=4),
 )
 limits = bodies(
     {"subject": subjects, "kind": st.sampled_from([*LimitKind]), "value": counts},
@@ -104,8 +105,17 @@ def test_keys(fields):
         return
     key_id = request.id or "0" * 16
     secrets = (KeySecret(b"x" * 32),)
+    controls = rules.parse_cache_controls(request.cache_controls)
+    assert (controls is None) == (request.cache_controls is None)
+    assert set(controls or ()) == set(request.cache_controls or ())
     key = ApiKey(
-        id=key_id, tenant=request.tenant, name=request.name, scopes=scopes, secrets=secrets, expires_s=expires_s
+        id=key_id,
+        tenant=request.tenant,
+        name=request.name,
+        scopes=scopes,
+        secrets=secrets,
+        expires_s=expires_s,
+        cache_controls=controls,
     )
     check_key(key, NOW_S)
 

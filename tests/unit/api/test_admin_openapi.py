@@ -68,6 +68,7 @@ def test_query_parameters_are_described_one_by_one():
             "model",
             "rollout",
             "outcome",
+            "cache",
             "format",
             "after",
             "limit",

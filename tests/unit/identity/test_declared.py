@@ -5,7 +5,7 @@ from maitred.config.sources import parse_yaml
 from maitred.config.walker import StructBuilder
 from maitred.core.errors import ConfigInvalid
 from maitred.core.limits import LimitKind
-from maitred.core.tenancy import Scope, Tenant
+from maitred.core.tenancy import CacheDirective, Scope, Tenant
 from maitred.identity.config import IdentityConfig, OidcConfig
 from maitred.identity.declared import make_declared_directory as declared_with
 from maitred.identity.declared_config import OrganisationConfig
@@ -47,6 +47,7 @@ tenants:
       ci:
         secret: {env: FIRST}
         scopes: [inference, metrics]
+        cache_controls: [ttl, no-cache, ttl]
         limits: {concurrent_requests: 4}
     teams:
       lab:
@@ -113,6 +114,7 @@ def test_keys_are_kept_as_hashes_under_their_public_ids():
         (FIRST.public_id, "acme", "ci", (Scope.INFERENCE, Scope.METRICS)),
         (SECOND.public_id, "lab", "ann", (Scope.INFERENCE,)),
     ]
+    assert [key.cache_controls for key in found.keys] == [(CacheDirective.TTL, CacheDirective.NO_CACHE), None]
     assert matches(parse(FIRST.plaintext)[1], found.keys[0].secrets, now_s=0.0)
 
 

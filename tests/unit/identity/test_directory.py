@@ -2,7 +2,7 @@ import pytest
 
 from maitred.core.flow import FlowLevel
 from maitred.core.limits import Limit, LimitKind
-from maitred.core.tenancy import ApiKey, DirectoryChanges, Scope, Tenant
+from maitred.core.tenancy import ApiKey, CacheDirective, DirectoryChanges, Scope, Tenant
 from maitred.identity.directory import Directory
 
 
@@ -32,7 +32,7 @@ ORGANISATION = Tenant(
 TEAM = Tenant(
     id="lab", parent="acme", weight=2.0, models=("b", "c"), regions=("us",), tags=("local-only",), priority_ceiling=9
 )
-KEY = ApiKey(id="k1", tenant="lab", scopes=(Scope.INFERENCE, Scope.METRICS))
+KEY = ApiKey(id="k1", tenant="lab", scopes=(Scope.INFERENCE, Scope.METRICS), cache_controls=(CacheDirective.TTL,))
 
 
 def principal(directory, public_id="k1"):
@@ -47,6 +47,7 @@ def test_settings_of_a_tenant_and_its_parents_are_combined():
     assert found.scopes == {Scope.INFERENCE, Scope.METRICS}
     assert found.models == {"b"}
     assert found.regions == {"us"}
+    assert found.cache_controls == ("ttl",)
     assert found.tags == {"audited", "local-only"}
     assert found.priority_ceiling == 7
     assert found.shares == (FlowLevel("acme", 3.0), FlowLevel("lab", 2.0), FlowLevel("k1"))

@@ -87,6 +87,7 @@ class KeyRoutes:
             scopes=rules.parse_scopes(request.scopes),
             secrets=(new.secret,),
             expires_s=rules.parse_expiry(request.expires_at, self._admin.now_s()),
+            cache_controls=rules.parse_cache_controls(request.cache_controls),
         )
 
         async def make() -> AdminReply:
@@ -112,6 +113,8 @@ class KeyRoutes:
             changes["scopes"] = rules.parse_scopes(request.scopes)
         if request.expires_at is not UNSET:
             changes["expires_s"] = rules.parse_expiry(request.expires_at, self._admin.now_s())
+        if request.cache_controls is not UNSET:
+            changes["cache_controls"] = rules.parse_cache_controls(request.cache_controls)
         if not changes:
             raise InvalidRequest("The body changes nothing. Name a field to change.")
         key = await self._admin.store.update_key(key_id, **changes)

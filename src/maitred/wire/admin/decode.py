@@ -90,6 +90,8 @@ def _enum_choices(kind: type[msgspec.Struct], name: str) -> type[Enum] | None:
                 return choices
             case inspect.UnionType(types=types):
                 pending.extend(types)
+            case inspect.Metadata(type=described):
+                pending.append(described)
             case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item):
                 pending.append(item)
     return None

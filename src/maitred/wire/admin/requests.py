@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from maitred.core.limits import LimitKind
-from maitred.core.tenancy import Scope
+from maitred.core.tenancy import CacheDirective, Scope
 from maitred.wire.openai.requests import Message
 
 Time = str | int | float
@@ -22,6 +22,10 @@ _Regions = Annotated[list[str], Meta(description="Where its requests may be serv
 _Tags = Annotated[list[str], Meta(description="Privacy and other tags, such as `local-only`; added to the parent's.")]
 _Disabled = Annotated[bool, Meta(description="Refuse its keys, and those of its teams.")]
 _Expiry = Annotated[Time | None, Meta(description="ISO 8601 or seconds since the epoch; null: never.")]
+_CacheControls = Annotated[
+    list[CacheDirective] | None,
+    Meta(description="What its requests may say about answers from a cache; null: what the configuration allows."),
+]
 _After = Annotated[str, Meta(description="`next` of the page before.")]
 _Limit = Annotated[int, Meta(description="Entries of a page, 1 to 500.")]
 
@@ -60,6 +64,7 @@ class CreateKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str = ""
     scopes: tuple[Scope, ...] = (Scope.INFERENCE,)
     expires_at: _Expiry = None
+    cache_controls: _CacheControls = None
 
 
 class UpdateKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,6 +73,7 @@ class UpdateKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str | UnsetType = UNSET
     scopes: list[Scope] | UnsetType = UNSET
     expires_at: _Expiry | UnsetType = UNSET
+    cache_controls: _CacheControls | UnsetType = UNSET
 
 
 class RotateKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

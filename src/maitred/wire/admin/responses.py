@@ -10,7 +10,7 @@ from maitred.core.feedback import Feedback, FeedbackLabel
 from maitred.core.limits import Limit, LimitKind
 from maitred.core.replica import AdminStatus
 from maitred.core.rollout import RolloutPhase
-from maitred.core.tenancy import ApiKey, Scope, Tenant
+from maitred.core.tenancy import ApiKey, CacheDirective, Scope, Tenant
 from maitred.core.usage import UsageEvent, to_usd
 from maitred.wire.admin.times import to_iso
 
@@ -61,6 +61,10 @@ class KeyBody(Struct, frozen=True, kw_only=True):
     scopes: list[Scope]
     expires_at: str | None
     revoked: bool
+    cache_controls: Annotated[
+        list[CacheDirective] | None,
+        Meta(description="What its requests may say about answers from a cache; null: what the configuration allows."),
+    ]
     secrets: Annotated[list[SecretBody], Meta(description="More than one while a key is rotated.")]
     key: Annotated[str | UnsetType, Meta(description="The key in full. It is shown this once and stored nowhere.")] = (
         UNSET
@@ -77,6 +81,7 @@ class KeyBody(Struct, frozen=True, kw_only=True):
             scopes=list(key.scopes),
             expires_at=_optional_iso(key.expires_s),
             revoked=key.revoked,
+            cache_controls=None if key.cache_controls is None else list(key.cache_controls),
             secrets=[SecretBody(expires_at=_optional_iso(secret.expires_s)) for secret in active],
             key=plaintext,
         )

@@ -13,7 +13,7 @@ from msgspec import UNSET
 
 from maitred.core.errors import InvalidRequest
 from maitred.core.limits import Limit
-from maitred.core.tenancy import ID_PATTERN, Scope, Tenant, is_id
+from maitred.core.tenancy import ID_PATTERN, CacheDirective, Scope, Tenant, is_id
 from maitred.core.usage import to_nano_usd
 from maitred.wire.admin.requests import (
     BudgetsQuery,
@@ -157,6 +157,11 @@ def parse_scopes(scopes: Sequence[Scope]) -> tuple[Scope, ...]:
     if not scopes:
         raise InvalidRequest("scopes must name at least one of inference, metrics and admin.", param="scopes")
     return tuple(scope for scope in Scope if scope in scopes)
+
+
+def parse_cache_controls(controls: Sequence[CacheDirective] | None) -> tuple[CacheDirective, ...] | None:
+    """Returns the cache controls of a key, without duplicates; None: those that the configuration allows."""
+    return None if controls is None else tuple(control for control in CacheDirective if control in controls)
 
 
 def parse_expiry(value: Time | None, now_s: float) -> float | None:
