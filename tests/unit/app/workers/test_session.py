@@ -79,7 +79,7 @@ async def worker(dispatchers, observed, admission_setup):
     """What a worker has: a socket to a controller."""
     clock = FakeClock()
     controller = ControllerServer(
-        InFlightLimiter(10), None, None, lambda: ControllerSnapshot(1, frozenset(), {}, {}), clock
+        InFlightLimiter(10), None, None, lambda: ControllerSnapshot(1, frozenset(), {}, {}), clock, None
     )
     controller.reconfigure(LocalFlowController(dispatchers, admission_setup.admission, clock), [observed])
     session, socket = WorkerSession(WorkerSessions()), Socket()
@@ -241,7 +241,7 @@ async def test_a_worker_asks_for_the_limits_before_it_decodes_a_body(dispatchers
     clock = FakeClock()
     setup = AdmissionSetup(limit("tenant:acme", "concurrent_requests", 1))
     controller = ControllerServer(
-        InFlightLimiter(10), None, None, lambda: ControllerSnapshot(1, frozenset(), {}, {}), clock
+        InFlightLimiter(10), None, None, lambda: ControllerSnapshot(1, frozenset(), {}, {}), clock, None
     )
     controller.reconfigure(LocalFlowController(dispatchers, setup.admission, clock), [observed])
     session, socket = WorkerSession(WorkerSessions()), Socket()
