@@ -40,6 +40,7 @@ from maitred.app.assembly.stores import open_stores, running
 from maitred.app.models.router import Router
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.request.pipeline import Pipeline
+from maitred.app.request.planner import RequestBounds
 from maitred.app.runtime import tune_gc
 from maitred.app.shutdown import Shutdown
 from maitred.config.loader import load
@@ -200,7 +201,7 @@ async def _serve(config: Config, step: Step, folder: Path) -> None:
             Router(Catalog([served])),
             LocalFlowController({served.name: dispatcher}, parts.admission, clock),
             clock=clock,
-            max_choices=config.model.max_choices,
+            bounds=RequestBounds(config.model.max_choices),
         )
         gate = InFlightLimiter(config.server.max_in_flight)
         metrics = Metrics(lambda: gate.count, dict)

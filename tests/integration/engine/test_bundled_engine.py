@@ -278,7 +278,8 @@ def test_a_client_that_speaks_anthropic_gets_the_same_answer(client, server):
     theirs = client.chat.completions.create(**asked, temperature=0)
     with anthropic.Anthropic(base_url=server.url, api_key="unused", max_retries=0) as other:
         whole = other.messages.create(**asked, extra_body={"temperature": 0})
-        with other.messages.stream(**asked, extra_body={"temperature": 0}) as stream:
+        anew = {"temperature": 0, "cache": {"no-cache": True}}
+        with other.messages.stream(**asked, extra_body=anew) as stream:
             streamed = stream.get_final_message()
         counted = other.messages.count_tokens(model=MODEL, messages=asked["messages"])
     assert whole.content[0].text == streamed.content[0].text == theirs.choices[0].message.content
