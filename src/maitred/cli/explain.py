@@ -103,6 +103,7 @@ def _heading(timeline: "TimelineBody") -> Iterator[tuple[str, object]]:
         ("degraded", timeline.degraded),
         ("fallbacks", timeline.fallbacks),
         ("escalated", timeline.escalated),
+        ("cache", timeline.cache),
         ("recoveries", timeline.recoveries or None),
     ):
         if value not in (None, "", []):
