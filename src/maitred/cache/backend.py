@@ -1,5 +1,7 @@
 """Where answers are kept: in the memory of this process, or in a Redis that gateways share."""
 
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Protocol
 
 import msgspec
@@ -106,16 +108,31 @@ class MemoryBackend:
 
     async def remove(self, selection: AnswerSelection) -> int:
         """Removes answers and returns their number."""
-        return len(self._answers.pop_where(lambda _, entry, __: _is_chosen(entry[0], selection)))
+        removed = 0
+        async for kept in self._kept():
+            for key, _ in kept:
+                if _is_chosen(key, selection) and self._answers.pop(key.name) is not None:
+                    removed += 1
+        return removed
 
     async def describe(self) -> list[CachedAnswers]:
         """Returns what is kept, by tenant and model."""
         groups: dict[tuple[str, str], list[int]] = {}
-        for key, answer in self._answers.values():
-            groups.setdefault((key.tenant, key.model), []).append(len(answer))
+        async for kept in self._kept():
+            for key, answer in kept:
+                groups.setdefault((key.tenant, key.model), []).append(len(answer))
         return [CachedAnswers(*names, len(sizes), sum(sizes)) for names, sizes in sorted(groups.items())]
 
+    async def _kept(self) -> AsyncIterator[list[tuple[AnswerKey, bytes]]]:
+        """Yields what is kept now, in parts between which other tasks run: all of it would delay tokens."""
+        kept = list(self._answers.values())
+        for start in range(0, len(kept), _PER_TURN):
+            yield kept[start : start + _PER_TURN]
+            await asyncio.sleep(0)
 
+
+_PER_TURN = 1000
+"""Answers that a listing or a removal looks at before other tasks run."""
 _MOST_SERVERS = 4096
 """Most servers whose fingerprints are known; clients can choose names behind a name with a ``*``."""
 ENTRY_BYTES = 512

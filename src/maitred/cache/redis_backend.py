@@ -137,7 +137,11 @@ class RedisBackend:
             self._stores += 1
 
     async def remove(self, selection: AnswerSelection) -> int:
-        """Removes answers; implements `AnswerBackend.remove`."""
+        """Removes answers and returns their number.
+
+        Raises:
+            StoreUnavailable: Redis is away.
+        """
         removed = 0
         async for entries in self._entries(selection.name):
             chosen = [entry.key for entry in entries if _is_chosen(entry, selection)]
@@ -146,9 +150,12 @@ class RedisBackend:
         return removed
 
     async def describe(self) -> list[CachedAnswers]:
-        """Returns what is kept; implements `AnswerBackend.describe`.
+        """Returns what is kept, by tenant and model.
 
-        A listing may show an answer twice, or not, that is stored or removed meanwhile.
+        An answer that is stored or removed meanwhile may count twice, or not at all.
+
+        Raises:
+            StoreUnavailable: Redis is away.
         """
         groups: dict[tuple[str, str], list[int]] = {}
         async for entries in self._entries():
