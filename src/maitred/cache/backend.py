@@ -109,7 +109,7 @@ class MemoryBackend:
     async def remove(self, selection: AnswerSelection) -> int:
         """Removes answers and returns their number."""
         removed = 0
-        async for kept in self._kept():
+        async for kept in self._batches():
             for key, _ in kept:
                 if _is_chosen(key, selection) and self._answers.pop(key.name) is not None:
                     removed += 1
@@ -118,12 +118,12 @@ class MemoryBackend:
     async def describe(self) -> list[CachedAnswers]:
         """Returns what is kept, by tenant and model."""
         groups: dict[tuple[str, str], list[int]] = {}
-        async for kept in self._kept():
+        async for kept in self._batches():
             for key, answer in kept:
                 groups.setdefault((key.tenant, key.model), []).append(len(answer))
         return [CachedAnswers(*names, len(sizes), sum(sizes)) for names, sizes in sorted(groups.items())]
 
-    async def _kept(self) -> AsyncIterator[list[tuple[AnswerKey, bytes]]]:
+    async def _batches(self) -> AsyncIterator[list[tuple[AnswerKey, bytes]]]:
         """Yields what is kept now, in parts between which other tasks run: all of it would delay tokens."""
         kept = list(self._answers.values())
         for start in range(0, len(kept), _PER_TURN):
