@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from maitred.cache import eviction
 from maitred.cache.adaptive import AdaptiveCache
 
-KEYS = st.integers(0, 60)
+KEYS = st.integers(0, 60) | st.integers(1000, 1249)
 OWNERS = st.sampled_from("abcd")
 
 
@@ -71,6 +71,13 @@ class AdaptiveCacheMachine(RuleBasedStateMachine):
     def pop_owner(self, owner):
         gone = {key for key, known in self.known.items() if known[1] == owner}
         assert set(self.cache.pop_where(lambda key, value, whose: whose == owner)) == gone
+        for key in gone:
+            del self.known[key]
+
+    @rule(every=st.integers(2, 5))
+    def pop_some(self, every):
+        gone = {key for key in self.known if key % every == 0}
+        assert set(self.cache.pop_where(lambda key, value, whose: key % every == 0)) == gone
         for key in gone:
             del self.known[key]
 

@@ -1,6 +1,6 @@
 """Cache of answers and embeddings: the owner that uses most of it makes room, in an order that is learnt.
 
-It is fair as `maitred.core.shared_cache` is, whose calls take half the time and whose entries two thirds of the memory,
+It is fair as `maitred.core.shared_cache` is, whose calls take half the time and whose entries half the memory,
 and which evicts the least recently used. This one is for values that cost much more than that to make again. Entries
 may expire.
 """
