@@ -44,6 +44,7 @@ from maitred.app.assembly.services import GatewayResources, GatewayServices
 from maitred.app.assembly.stores import restore_rates, running
 from maitred.app.models.registry import open_registry
 from maitred.app.reload import Reloader
+from maitred.app.request.answer_sharing import AnswerSharing
 from maitred.app.request.rollout_observer import RolloutObserver
 from maitred.app.runtime import GcSweep
 from maitred.app.workers.admin import WorkerAdmin
@@ -257,6 +258,8 @@ async def open_gateway(
         )
         answer_cache = AnswerCache(config.cache, resources.stores.answers, clock)
         background.push_async_callback(answer_cache.close)
+        sharing = AnswerSharing(answer_cache, None if ipc is None else controller.answer_peers)
+        background.push_async_callback(controller.answer_peers.serve(sharing).close)
         parts = GatewayServices(
             resources=resources,
             clock=clock,
@@ -280,7 +283,7 @@ async def open_gateway(
             pin_admin=PinAdmin(registry.pinnable, clock),
             cache_admin=CacheAdmin(resources.stores.answers, recent),
             idempotency_store=idempotency_store,
-            answer_cache=answer_cache,
+            sharing=sharing,
             background_responses=background_responses,
             sessions=ConsoleSessions(clock, config.console.session_s, config.console.sessions),
             reloader=reloader,

@@ -26,6 +26,7 @@ import msgspec
 
 from maitred.core.context import CacheResult, ModelSelection, Outcome, RateLimitStatus, RejectedAnswer
 from maitred.core.flow import Flow, PriorityClass, QueuePosition
+from maitred.core.inference import TextDelta
 from maitred.core.request import FinishReason, SamplingParams, Usage
 from maitred.core.tenancy import DirectoryChanges, Principal
 from maitred.core.timeline import TimelineSpan
@@ -282,6 +283,47 @@ class AnswerStored(msgspec.Struct, frozen=True, array_like=True, tag="stores"):
     fingerprint: str
 
 
+class AnswerClaim(msgspec.Struct, frozen=True, array_like=True, tag="claims"):
+    """Worker: it computes this answer for all who ask for it, unless another process does."""
+
+    number: int
+    digest: bytes
+    """Digest of the request; see `maitred.cache.answer_key.AnswerKey`."""
+
+
+class AnswerReleased(msgspec.Struct, frozen=True, array_like=True, tag="releases"):
+    """Worker: it does not compute this answer any more."""
+
+    digest: bytes
+
+
+class AnswerPart(msgspec.Struct, frozen=True, array_like=True, tag="part"):
+    """Both ends: what has come of an answer that another process computes."""
+
+    number: int
+    """The number of its reader: at the controller, or at the worker that has claimed the answer."""
+    parts: list[TextDelta]
+    has_begun: bool
+    """Whether a part of the answer has come; False: the request is admitted."""
+    usage: Usage
+    finish_reasons: list[FinishReason]
+    ignored_fields: list[str]
+    is_passthrough: bool
+
+
+class AnswerEnded(msgspec.Struct, frozen=True, array_like=True, tag="over"):
+    """Both ends: the reader of this number gets no more; the error, if the answer is not complete."""
+
+    number: int
+    error: EncodedError | None = None
+
+
+class ReaderLeft(msgspec.Struct, frozen=True, array_like=True, tag="left"):
+    """Both ends: the reader of this number wants no more."""
+
+    number: int
+
+
 class DirectoryAck(msgspec.Struct, frozen=True, array_like=True, tag="knows"):
     """Worker: the worker now uses this version of keys, tenants and limits."""
 
@@ -313,6 +355,11 @@ ToController = (
     | LimitQuery
     | AnswerQuery
     | AnswerStored
+    | AnswerClaim
+    | AnswerReleased
+    | AnswerPart
+    | AnswerEnded
+    | ReaderLeft
     | DirectoryQuery
     | DirectoryAck
 )
@@ -396,6 +443,23 @@ class LimitReply(msgspec.Struct, frozen=True, array_like=True, tag="limits_check
     error: EncodedError | None = None
 
 
+class ClaimReply(msgspec.Struct, frozen=True, array_like=True, tag="claimed"):
+    """Controller: the reply to `AnswerClaim`."""
+
+    number: int
+    is_read: bool = False
+    """Whether another process computes the answer, whose parts follow under the same number."""
+    may_be_stored: bool = False
+    """Whether another process has just computed it, so that it may be in the cache now."""
+
+
+class ReaderJoined(msgspec.Struct, frozen=True, array_like=True, tag="joined"):
+    """Controller: another process wants to read an answer that this worker computes, under this number."""
+
+    number: int
+    digest: bytes
+
+
 class AnswerReply(msgspec.Struct, frozen=True, array_like=True, tag="looked_up"):
     """Controller: the reply to `AnswerQuery`."""
 
@@ -415,4 +479,9 @@ ToWorker = (
     | RateLimitReply
     | LimitReply
     | AnswerReply
+    | ClaimReply
+    | ReaderJoined
+    | AnswerPart
+    | AnswerEnded
+    | ReaderLeft
 )

@@ -107,7 +107,7 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
         schemas=resources.schemas,
         rollout_observer=parts.rollout_observer,
         grammars=resources.grammars,
-        cache=parts.answer_cache,
+        sharing=parts.sharing,
     )
     console_routes = open_console(
         config.console, access.identity, parts.sessions, CallerUsage(stores.usage, admission, clock)

@@ -27,11 +27,11 @@ from maitred.app.models.on_demand import OnDemandModelSet, open_local_models
 from maitred.app.models.registry import EngineRegistry
 from maitred.app.models.upstreams import Upstreams, open_upstreams
 from maitred.app.reload import Reloader
+from maitred.app.request.answer_sharing import AnswerSharing
 from maitred.app.request.fallback import open_schemas
 from maitred.app.request.rollout_observer import RolloutObserver
 from maitred.app.workers.admin import WorkerAdmin
 from maitred.app.workers.controller_server import ControllerServer
-from maitred.cache.answer_cache import AnswerCache
 from maitred.cache.backend import MemoryBackend
 from maitred.cache.memory import MemoryIdempotencyStore
 from maitred.config.tree import Config
@@ -100,7 +100,7 @@ class GatewayServices:
         store_health: The health of the stores.
         replica_admin, sleepable_models, pin_admin, cache_admin: Admin services for operators.
         idempotency_store: Stores responses for repeats.
-        answer_cache: The cache of answers.
+        sharing: Shares answers among requests, with their cache.
         background_responses: Runs the responses that go on without their clients.
         sessions: The login sessions of the console.
         reloader: Reloads the configuration.
@@ -130,7 +130,7 @@ class GatewayServices:
     pin_admin: PinAdmin
     cache_admin: CacheAdmin
     idempotency_store: MemoryIdempotencyStore
-    answer_cache: AnswerCache
+    sharing: AnswerSharing
     background_responses: BackgroundResponses
     sessions: ConsoleSessions
     reloader: Reloader
@@ -153,7 +153,7 @@ class GatewayServices:
         self.admission.reconfigure(config.admission)
         self.resources.grammars.reconfigure(config.admission.grammars)
         self.idempotency_store.reconfigure(config.idempotency)
-        self.answer_cache.reconfigure(config.cache)
+        self.sharing.cache.reconfigure(config.cache)
         if isinstance(answers := self.resources.stores.answers, MemoryBackend):
             answers.reconfigure(config.cache.max_bytes)
         self.background_responses.reconfigure(server.heartbeat_s)

@@ -12,6 +12,8 @@ Whoever gets an answer that was not computed for it has a reservation and a line
 """
 
 from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
@@ -20,6 +22,7 @@ from maitred.app.request.answer_lookup import AnswerLookup
 from maitred.app.request.coalescing import CoalescedAnswer, CoalescedResponse, Compute
 from maitred.app.request.flow_control import FlowController, GrantHandle
 from maitred.cache.answer import CachedAnswer
+from maitred.cache.answer_cache import AnswerCache
 from maitred.core.context import CacheStatus, Outcome, RequestContext
 from maitred.core.errors import CachedAnswerTooLong, MaitredError
 from maitred.core.flow import PriorityClass
@@ -28,15 +31,58 @@ from maitred.core.resource_stack import ResourceStack
 from maitred.core.service import PushStream, ResponseStream, StreamSink
 
 
+class AnswerPeers(Protocol):
+    """The other processes of this gateway, which compute answers that this one can read."""
+
+    async def claim(self, digest: bytes) -> "AnswerClaimed":
+        """Claims the answer to a request for this process, unless another one computes it."""
+        ...
+
+    def release(self, digest: bytes) -> None:
+        """Notes that this process does not compute the answer any more."""
+        ...
+
+
+class AnswerClaimed(NamedTuple):
+    """Result of a claim."""
+
+    remote: "RemoteAnswer | None" = None
+    """The answer, if another process computes it; None: this process does."""
+    may_be_stored: bool = False
+    """Whether another process has just computed it, so that it may be in the cache now."""
+
+
+class RemoteAnswer(Protocol):
+    """Answer that another process of this gateway computes."""
+
+    def leave(self) -> None:
+        """Ends the reading, or renounces it."""
+        ...
+
+    async def read(self, context: RequestContext, stack: ResourceStack) -> ResponseStream:
+        """Waits until its request is admitted, and returns what comes of it.
+
+        Args:
+            context: Gets what the answer is in tokens.
+            stack: Closing it ends the reading.
+
+        Raises:
+            ReplicaLost: The other process does not compute it any more.
+        """
+        ...
+
+
 class AnswerSharing:
-    """Shares answers among the requests of one pipeline.
+    """Shares answers among the requests of one process, and with those of its peers.
 
     Args:
-        flow_controller: Admits requests whose answers are not computed for them.
+        cache: Cache of complete answers.
+        peers: The other processes of this gateway; None: there are none.
     """
 
-    def __init__(self, flow_controller: FlowController) -> None:
-        self._flow_controller = flow_controller
+    def __init__(self, cache: AnswerCache, peers: AnswerPeers | None = None) -> None:
+        self.cache = cache
+        self._peers = peers
         self._coalesced: dict[tuple[bytes, bool], CoalescedAnswer] = {}
         """Digest of a request, and whether its answer comes in one piece -> the answer that is being computed."""
 
@@ -45,8 +91,14 @@ class AnswerSharing:
         """Number of answers that are being computed and can be shared."""
         return len(self._coalesced)
 
+    def find(self, digest: bytes) -> CoalescedAnswer | None:
+        """Returns the answer to a request that a peer can read; None: there is none."""
+        answer = self._coalesced.get((digest, False))
+        return answer if answer is not None and answer.can_be_joined else None
+
     async def respond(
         self,
+        flow_controller: FlowController,
         lookup: AnswerLookup,
         pool: str,
         admission_request: AdmissionRequest,
@@ -57,6 +109,7 @@ class AnswerSharing:
         """Returns the response to a request.
 
         Args:
+            flow_controller: Admits requests whose answers are not computed for them.
             lookup: Look-up of the request in the cache.
             pool: The model.
             admission_request: The request as admission sees it, with its context.
@@ -69,26 +122,48 @@ class AnswerSharing:
         """
         context = admission_request.context
         assert context is not None
-        if self._find(lookup) is None and (answer := await lookup.find(context)) is not None:
+        choices = admission_request.choices
+        answer = None if self._find(lookup) is not None else await lookup.find(context)
+        may_claim = lookup.is_shared and not lookup.in_one_piece
+        if answer is None and self._peers is not None and may_claim and self._find(lookup) is None:
+            remote, may_be_stored = await self._peers.claim(lookup.digest)
+            if remote is not None:
+                self._read_remote(remote, lookup, context, choices)
+            elif may_be_stored and (answer := await lookup.find(context)) is not None:
+                self._peers.release(lookup.digest)
+        if answer is not None:
             context.priority = priority
             try:
-                return await self._respond_cached(lookup, answer, pool, admission_request, context, stack)
+                return await self._respond_cached(
+                    flow_controller, lookup, answer, pool, admission_request, context, stack
+                )
             except CachedAnswerTooLong:
                 lookup.is_shared = False  # another caller's limits allow what those of this one do not
-        while (coalesced := self._find(lookup)) is not None:
-            response = await self._join(coalesced, lookup, pool, admission_request, priority, context, stack)
+        while (shared := self._find(lookup)) is not None:
+            response = await self._join(
+                flow_controller, shared, lookup, pool, admission_request, priority, context, stack
+            )
             if response is not None:
                 return response
         lookup.note(CacheStatus.MISS, context)
-        choices = admission_request.choices
         coalesced = CoalescedAnswer(context, lookup.record(), choices)
         reader = stack.push_async_exit(CoalescedResponse(coalesced, context, lookup, choices))
-        coalesced.start(compute, self._add(lookup, coalesced))
+        coalesced.start(compute, self._add(lookup, coalesced, releases=True))
         await coalesced.wait_started()
         return reader
 
+    def _read_remote(self, remote: RemoteAnswer, lookup: AnswerLookup, context: RequestContext, choices: int) -> None:
+        """Begins to read an answer that another process computes, for all who ask for it here."""
+        if self._find(lookup) is not None:
+            remote.leave()  # it was begun meanwhile
+            return
+        state = RequestContext(context.request_id, context.started_s)
+        coalesced = CoalescedAnswer(state, lookup.record(keeps=False), choices)
+        coalesced.start(partial(remote.read, state), self._add(lookup, coalesced))
+
     async def _respond_cached(
         self,
+        flow_controller: FlowController,
         lookup: AnswerLookup,
         answer: CachedAnswer,
         pool: str,
@@ -99,12 +174,13 @@ class AnswerSharing:
         """Admits a request whose answer is in the cache, and returns its response."""
         tokens = answer.usage.completion_tokens
         cached = replace(admission_request, cache="exact", cached_tokens=tokens)
-        grant, _ = await self._flow_controller.admit(pool, None, cached, context.timeline, stack)
+        grant, _ = await flow_controller.admit(pool, None, cached, context.timeline, stack)
         lookup.restore(answer, context)
         return CachedResponse(answer, grant, context)
 
     async def _join(
         self,
+        flow_controller: FlowController,
         coalesced: CoalescedAnswer,
         lookup: AnswerLookup,
         pool: str,
@@ -129,7 +205,7 @@ class AnswerSharing:
             context.priority = priority
             joining = replace(admission_request, cache="coalesced", cached_tokens=lookup.most_tokens)
             try:
-                reader.grant, _ = await self._flow_controller.admit(pool, None, joining, context.timeline, joined)
+                reader.grant, _ = await flow_controller.admit(pool, None, joining, context.timeline, joined)
             except CachedAnswerTooLong:
                 lookup.is_shared = False
                 return None
@@ -150,8 +226,16 @@ class AnswerSharing:
                 return answer
         return None
 
-    def _add(self, lookup: AnswerLookup, answer: CoalescedAnswer) -> Callable[[object], None]:
-        """Adds an answer that new readers can get, if it is shared; returns the function that removes it."""
+    def _add(
+        self, lookup: AnswerLookup, answer: CoalescedAnswer, *, releases: bool = False
+    ) -> Callable[[object], None]:
+        """Adds an answer that new readers can get, if it is shared; returns the function that removes it.
+
+        Args:
+            lookup: Look-up of its request.
+            answer: The answer.
+            releases: Whether the removal lets a peer compute the next one.
+        """
         place = lookup.digest, lookup.in_one_piece
         if lookup.is_shared:
             self._coalesced[place] = answer
@@ -159,6 +243,8 @@ class AnswerSharing:
         def remove(_: object) -> None:
             if self._coalesced.get(place) is answer:
                 del self._coalesced[place]
+            if releases and lookup.is_shared and self._peers is not None:
+                self._peers.release(lookup.digest)
 
         return remove
 

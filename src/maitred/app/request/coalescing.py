@@ -8,6 +8,7 @@ Reading does not slow down the others: an answer waits for its readers only when
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self
@@ -27,6 +28,26 @@ Compute = Callable[[ResourceStack], Awaitable[ResponseStream]]
 """Plans, admits and enqueues the request; the stack owns what it holds."""
 
 
+class AnswerReader(ABC):
+    """Reader of a coalesced answer.
+
+    Attributes:
+        unread: Number of batches that have come and are not read.
+    """
+
+    unread = 0
+
+    @abstractmethod
+    def take(self, parts: Sequence[TextDelta]) -> None:
+        """Takes the next deltas."""
+        ...
+
+    @abstractmethod
+    def on_end(self, failure: BaseException | None) -> None:
+        """Notes that no more deltas come: the answer is complete, or has failed."""
+        ...
+
+
 class CoalescedAnswer(StreamSink):
     """Answer that is being computed for all who ask for it.
 
@@ -37,6 +58,8 @@ class CoalescedAnswer(StreamSink):
 
     Attributes:
         has_begun: Whether a part of the answer has come.
+        is_over: Whether no more comes.
+        failure: The error with which it has ended; None: it is complete, or goes on.
     """
 
     def __init__(self, context: RequestContext, recording: AnswerRecording, choices: int) -> None:
@@ -44,13 +67,13 @@ class CoalescedAnswer(StreamSink):
         self.has_begun = False
         self._recording = recording
         self._unfinished = choices
-        self._readers: list[CoalescedResponse] = []
+        self._readers: list[AnswerReader] = []
         self._task: asyncio.Task[None] | None = None
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._reader_waiter: asyncio.Future[None] | None = None
         """Future of the task while it waits for a reader."""
-        self._failure: BaseException | None = None
-        self._is_over = False
+        self.failure: BaseException | None = None
+        self.is_over = False
 
     def start(self, compute: Compute, on_end: Callable[[object], None]) -> None:
         """Starts the task that computes the answer.
@@ -69,7 +92,12 @@ class CoalescedAnswer(StreamSink):
         """
         context = self.context
         as_asked = not context.degraded and context.clamped_max_tokens is None
-        return as_asked and self._failure is None and not self._recording.given_up
+        return as_asked and self.failure is None and not self._recording.given_up
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the request is admitted."""
+        return self._started.done() and self._started.exception() is None
 
     async def wait_started(self) -> None:
         """Waits until the request is admitted.
@@ -79,12 +107,12 @@ class CoalescedAnswer(StreamSink):
         """
         await asyncio.shield(self._started)
 
-    def attach(self, reader: "CoalescedResponse") -> list[TextDelta]:
+    def attach(self, reader: AnswerReader) -> list[TextDelta]:
         """Adds a reader; returns the answer so far."""
         self._readers.append(reader)
         return self._recording.deltas()
 
-    async def detach(self, reader: "CoalescedResponse", error: BaseException | None) -> None:
+    async def detach(self, reader: AnswerReader, error: BaseException | None) -> None:
         """Removes a reader; behind the last one, ends the task and waits until it holds nothing any more."""
         self._readers.remove(reader)
         self.on_read()
@@ -147,12 +175,12 @@ class CoalescedAnswer(StreamSink):
         if isinstance(failure, asyncio.CancelledError):
             reason = failure.args[0] if failure.args else None
             failure = reason if isinstance(reason, MaitredError) else ReplicaLost()
-        self._failure, self._is_over = failure, True
+        self.failure, self.is_over = failure, True
         if not self._started.done():
             self._started.set_exception(failure or ReplicaLost())
             self._started.exception()  # nobody may be waiting
         for reader in self._readers:
-            reader.wake()
+            reader.on_end(failure)
 
     def on_read(self) -> None:
         """Lets the task go on if it has waited for a reader that has read, or has left."""
@@ -161,13 +189,13 @@ class CoalescedAnswer(StreamSink):
 
     def raise_if_over(self) -> None:
         """Raises how the answer has ended: its failure, or StopAsyncIteration; does nothing while it goes on."""
-        if self._failure is not None:
-            raise self._failure
-        if self._is_over:
+        if self.failure is not None:
+            raise self.failure
+        if self.is_over:
             raise StopAsyncIteration
 
 
-class CoalescedResponse(PushStream):
+class CoalescedResponse(PushStream, AnswerReader):
     """Response of one caller from a coalesced answer. Implements `maitred.core.service.ResponseStream`.
 
     Its stack closes it; then the caller is no reader of the answer any more.
@@ -180,7 +208,6 @@ class CoalescedResponse(PushStream):
 
     Attributes:
         grant: Reservation of this caller; None: the caller who began the answer, whose reservation the answer holds.
-        unread: Number of batches that have come and are not read.
     """
 
     def __init__(self, answer: CoalescedAnswer, context: RequestContext, lookup: AnswerLookup, choices: int) -> None:
@@ -229,7 +256,10 @@ class CoalescedResponse(PushStream):
         self._sink = sink
 
     def take(self, parts: Sequence[TextDelta]) -> None:
-        """Takes the next deltas: sends them at once where they are text alone and the reader waits, or keeps them."""
+        """Takes the next deltas; implements `AnswerReader.take`.
+
+        It sends them at once where they are text alone and the reader waits, and keeps them otherwise.
+        """
         sink = self._sink
         if sink is not None and self._waiter is not None and not self.unread and sink.open:
             for part in parts:
@@ -240,9 +270,12 @@ class CoalescedResponse(PushStream):
                 return
         self._unread += parts
         self.unread += 1
-        self.wake()
+        self._wake()
 
-    def wake(self) -> None:
-        """Wakes the reader, because deltas have come or none will come any more."""
+    def on_end(self, failure: BaseException | None) -> None:
+        """Wakes the reader, because no more deltas come; implements `AnswerReader.on_end`."""
+        self._wake()
+
+    def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

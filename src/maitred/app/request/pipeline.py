@@ -36,7 +36,6 @@ from maitred.app.request.upstream_request import UpstreamRequest, count_upstream
 from maitred.app.request.upstream_response import UpstreamResponse
 from maitred.app.request.usage_counter import OutputGrant, UpstreamUsageCounter
 from maitred.app.request.validation import check_beyond_chat, check_supported, rules_for, with_tools
-from maitred.cache.answer_cache import AnswerCache
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.cohort import COHORT, CohortStage
 from maitred.core.context import DeltaListener, RateLimitStatus, RequestContext
@@ -81,7 +80,7 @@ class Pipeline:
         schemas: JSON schema checker for escalation; None: no schema checks.
         grammars: Validates grammars; None: default settings.
         rollout_observer: Observes requests of canary rollouts; None: no rollouts.
-        cache: Cache of answers; None: every answer is computed.
+        sharing: Shares answers among requests; None: every answer is computed.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class Pipeline:
         schemas: SchemaChecker | None = None,
         rollout_observer: RolloutObserver | None = None,
         grammars: GrammarValidator | None = None,
-        cache: AnswerCache | None = None,
+        sharing: AnswerSharing | None = None,
     ) -> None:
         self._router = router
         self._flow_controller = flow_controller
@@ -114,8 +113,7 @@ class Pipeline:
         self._schemas = schemas
         self._retry_policy = retry_policy or RetryPolicy(0, RetryBudget(0.0, 0), self._clock)
         self._rollout_observer = rollout_observer
-        self._cache = cache
-        self._answer_sharing = AnswerSharing(flow_controller)
+        self._sharing = sharing
 
     def generate(
         self, request: InferenceRequest, context: RequestContext
@@ -186,20 +184,22 @@ class Pipeline:
         try:
             prepared = await self._planner.prepare(target, request, context)
             lookup = None
-            if self._cache is not None:
+            if self._sharing is not None:
                 most_tokens = self._planner.max_output_tokens(prepared)
-                lookup = make_lookup(self._cache, target, prepared, principal, context, most_tokens)
+                lookup = make_lookup(self._sharing.cache, target, prepared, principal, context, most_tokens)
         except BaseException as failure:
             context.timeline.fail(SpanName.PLAN, began_s, self._clock.monotonic_s(), {"model": target.name}, failure)
             raise
         compute = partial(self._compute, target, prepared, principal, context)
-        if lookup is None:
+        if self._sharing is None or lookup is None:
             return await compute(stack)
         if self._planner.overflow_request(target, request, principal) is not None:
             lookup.is_shared = False  # while it waits, it may move to another model
         priority = flow_of(principal, request).priority
         admission_request = _admission_request(principal, context, prepared)
-        return await self._answer_sharing.respond(lookup, target.pool, admission_request, priority, stack, compute)
+        return await self._sharing.respond(
+            self._flow_controller, lookup, target.pool, admission_request, priority, stack, compute
+        )
 
     async def _compute(
         self,

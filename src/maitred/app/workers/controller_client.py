@@ -26,6 +26,8 @@ from maitred.wire.worker_protocol import (
     DirectoryReply,
     LimitReply,
     RateLimitReply,
+    ReaderJoined,
+    ReaderLeft,
     ResumeGrant,
     ToWorker,
     WorkerHello,
@@ -94,6 +96,9 @@ class ControllerClient:
         pid: The process id of this worker.
         path: The Unix socket where the controller listens.
         on_snapshot: Called with every `ControllerSnapshot`.
+
+    Attributes:
+        on_reader: Called when another process begins or ends to read an answer of this worker.
     """
 
     def __init__(self, worker: int, pid: int, path: Path, on_snapshot: Callable[[ControllerSnapshot], None]) -> None:
@@ -110,6 +115,7 @@ class ControllerClient:
         """Grants whose requests have ended while there was no controller."""
         self._unanswered_ids: list[str] = []
         """Ids of requests that have ended without a reply to their `AdmitRequest`, while there was no controller."""
+        self.on_reader: Callable[[ReaderJoined | ReaderLeft], None] = lambda _: None
         self._delayed_messages: deque[msgspec.Struct] = deque(maxlen=_MAX_DELAYED_MESSAGES)
         self._flushables: list[Flushable] = []
 
@@ -255,6 +261,8 @@ class ControllerClient:
                 reply = self._pending_replies.get(message.number)
                 if reply is not None and not reply.done():
                     reply.set_result(message)
+            case ReaderJoined() | ReaderLeft():
+                self.on_reader(message)
             case _:
                 if (listener := self._listeners.get(message.number)) is not None:
                     listener.on_message(message)

@@ -21,6 +21,7 @@ import msgspec
 
 from maitred.api.in_flight import InFlightLimiter
 from maitred.app.request.flow_control import LocalFlowController
+from maitred.app.workers.answer_peers import ControllerPeers
 from maitred.app.workers.context_codec import decode_context
 from maitred.app.workers.ipc import IpcConnection
 from maitred.app.workers.worker_request import WorkerRequest
@@ -37,7 +38,11 @@ from maitred.wire.error_codec import encode_error
 from maitred.wire.worker_protocol import (
     AdmitRejected,
     AdmitRequest,
+    AnswerClaim,
+    AnswerEnded,
+    AnswerPart,
     AnswerQuery,
+    AnswerReleased,
     AnswerReply,
     AnswerStored,
     ControllerSnapshot,
@@ -48,6 +53,7 @@ from maitred.wire.worker_protocol import (
     LimitReply,
     RateLimitQuery,
     RateLimitReply,
+    ReaderLeft,
     ReleaseRequest,
     ReplicaFailed,
     RequestEnded,
@@ -211,6 +217,8 @@ class WorkerSession:
             case AnswerStored():
                 put = self.controller.answers.put(_key_of(message), message.answer, message.ttl_s, message.fingerprint)
                 self._start_task(put, "answer for the cache")
+            case AnswerClaim() | AnswerReleased() | AnswerPart() | AnswerEnded() | ReaderLeft():
+                self.controller.answer_peers.handle(self.connection, message)
             case DirectoryQuery():
                 self._start_task(self._reply_directory(message), "reply about the directory")
             case DirectoryAck():
@@ -310,6 +318,7 @@ class WorkerSession:
         self._worker_sessions.on_disconnect(self)
         if self._controller is not None:
             self._controller.sessions.discard(self)
+            self._controller.answer_peers.on_disconnect(self.connection)
         if self._requests:
             _log.warning("Worker %d (pid %d) is gone, with %d requests.", self.worker, self.pid, len(self._requests))
         for task in self.tasks:
@@ -396,6 +405,7 @@ class ControllerServer:
         on_worker_retires: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.answers = answers
+        self.answer_peers = ControllerPeers()
         self.on_worker_retires = on_worker_retires
         self.in_flight = in_flight
         self.directory = directory

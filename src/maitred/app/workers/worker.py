@@ -31,10 +31,12 @@ from maitred.app.assembly.tracing import open_traces
 from maitred.app.models.local import LocalModel, local_model
 from maitred.app.models.router import Router, read_routes
 from maitred.app.models.upstreams import open_upstreams
+from maitred.app.request.answer_sharing import AnswerSharing
 from maitred.app.request.planner import RequestBounds
 from maitred.app.request.retry_policy import RetryPolicy
 from maitred.app.runtime import tune_gc
 from maitred.app.shutdown import Shutdown
+from maitred.app.workers.answer_peers import WorkerPeers
 from maitred.app.workers.context_codec import encode_context
 from maitred.app.workers.controller_client import ControllerClient
 from maitred.app.workers.ipc import RETIRE, IpcFolder
@@ -379,6 +381,9 @@ async def _open_pipeline(
     budget = RetryBudget(config.server.retry_share, config.server.retry_allowance)
     cache = AnswerCache(config.cache, RemoteBackend(controller), clock)
     stack.push_async_callback(cache.close)
+    peers = WorkerPeers(controller)
+    sharing = AnswerSharing(cache, peers)
+    stack.push_async_callback(peers.serve(sharing).close)
     pipeline = WorkerPipeline(
         Router(catalog, routes),
         flow_controller,
@@ -388,7 +393,7 @@ async def _open_pipeline(
         ),
         retry_policy=RetryPolicy(config.dispatch.retries, budget, clock),
         grammars=grammars,
-        cache=cache,
+        sharing=sharing,
     )
     pipeline.local_names = local_names
     return pipeline

@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from maitred.app.models.router import Router
+from maitred.app.request.answer_sharing import AnswerSharing
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.request.pipeline import Pipeline
 from maitred.cache.answer_cache import AnswerCache
@@ -76,12 +77,13 @@ class Gateway:
         self.clock = StillClock()
         self.backend = MemoryBackend(1 << 20, self.clock)
         self.cache = AnswerCache(config or CacheConfig(), self.backend, self.clock)
+        self.sharing = AnswerSharing(self.cache)
         self.dispatcher = Dispatcher("m", [Endpoint("local", self.replica)], DispatchConfig(recoveries=0), self.clock)
         self.pipeline = Pipeline(
             Router(Catalog([ServedModel("m", [self.replica], TOKENIZER)])),
             LocalFlowController({"m": self.dispatcher}, self.admission.admission, self.clock),
             clock=self.clock,
-            cache=self.cache,
+            sharing=self.sharing,
         )
 
     async def ask(self, request=None, principal=ALICE, context=None):
@@ -285,7 +287,7 @@ async def test_callers_who_ask_at_the_same_time_share_one_computation():
     assert len(computed) == 1
     assert len(gateway.lines) == 10
     assert sum(line.output_tokens for line in gateway.lines) == results[0][1].completion_tokens
-    assert gateway.pipeline._answer_sharing.coalesced_count == 0
+    assert gateway.sharing.coalesced_count == 0
 
 
 async def test_the_first_caller_leaves_and_the_others_go_on():
@@ -319,7 +321,7 @@ async def test_the_last_one_out_ends_the_work():
         task.cancel()
     await asyncio.wait(running)
     assert gateway.replica.open == 0
-    assert gateway.pipeline._answer_sharing.coalesced_count == 0
+    assert gateway.sharing.coalesced_count == 0
     (computed,) = (line for line in gateway.lines if not line.cache)
     assert computed.outcome is Outcome.CANCELLED
     gateway.replica.let()

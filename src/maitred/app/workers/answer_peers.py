@@ -1,0 +1,435 @@
+"""Answers that processes of one gateway read from each other while they are computed.
+
+::
+
+    worker B                      controller                        worker A
+      AnswerClaim ------------------>  A has claimed this answer
+      <----------------- ClaimReply    ReaderJoined ----------------->
+      <----------------- AnswerPart    <------------------ AnswerPart     what there is of it, then what comes
+      <---------------- AnswerEnded    <----------------- AnswerEnded
+      ReaderLeft ------------------->  ReaderLeft ------------------->    in place of the end, when nobody reads in B
+
+The process that first asks for an answer computes it; the controller knows which one that is. The controller computes
+answers, too, and reads those of workers. Parts pass through the controller only where two processes share an answer.
+"""
+
+import asyncio
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self
+
+from msgspec.structs import replace
+
+from maitred.app.request.answer_sharing import AnswerClaimed, AnswerSharing
+from maitred.app.request.coalescing import AnswerReader, CoalescedAnswer
+from maitred.app.workers.controller_client import ControllerClient
+from maitred.core.context import RequestContext
+from maitred.core.errors import Bug, MaitredError, ReplicaLost
+from maitred.core.inference import TextDelta
+from maitred.core.resource_stack import ResourceStack
+from maitred.core.service import ResponseStream
+from maitred.wire.error_codec import decode_error, encode_error
+from maitred.wire.worker_protocol import (
+    AnswerClaim,
+    AnswerEnded,
+    AnswerPart,
+    AnswerReleased,
+    ClaimReply,
+    ReaderJoined,
+    ReaderLeft,
+    ResumeGrant,
+    ToController,
+    ToWorker,
+)
+
+_MOST_RELEASED = 256
+AnswerMessage = AnswerPart | AnswerEnded
+SendPart = Callable[[AnswerMessage], None]
+
+
+class PeerReader(AnswerReader):
+    """Reader of a coalesced answer in another process. What it is given, it sends there.
+
+    Args:
+        number: Number of the reader in its messages.
+        answer: The answer.
+        send: Sends a message towards the other process.
+    """
+
+    def __init__(self, number: int, answer: CoalescedAnswer, send: SendPart) -> None:
+        self._number = number
+        self._answer = answer
+        self._send = send
+
+    def take(self, parts: Sequence[TextDelta]) -> None:
+        """Sends the next deltas; implements `AnswerReader.take`."""
+        context = self._answer.context
+        self._send(
+            AnswerPart(
+                self._number,
+                parts=[*parts],
+                has_begun=self._answer.has_begun,
+                usage=context.usage,
+                finish_reasons=context.finish_reasons,
+                ignored_fields=[*context.ignored_fields],
+                is_passthrough=context.is_passthrough,
+            )
+        )
+
+    def on_end(self, failure: BaseException | None) -> None:
+        """Sends the end; implements `AnswerReader.on_end`."""
+        error = None
+        if failure is not None:
+            error = encode_error(failure if isinstance(failure, MaitredError) else Bug())
+        self._send(AnswerEnded(self._number, error))
+
+
+class PeerReaders:
+    """The readers of this process's answers in other processes.
+
+    Args:
+        sharing: Has the answers.
+    """
+
+    def __init__(self, sharing: AnswerSharing) -> None:
+        self._sharing = sharing
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    def join(self, number: int, digest: bytes, send: SendPart) -> None:
+        """Lets another process read an answer.
+
+        Args:
+            number: Number of the reader in its messages.
+            digest: Digest of the request.
+            send: Sends a message towards the other process.
+        """
+        task = asyncio.create_task(self._read(number, digest, send), name=f"reader {number} of a peer")
+        self._tasks[number] = task
+        task.add_done_callback(lambda _: self._tasks.pop(number, None))
+
+    def leave(self, number: int) -> None:
+        """Ends a reader, because nobody reads in the other process any more."""
+        if (task := self._tasks.get(number)) is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Ends all readers."""
+        tasks = [*self._tasks.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _read(self, number: int, digest: bytes, send: SendPart) -> None:
+        answer = self._sharing.find(digest)
+        if answer is None:
+            send(AnswerEnded(number, encode_error(ReplicaLost())))
+            return
+        ended = asyncio.Event()
+
+        def pass_on(message: AnswerMessage) -> None:
+            send(message)
+            if isinstance(message, AnswerEnded):
+                ended.set()
+
+        reader = PeerReader(number, answer, pass_on)
+        so_far = answer.attach(reader)
+        if answer.has_started:
+            reader.take(so_far)  # at once, before anything that comes
+        failure: BaseException | None = None
+        try:
+            if not answer.has_started:
+                await answer.wait_started()
+                reader.take(())
+            if answer.is_over and not ended.is_set():
+                reader.on_end(answer.failure)
+            await ended.wait()
+        except MaitredError:
+            pass  # the end has told it
+        except asyncio.CancelledError as cancelled:
+            failure = cancelled
+            raise
+        finally:
+            await answer.detach(reader, failure)
+
+
+class PeerAnswer:
+    """Answer that another process of this gateway computes. Implements `RemoteAnswer`, and the stream of its parts.
+
+    Args:
+        leave: Called when nobody reads it here any more.
+    """
+
+    def __init__(self, leave: Callable[[], None]) -> None:
+        self.leave = leave
+        self._context: RequestContext | None = None
+        self._messages: list[AnswerMessage] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    def on_part(self, message: AnswerMessage) -> None:
+        """Takes a message of the process that computes it."""
+        self._messages.append(message)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def read(self, context: RequestContext, stack: ResourceStack) -> ResponseStream:
+        """Waits until the request is admitted there; implements `RemoteAnswer.read`."""
+        self._context = context
+        stack.push_async_exit(self)
+        await self._wait_message()
+        if isinstance(message := self._messages[0], AnswerEnded):
+            raise ReplicaLost if message.error is None else decode_error(message.error)
+        if not message.has_begun:
+            del self._messages[0]
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[TextDelta]:
+        await self._wait_message()
+        message = self._messages.pop(0)
+        if isinstance(message, AnswerEnded):
+            if message.error is not None:
+                raise decode_error(message.error)
+            raise StopAsyncIteration
+        assert self._context is not None
+        self._context.set_usage(message.usage)
+        self._context.finish_reasons = message.finish_reasons
+        self._context.ignored_fields = message.ignored_fields
+        self._context.is_passthrough = message.is_passthrough
+        return message.parts
+
+    async def _wait_message(self) -> None:
+        while not self._messages:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+
+class ClaimListener:
+    """Listener of a worker to what the controller says of one claim. Implements `RequestListener`."""
+
+    def __init__(self, controller: ControllerClient) -> None:
+        self._controller = controller
+        self.number = controller.register(self)
+        self.reply: asyncio.Future[ClaimReply] = asyncio.get_running_loop().create_future()
+        self.answer = PeerAnswer(self._leave)
+        self._is_over = False
+
+    def on_message(self, message: ToWorker) -> None:
+        """Handles a message of the controller."""
+        if isinstance(message, ClaimReply):
+            if not self.reply.done():
+                self.reply.set_result(message)
+        elif isinstance(message, AnswerPart | AnswerEnded):
+            self._is_over = isinstance(message, AnswerEnded)
+            self.answer.on_part(message)
+
+    def on_disconnect(self) -> None:
+        """Ends the answer: without the controller nothing more comes of it."""
+        if not self.reply.done():
+            self.reply.set_result(ClaimReply(self.number))
+        self._is_over = True
+        self.answer.on_part(AnswerEnded(self.number, encode_error(ReplicaLost())))
+
+    def take_resume_grant(self) -> ResumeGrant | None:
+        """Returns None: it has no grant."""
+        return None
+
+    @property
+    def unanswered_id(self) -> str | None:
+        """None: it is no request."""
+        return None
+
+    def _leave(self) -> None:
+        self._controller.unregister(self.number)
+        if not self._is_over:
+            self._controller.send(ReaderLeft(self.number))
+
+
+class WorkerPeers:
+    """The peers of a worker, which it reaches through the controller. Implements `AnswerPeers`.
+
+    Args:
+        controller: The client of the controller.
+    """
+
+    def __init__(self, controller: ControllerClient) -> None:
+        self._controller = controller
+
+    def serve(self, sharing: AnswerSharing) -> PeerReaders:
+        """Lets peers read the answers of this worker; returns their readers."""
+        readers = PeerReaders(sharing)
+
+        def on_reader(message: ReaderJoined | ReaderLeft) -> None:
+            if isinstance(message, ReaderJoined):
+                readers.join(message.number, message.digest, self._controller.send)
+            else:
+                readers.leave(message.number)
+
+        self._controller.on_reader = on_reader
+        return readers
+
+    async def claim(self, digest: bytes) -> AnswerClaimed:
+        """Claims an answer; implements `AnswerPeers.claim`. Without the controller, nothing is shared."""
+        if not self._controller.is_connected:
+            return AnswerClaimed()
+        listener = ClaimListener(self._controller)
+        self._controller.send(AnswerClaim(listener.number, digest))
+        reply = None
+        try:
+            reply = await listener.reply
+        finally:
+            if reply is None:
+                listener.answer.leave()
+            elif not reply.is_read:
+                self._controller.unregister(listener.number)
+        return AnswerClaimed(listener.answer if reply.is_read else None, reply.may_be_stored)
+
+    def release(self, digest: bytes) -> None:
+        """Releases an answer; implements `AnswerPeers.release`."""
+        if self._controller.is_connected:
+            self._controller.send(AnswerReleased(digest))
+
+
+class Peer(Protocol):
+    """A process of this gateway, as the controller sees it."""
+
+    def send(self, message: ReaderJoined | ReaderLeft | ClaimReply | AnswerPart | AnswerEnded) -> None:
+        """Sends it a message."""
+        ...
+
+
+class _Reading(NamedTuple):
+    """One process that reads an answer of another."""
+
+    leader: Peer
+    follower: Peer
+    number: int
+    """Number that the follower knows."""
+
+
+class ControllerPeers:
+    """The claims of all processes, in the controller. Implements `AnswerPeers` for the controller's own requests."""
+
+    def __init__(self) -> None:
+        self._readers: PeerReaders | None = None
+        self._leaders: dict[bytes, Peer] = {}
+        """Digest of a request -> the process that computes its answer."""
+        self._released: OrderedDict[bytes, None] = OrderedDict()
+        """Digests of answers that were computed last. Who has looked for one in vain may find it now."""
+        self._readings: dict[int, _Reading] = {}
+        self._numbers = itertools.count(1)
+        self._own: dict[int, PeerAnswer] = {}
+        """Answers of workers that this process reads, by number."""
+
+    def serve(self, sharing: AnswerSharing) -> PeerReaders:
+        """Lets workers read the answers of the controller; returns their readers."""
+        self._readers = PeerReaders(sharing)
+        return self._readers
+
+    # --- the controller's own requests ---
+
+    async def claim(self, digest: bytes) -> AnswerClaimed:
+        """Claims an answer for the controller; implements `AnswerPeers.claim`."""
+        number = next(self._numbers)
+        answer = self._own[number] = PeerAnswer(lambda: self._leave(number))
+        reply = self.on_claim(self, number, digest)
+        if not reply.is_read:
+            del self._own[number]
+        return AnswerClaimed(answer if reply.is_read else None, reply.may_be_stored)
+
+    def release(self, digest: bytes) -> None:
+        """Releases an answer of the controller; implements `AnswerPeers.release`."""
+        self.on_release(self, digest)
+
+    def send(self, message: ReaderJoined | ReaderLeft | ClaimReply | AnswerPart | AnswerEnded) -> None:
+        """Handles a message to the controller as one of the peers; implements `Peer.send`."""
+        match message:
+            case ReaderJoined():
+                assert self._readers is not None
+                self._readers.join(message.number, message.digest, self.on_part)
+            case ReaderLeft():
+                assert self._readers is not None
+                self._readers.leave(message.number)
+            case AnswerPart() | AnswerEnded():
+                if (answer := self._own.get(message.number)) is not None:
+                    answer.on_part(message)
+            case ClaimReply():
+                pass  # `claim` has the result
+
+    def _leave(self, number: int) -> None:
+        del self._own[number]
+        self.on_left(self, number)
+
+    # --- messages of all peers ---
+
+    def on_claim(self, peer: Peer, number: int, digest: bytes) -> ClaimReply:
+        """Handles a claim, and replies to it."""
+        leader = self._leaders.setdefault(digest, peer)
+        is_read = leader is not peer
+        reply = ClaimReply(number, is_read=is_read, may_be_stored=digest in self._released)
+        peer.send(reply)
+        if is_read:
+            reader = next(self._numbers)
+            self._readings[reader] = _Reading(leader, peer, number)
+            leader.send(ReaderJoined(reader, digest))
+        return reply
+
+    def on_release(self, peer: Peer, digest: bytes) -> None:
+        """Handles that a peer does not compute an answer any more."""
+        if self._leaders.get(digest) is peer:
+            del self._leaders[digest]
+            self._released[digest] = None
+            if len(self._released) > _MOST_RELEASED:
+                self._released.popitem(last=False)
+
+    def on_part(self, message: AnswerMessage) -> None:
+        """Passes on what comes of an answer to its reader."""
+        reading = self._readings.get(message.number)
+        if reading is None:
+            return
+        if isinstance(message, AnswerEnded):
+            del self._readings[message.number]
+        reading.follower.send(replace(message, number=reading.number))
+
+    def on_left(self, peer: Peer, number: int) -> None:
+        """Handles that a peer does not read an answer any more."""
+        for reader, reading in self._readings.items():
+            if reading.follower is peer and reading.number == number:
+                del self._readings[reader]
+                reading.leader.send(ReaderLeft(reader))
+                return
+
+    def on_disconnect(self, peer: Peer) -> None:
+        """Handles that a process has ended: what it computed has failed, and what it read is not read any more."""
+        for digest in [digest for digest, leader in self._leaders.items() if leader is peer]:
+            del self._leaders[digest]
+        for reader, reading in [*self._readings.items()]:
+            if reading.leader is peer:
+                self.on_part(AnswerEnded(reader, encode_error(ReplicaLost())))
+            elif reading.follower is peer:
+                del self._readings[reader]
+                reading.leader.send(ReaderLeft(reader))
+
+    def handle(self, peer: Peer, message: ToController) -> None:
+        """Handles a message of a worker about answers that processes share."""
+        match message:
+            case AnswerClaim():
+                self.on_claim(peer, message.number, message.digest)
+            case AnswerReleased():
+                self.on_release(peer, message.digest)
+            case AnswerPart() | AnswerEnded():
+                self.on_part(message)
+            case ReaderLeft():
+                self.on_left(peer, message.number)
