@@ -1,0 +1,133 @@
+"""Equal requests at the same time, of real clients at a real engine: one is computed, whoever leaves."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.console_server import consoled
+
+CALLERS = 100
+LENGTH = 200
+CHAT = {"model": "maitred-tiny", "temperature": 0, "max_tokens": LENGTH, "ignore_eos": True}
+LIMIT_S = 300.0
+
+
+@pytest.fixture(scope="module", params=[1, 4])
+def system(request):
+    with consoled(engine__threads=1, server__workers=request.param) as running:
+        running.acme = running.key("acme")
+        yield running
+
+
+@pytest.fixture
+async def client(system):
+    headers = {"authorization": f"Bearer {system.acme}", "anthropic-version": "2023-06-01"}
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)  # so that all workers get some
+    async with httpx.AsyncClient(
+        base_url=system.url, headers=headers, timeout=LIMIT_S, limits=limits, trust_env=False
+    ) as http:
+        yield http
+
+
+def counters(system):
+    """Counters of the engine and of requests, summed over their labels."""
+    found = {}
+    for family in text_string_to_metric_families(system.admin.get("/metrics").text):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, 0) + sample.value
+    return found
+
+
+def ledger(system):
+    """Sums of the tokens in the ledger."""
+    (total,) = system.admin.get("/admin/v1/usage").json()["data"]
+    return total
+
+
+async def stream(client, prompt, begun=None):
+    """Text of a streamed chat completion, with what the cache says."""
+    body = {**CHAT, "messages": [{"role": "user", "content": prompt}], "stream": True}
+    text, ended = "", False
+    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        assert response.status_code == 200, await response.aread()
+        async for line in response.aiter_lines():
+            if line == "data: [DONE]":
+                ended = True
+            elif line.startswith("data: "):
+                choices = json.loads(line.removeprefix("data: "))["choices"]
+                text += choices[0]["delta"].get("content") or "" if choices else ""
+                if text and begun is not None:
+                    begun.set()
+    assert ended
+    return text, response.headers["x-maitred-cache"]
+
+
+async def test_a_hundred_equal_streams_are_computed_once(system, client):
+    before, booked = counters(system), ledger(system)
+    results = await asyncio.gather(*(stream(client, "a hundred") for _ in range(CALLERS)))
+    texts, cached = {text for text, _ in results}, [status for _, status in results]
+    assert len(texts) == 1
+    assert len(next(iter(texts))) > LENGTH // 2
+    assert cached.count("miss") == 1
+    assert set(cached) <= {"miss", "coalesced", "hit"}
+    after, booked_after = counters(system), ledger(system)
+    grown = {name: after[name] - before.get(name, 0) for name in after}
+    assert grown["maitred_output_tokens_total"] == LENGTH
+    assert booked_after["output_tokens"] - booked["output_tokens"] == LENGTH
+    assert booked_after["prompt_tokens"] - booked["prompt_tokens"] == grown["maitred_prompt_tokens_total"]
+    assert booked_after["requests"] - booked["requests"] == CALLERS
+    assert booked_after["cache_hits"] - booked.get("cache_hits", 0) == CALLERS - 1
+
+
+async def test_who_leaves_takes_nothing_from_the_others(system, client):
+    before = counters(system)
+    begun = [asyncio.Event() for _ in range(3)]
+    running = []
+    for event in begun:
+        running.append(asyncio.create_task(stream(client, "leaving", event)))
+        await event.wait()
+    running[0].cancel()
+    await asyncio.wait(running[:1])
+    texts = [await task for task in running[1:]]
+    assert texts[0][0] == texts[1][0] == (await stream(client, "leaving"))[0]
+    assert "miss" not in {status for _, status in texts}
+    assert counters(system)["maitred_output_tokens_total"] - before["maitred_output_tokens_total"] <= LENGTH
+
+
+async def test_when_all_leave_nothing_is_held(system, client):
+    for _ in range(2):
+        begun = [asyncio.Event() for _ in range(8)]
+        running = [asyncio.create_task(stream(client, "all leave", event)) for event in begun]
+        for event in begun:
+            await event.wait()
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+        async with asyncio.timeout(LIMIT_S):
+            while (now := counters(system))["maitred_engine_running"] or now["maitred_in_flight"]:
+                await asyncio.sleep(0.01)
+    text, _ = await stream(client, "all leave")
+    assert len(text) > LENGTH // 2
+
+
+async def test_all_apis_share_an_answer(system, client):
+    prompt = "every dialect"
+    chat = {"model": CHAT["model"], "messages": [{"role": "user", "content": prompt}], "temperature": 0}
+    response = {"model": CHAT["model"], "input": prompt, "temperature": 0, "max_output_tokens": 64}
+    asked = [
+        client.post("/v1/chat/completions", json={**chat, "max_tokens": 64}),
+        client.post("/v1/messages", json={**chat, "max_tokens": 64}),
+        client.post("/v1/responses", json=response),
+    ]
+    answers = await asyncio.gather(*asked)
+    assert [answer.status_code for answer in answers] == [200] * 3, [answer.text for answer in answers]
+    assert [answer.headers["x-maitred-cache"] for answer in answers].count("miss") == 1
+    chatted, messaged, responded = (answer.json() for answer in answers)
+    text = chatted["choices"][0]["message"]["content"]
+    assert messaged["content"][0]["text"] == text
+    assert responded["output"][0]["content"][0]["text"] == text
+    tokens = chatted["usage"]["completion_tokens"]
+    assert messaged["usage"]["output_tokens"] == responded["usage"]["output_tokens"] == tokens
