@@ -1,16 +1,19 @@
 """Answers of real engines from the cache: among workers, among gateways, and with a Redis that goes away."""
 
+import shutil
 import time
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from maitred.config.tree import BUNDLED_MODEL
 from tests.support.console_server import consoled
 from tests.support.servers.redis_server import redis_server
 
 CONFIG = """
 engine: {{threads: 1}}
+model: {{path: {model}, served_name: maitred-tiny}}
 cache:
   url: {{file: {url}}}
   answer_timeout_s: 10  # a crowded machine can need more than some milliseconds
@@ -83,7 +86,7 @@ def test_gateways_share_answers_in_redis_and_go_on_without_it(tmp_path):
     with redis_server() as redis:
         (tmp_path / "url").write_text(redis.url.reveal())
         config = tmp_path / "maitred.yaml"
-        config.write_text(CONFIG.format(url=tmp_path / "url"))
+        config.write_text(CONFIG.format(url=tmp_path / "url", model=BUNDLED_MODEL))
         program = ("-m", "maitred", "serve", "--config", str(config))
         with consoled(program=program) as one, consoled(program=program) as two:
             keys = [system.key("acme") for system in (one, two)]
@@ -104,3 +107,18 @@ def test_gateways_share_answers_in_redis_and_go_on_without_it(tmp_path):
                 assert alone.headers["x-maitred-cache"] == "miss"
                 assert alone.json()["choices"] == first.json()["choices"]
                 assert system.admin.get("/admin/v1/cache").status_code == 503
+
+
+def test_other_weights_under_the_same_name_find_no_answers(tmp_path):
+    """One number of the weights is another one at the second gateway; the third one has a copy of the first files."""
+    other, copy = (shutil.copytree(BUNDLED_MODEL, tmp_path / name) for name in ("other", "copy"))
+    weights = bytearray((other / "model.safetensors").read_bytes())
+    weights[len(weights) // 2] ^= 1
+    (other / "model.safetensors").write_bytes(weights)
+    with redis_server() as redis:
+        (tmp_path / "url").write_text(redis.url.reveal())
+        for model, expected in ((BUNDLED_MODEL, "miss"), (other, "miss"), (copy, "hit")):
+            config = tmp_path / f"{model.name}.yaml"
+            config.write_text(CONFIG.format(url=tmp_path / "url", model=model))
+            with consoled(program=("-m", "maitred", "serve", "--config", str(config))) as system:
+                assert ask(system, system.key("acme")).headers["x-maitred-cache"] == expected

@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 
 import pytest
@@ -7,7 +8,8 @@ from safetensors.torch import load_file, save_file
 
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.request import ModelFingerprint
-from maitred.engine.models.digest import fingerprint_of
+from maitred.engine.models import digest
+from maitred.engine.models.digest import content_digest, fingerprint_of
 
 
 @pytest.fixture
@@ -59,3 +61,29 @@ def test_parts_that_are_not_there_are_not_compared_and_broken_ones_are(copy):
     assert original.differs_in(fingerprint_of(copy)) == []
     assert fingerprint_of(copy).completed_by(original) == original
     assert fingerprint_of(copy / "nowhere") == ModelFingerprint()
+
+
+def test_a_single_changed_bit_of_the_weights_changes_their_content(copy):
+    original = content_digest(BUNDLED_MODEL)
+    assert content_digest(copy) == original
+    path = copy / "model.safetensors"
+    data = path.read_bytes()
+    for place in (len(data) // 3, len(data) // 2 + 1, len(data) - 1):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        assert content_digest(copy) != original
+    path.write_bytes(data)
+    assert content_digest(copy) == original
+
+
+def test_of_large_weights_the_times_of_their_files_count(copy, monkeypatch):
+    path = copy / "model.safetensors"
+    monkeypatch.setattr(digest, "MOST_READ_BYTES", path.stat().st_size - 1)
+    before = content_digest(copy)
+    assert content_digest(copy) == before
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+    assert content_digest(copy) != before
+
+
+def test_a_folder_without_weights_has_no_content(copy):
+    (copy / "model.safetensors").unlink()
+    assert content_digest(copy) == ""
