@@ -39,9 +39,9 @@ EXCLUDED_FIELDS = _ROUTED | _SCHEDULED | _PARSED | {"cache", "prompts", "prefix"
 """Fields of `InferenceRequest` that are not in the digest as they are. The prompts are in it as tokens or messages; a
 request with the beginning of an answer is not kept."""
 EXCLUDED_CARD_FIELDS = frozenset(
-    {"name", "max_sequences", "kv_capacity_tokens", "max_choices", "device", "embedding_dimensions"}
+    {"name", "max_sequences", "kv_capacity_tokens", "max_choices", "embedding_dimensions"}
 )
-"""Fields of `ModelCard` that say how much a replica can do at once, and where. The name is that of its folder."""
+"""Fields of `ModelCard` that say how much a replica can do at once. The name is that of its folder."""
 EXCLUDED_TOOL_FIELDS = frozenset({"param"})
 """Fields of `Tool`: the place of the tool in the request, for messages."""
 EXCLUDED_SENT_FIELDS = frozenset(
@@ -96,6 +96,7 @@ def engine_producer(card: ModelCard, answer_format: str) -> bytes:
         answer_format: Everything by which tokens become text, reasoning and calls: the sources of the chat template,
             and the format.
     """
+    card = replace(card, device=card.device.partition(":")[0])  # on which of equal devices does not matter
     return _digest([__version__, answer_format, *(getattr(card, name) for name in _CARD_FIELDS)])
 
 

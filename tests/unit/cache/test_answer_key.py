@@ -196,6 +196,11 @@ def test_a_field_of_a_model_changes_the_key_or_stands_on_the_list(name):
     assert differs is (name not in answer_key.EXCLUDED_CARD_FIELDS)
 
 
+def test_equal_devices_give_equal_answers():
+    first, second = (engine_producer(replace(CARD, device=f"cuda:{number}"), "a format") for number in (0, 1))
+    assert first == second != engine_producer(CARD, "a format")
+
+
 @pytest.mark.parametrize("name", ModelFingerprint.__struct_fields__)
 def test_every_part_of_the_files_of_a_model_changes_the_key(name):
     other = replace(CARD, digest=replace(CARD.digest, **{name: "x"}))
