@@ -5,7 +5,7 @@ and which evicts the least recently used. This one is for values that cost much 
 may expire.
 """
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 from typing import Generic, TypeVar
@@ -111,13 +111,6 @@ class AdaptiveCache(Generic[K, V]):
         self._shrink(entry.share, entry.size)
         value: V = entry.value
         return value
-
-    def pop_where(self, matches: Callable[[K, V, str], bool]) -> list[K]:
-        """Removes all entries of which a function of key, value and owner is true; returns their keys."""
-        found = [key for key, entry in self._entries.items() if matches(key, entry.value, entry.share.owner)]
-        for key in found:
-            self.pop(key)
-        return found
 
     def _fits(self, share: OwnerShare, size: int) -> bool:
         """Whether an entry has space if nobody else keeps more than it takes.

@@ -27,7 +27,7 @@ def test_an_entry_counts_for_its_last_owner_only():
     cache.put("a", 1, "one", size=2)
     assert cache.put("a", 2, "other") == []
     assert (cache.get("a"), cache.size) == (2, 1)
-    assert cache.pop_where(lambda key, value, owner: owner == "one") == []
+    assert list(cache.values()) == [2]
     assert (cache.pop("a"), cache.pop("a"), cache.get("a"), cache.size) == (2, None, None, 0)
 
 
@@ -75,14 +75,6 @@ def test_an_entry_without_a_size_outlives_those_of_its_owner():
     cache.most = 0
     assert cache.put("c", 3, "owner", size=0) == ["a", "b"]
     assert (cache.pop("c"), len(cache)) == (3, 0)
-
-
-def test_entries_are_removed_by_what_they_are():
-    cache = AdaptiveCache(10)
-    for number in range(6):
-        cache.put(number, "even" if number % 2 == 0 else "odd", "owner")
-    assert cache.pop_where(lambda key, value, owner: value == "odd" and key > 1) == [3, 5]
-    assert (len(cache), cache.size, cache.get(1)) == (4, 4, "odd")
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.sampled_from("abc"), st.integers(0, 5), st.booleans())))
