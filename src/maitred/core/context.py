@@ -251,7 +251,7 @@ class RequestContext(msgspec.Struct):
         self.cache_write_tokens = self.cache_write_1h_tokens = 0
         self.predicted_position = self.position = self.dispatched_s = self.clamped_max_tokens = None
         self.estimated, self.degraded, self.refused_by, self.finish_reasons = False, [], "", []
-        self.usage_details, self.is_passthrough = None, False
+        self.usage_details, self.is_passthrough, self.cache = None, False, None
         self.prompt_token_ids = ()
 
     def close(self, outcome: Outcome, status: int, now_s: float) -> None:

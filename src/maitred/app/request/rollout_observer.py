@@ -101,6 +101,7 @@ class RolloutObserver:
                 # Copy only admitted requests, before their result is known, so that the copies are an unbiased sample.
                 if (
                     route_plan.shadow_target is not None
+                    and context.is_computed
                     and context.arm == arm
                     and rollout.split.is_shadowed(context.request_id)
                 ):
@@ -122,7 +123,10 @@ class RolloutObserver:
         else:
             observation = so_far(self._clock.monotonic_s())
             is_complete = not (observation.failed or observation.refused)
-            pending.end(_with_tokens(observation, context.completion_tokens) if is_complete else observation)
+            if not context.is_computed:
+                pending.end(None)  # an answer from the cache says nothing of the version
+            else:
+                pending.end(_with_tokens(observation, context.completion_tokens) if is_complete else observation)
             if shadow_request is not None:
                 shadow_request.on_complete() if is_complete else shadow_request.on_failure()
         finally:

@@ -19,7 +19,7 @@ from maitred.core.context import RequestContext
 from maitred.core.errors import CallerError, MaitredError, Refused
 from maitred.core.flow import LOWEST_PRIORITY, FlowLevel
 from maitred.core.ids import new_object_id
-from maitred.core.inference import InferenceRequest, TextDelta
+from maitred.core.inference import CacheControl, InferenceRequest, TextDelta
 from maitred.core.resource_stack import ResourceStack
 from maitred.core.rollout import RolloutArm, RolloutVersion
 from maitred.core.tenancy import Principal, Scope
@@ -244,7 +244,7 @@ def texts_of(parts: Sequence[TextDelta]) -> list[str]:
 
 
 def _to_shadow_request(request: InferenceRequest) -> InferenceRequest:
-    """Returns the request of the copy: lowest priority, no deadlines, no degradation, not streamed."""
+    """Returns the request of the copy: lowest priority, no deadlines, no degradation, no cache, not streamed."""
     return replace(
         request,
         priority=LOWEST_PRIORITY,
@@ -253,6 +253,7 @@ def _to_shadow_request(request: InferenceRequest) -> InferenceRequest:
         deadline_in_s=None,
         partial=False,
         degradable=False,
+        cache=CacheControl(no_cache=True, no_store=True),
         max_usd=None,
         whole=True,
         retries=0,
