@@ -257,7 +257,6 @@ async def open_gateway(
             stores.responses, idempotency_store, in_flight, heartbeat_s=config.server.heartbeat_s
         )
         answer_cache = AnswerCache(config.cache, resources.stores.answers, clock)
-        background.push_async_callback(answer_cache.close)
         sharing = AnswerSharing(answer_cache, None if ipc is None else controller.answer_peers)
         background.push_async_callback(controller.answer_peers.serve(sharing).close)
         parts = GatewayServices(

@@ -15,6 +15,8 @@ from maitred.core.request import FinishReason, Usage
 _SEAL_BYTES = 16
 _FORMAT = b"a1"
 """Version of the encoded form; an answer of another version is not found."""
+_MOST_NEW = 512
+"""Deltas after which their text is joined."""
 _INCOMPLETE = frozenset({FinishReason.CANCELLED, FinishReason.DEADLINE})
 
 
@@ -59,11 +61,10 @@ def decode_answer(data: bytes, seal: bytes) -> CachedAnswer | None:
 class AnswerRecorder:
     """Records the deltas of one answer.
 
+    Text of successive deltas is joined only now and then, because an answer has as many deltas as tokens.
+
     Args:
         most_bytes: Length of text at which the recording is given up.
-
-    Attributes:
-        given_up: Whether the deltas are not kept: they are too many, or the end of the answer is not that of one model.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -72,34 +73,46 @@ class AnswerRecorder:
         self._deltas: list[TextDelta] = []
         self._texts: dict[int, list[str]] = {}
         """Choice -> texts of its last deltas, which have nothing else."""
-        self.given_up = False
+        self._new: list[TextDelta] = []
+        """Deltas that have come since others were joined."""
+        self._is_given_up = False
 
     def add(self, parts: Sequence[TextDelta]) -> None:
         """Records deltas; the recorder keeps them, so nobody may change them."""
-        if self.given_up:
+        self._new += parts
+        if len(self._new) >= _MOST_NEW:
+            self._join()
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the deltas are not kept: they are too many, or the end of the answer is not that of one model."""
+        self._join()
+        return self._is_given_up
+
+    def deltas(self) -> list[TextDelta]:
+        """Returns the deltas so far, text of successive deltas joined; empty if they were given up."""
+        self._join()
+        for index in [*self._texts]:
+            self._flush(index)
+        return [*self._deltas]
+
+    def _join(self) -> None:
+        """Joins the text of the deltas that have come last."""
+        new, self._new = self._new, []
+        if self._is_given_up:
             return
-        for part in parts:
+        for part in new:
             self._size += len(part.text)
             if part.plain:
-                texts = self._texts.get(part.index)
-                if texts is None:
-                    self._texts[part.index] = [part.text]
-                else:
-                    texts.append(part.text)
+                self._texts.setdefault(part.index, []).append(part.text)
             else:
                 self._flush(part.index)
                 self._deltas.append(part)
                 if part.continued or part.finish in _INCOMPLETE:
-                    self.given_up = True
-        if self._size > self._most_bytes or self.given_up:
-            self.given_up = True
+                    self._is_given_up = True
+        if self._size > self._most_bytes or self._is_given_up:
+            self._is_given_up = True
             self._deltas, self._texts = [], {}
-
-    def deltas(self) -> list[TextDelta]:
-        """Returns the deltas so far, text of successive deltas joined; empty if they were given up."""
-        for index in [*self._texts]:
-            self._flush(index)
-        return [*self._deltas]
 
     def _flush(self, index: int) -> None:
         texts = self._texts.pop(index, None)

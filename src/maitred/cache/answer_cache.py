@@ -1,7 +1,6 @@
 """Cache of answers: which requests may use it, what it finds, and what it keeps."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import lru_cache
@@ -16,11 +15,6 @@ from maitred.core.tenancy import Principal
 
 if TYPE_CHECKING:
     from maitred.cache.redis_backend import RedisBackend
-
-log = logging.getLogger(__name__)
-
-_MOST_PENDING = 256
-"""Most answers that wait to be kept; those after them are not."""
 
 
 class CachePolicy(NamedTuple):
@@ -45,7 +39,6 @@ class AnswerCache:
     def __init__(self, config: CacheConfig, backend: AnswerBackend, clock: Clock) -> None:
         self._clock = clock
         self._backend = backend
-        self._pending: set[asyncio.Task[None]] = set()
         self.reconfigure(config)
 
     def reconfigure(self, config: CacheConfig) -> None:
@@ -80,25 +73,12 @@ class AnswerCache:
         """Keeps an answer, without letting its client wait.
 
         Returns:
-            The task at whose end the answer can be found; None: it is too large, or too many wait to be kept.
+            The task at whose end the answer can be found; None: it can be found now, or is too large.
         """
         data = encode_answer(answer, key.seal)
-        if len(data) > self.config.max_answer_bytes or len(self._pending) >= _MOST_PENDING:
+        if len(data) > self.config.max_answer_bytes:
             return None
-        task = asyncio.create_task(self._backend.put(key, data, ttl_s, answer.fingerprint), name="cached answer")
-        self._pending.add(task)
-        task.add_done_callback(self._on_stored)
-        return task
-
-    async def close(self) -> None:
-        """Waits until all answers are kept."""
-        if self._pending:
-            await asyncio.wait([*self._pending])
-
-    def _on_stored(self, task: asyncio.Task[None]) -> None:
-        self._pending.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("An answer was not kept in the cache.", exc_info=error)
+        return self._backend.put(key, data, ttl_s, answer.fingerprint)
 
     def _resolve_policy(self, model: str, tenants: tuple[str, ...], route: str) -> CachePolicy:
         config = self.config

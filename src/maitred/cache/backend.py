@@ -47,7 +47,7 @@ class AnswerBackend(Protocol):
         """Returns an encoded answer; None: there is none, or the store is away."""
         ...
 
-    async def put(self, key: AnswerKey, answer: bytes, ttl_s: float, fingerprint: str) -> None:
+    def put(self, key: AnswerKey, answer: bytes, ttl_s: float, fingerprint: str) -> asyncio.Task[None] | None:
         """Keeps an encoded answer, in place of one with the same key.
 
         Args:
@@ -55,6 +55,9 @@ class AnswerBackend(Protocol):
             answer: The answer.
             ttl_s: Longest time in seconds for which it is kept.
             fingerprint: What the server of the key has said that it runs; empty: nothing.
+
+        Returns:
+            The task at whose end the answer can be found; None: it can be found now.
         """
         ...
 
@@ -93,7 +96,7 @@ class MemoryBackend:
         entry = self._answers.get(key.name, self._clock.monotonic_s())
         return None if entry is None else StoredAnswer(entry[1], self._fingerprints.get(key.server) or "")
 
-    async def put(self, key: AnswerKey, answer: bytes, ttl_s: float, fingerprint: str) -> None:
+    def put(self, key: AnswerKey, answer: bytes, ttl_s: float, fingerprint: str) -> None:
         """Keeps an encoded answer; implements `AnswerBackend.put`."""
         if fingerprint:
             self._fingerprints.pop(key.server)

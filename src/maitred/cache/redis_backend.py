@@ -36,6 +36,8 @@ _FINGERPRINT_TTL_S = 31 * 86_400
 """Longer than any answer is kept: an answer is not found without the fingerprint of its server."""
 _LENGTH_BYTES = 2
 _MAX_HEAD_BYTES = 1024
+_MOST_PUTS = 256
+"""Most answers that wait to be kept."""
 _KEYS_PER_TURN = 256
 """About how many keys one round trip of a listing or a removal looks at."""
 
@@ -91,6 +93,7 @@ class RedisBackend:
         self._answers = f"{config.namespace}:answer:"
         self._fingerprints = f"{config.namespace}:fingerprint:"
         self._stores = 0
+        self._puts: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         """Connects to Redis; while it does not answer, every look-up is a miss."""
@@ -121,8 +124,21 @@ class RedisBackend:
             return None
         return StoredAnswer(value[_head_bytes(value) :], (fingerprint or b"").decode(errors="replace"))
 
-    async def put(self, key: AnswerKey, answer: bytes, ttl_s: float, fingerprint: str) -> None:
-        """Keeps an encoded answer; implements `AnswerBackend.put`."""
+    def put(self, key: AnswerKey, answer: bytes, ttl_s: float, fingerprint: str) -> asyncio.Task[None] | None:
+        """Keeps an encoded answer; implements `AnswerBackend.put`. Of very many at once, the last are not kept."""
+        if len(self._puts) >= _MOST_PUTS:
+            return None
+        task = asyncio.create_task(self._put(key, answer, ttl_s, fingerprint), name="answer for Redis")
+        self._puts.add(task)
+        task.add_done_callback(self._on_put)
+        return task
+
+    def _on_put(self, task: asyncio.Task[None]) -> None:
+        self._puts.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("An answer was not kept in Redis.", exc_info=error)
+
+    async def _put(self, key: AnswerKey, answer: bytes, ttl_s: float, fingerprint: str) -> None:
         head = msgspec.msgpack.encode(_Head(key.tenant, key.model, self._clock.wall_s() + ttl_s))
         if len(head) > _MAX_HEAD_BYTES - _LENGTH_BYTES:
             return  # a name that only a client can have thought of

@@ -367,7 +367,7 @@ def configured(folder, **settings):
 
 @pytest.mark.usefixtures("new_interpreters")  # whose memory is all their own
 def test_two_models_share_memory_for_one(tmp_path):
-    body = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
+    body = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0, "cache": {"no-cache": True}}
     with serving("--config", configured(tmp_path)) as server, httpx.Client(base_url=server.url, timeout=300) as client:
         listed = {entry["id"]: entry["max_model_len"] for entry in client.get("/v1/models").json()["data"]}
         assert listed == {"red": 2048, "blue": 512}

@@ -18,7 +18,11 @@ from tests.integration.engine.test_on_demand import configured
 from tests.integration.engine.test_remote_engines import engine, gateway
 from tests.support.processes import living_children
 
-BODY = {"prompt": "Once upon a time there was a small village " * 8, "max_tokens": 12, "temperature": 0}
+BODY = {
+    **{"prompt": "Once upon a time there was a small village " * 8, "max_tokens": 12, "temperature": 0},
+    "cache": {"no-cache": True},
+}
+"""Each is computed, whatever the cache of answers has."""
 KV_BYTES = 256 << 20
 WEIGHTS_BYTES = 2 * (BUNDLED_MODEL / "model.safetensors").stat().st_size  # bf16 there, and fp32 in memory
 

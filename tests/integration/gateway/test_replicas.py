@@ -69,6 +69,7 @@ async def stream(client: httpx.AsyncClient, number: int, kind: str, midst: Midst
     body = {
         **{"model": MODEL, "stream": True, "stream_options": {"include_usage": True}},
         **{"prompt": f"{number} animals met in the deep wood. The rabbit said:", **PLAIN, **KINDS[kind]},
+        "cache": {"no-cache": True},
     }
     answer = Answer()
     async with client.stream("POST", "/v1/completions", json=body) as response:

@@ -91,8 +91,10 @@ def test_all_apis_give_the_same_answer(server, system, turns, most):
 
 async def test_a_second_look_at_a_prompt_finds_it_in_the_cache(client):
     prompt = "It was a long evening at the restaurant. " * 8
-    first = await client.completions.create(model=MODEL, prompt=prompt, max_tokens=2, temperature=0)
-    second = await client.completions.create(model=MODEL, prompt=prompt, max_tokens=2, temperature=0)
+    asked = {"model": MODEL, "prompt": prompt, "max_tokens": 2, "temperature": 0}
+    anew = {"cache": {"no-cache": True}}  # the cache of prefixes is meant, not that of answers
+    first = await client.completions.create(**asked, extra_body=anew)
+    second = await client.completions.create(**asked, extra_body=anew)
     assert first.choices[0].text == second.choices[0].text
     assert second.usage.prompt_tokens_details.cached_tokens > 0
     assert second.usage.prompt_tokens == first.usage.prompt_tokens

@@ -69,8 +69,8 @@ class Installation:
 
 
 async def put(cache, key, answer, ttl_s=60.0):
-    cache.store(key, answer, ttl_s)
-    await cache.close()
+    if (stored := cache.store(key, answer, ttl_s)) is not None:
+        await stored
 
 
 async def until(condition):
@@ -194,10 +194,7 @@ KEPT = Counter({("acme", "chat"): 600, ("acme", "code"): 5, ("other", "chat"): 7
 async def filled(cache):
     for (tenant, model), answers in KEPT.items():
         for n in range(answers):
-            cache.store(key(str(n), tenant, model), answer(), 60.0)
-            if n % 100 == 99:
-                await cache.close()
-        await cache.close()
+            await put(cache, key(str(n), tenant, model), answer())
 
 
 async def test_what_is_kept_is_described_as_a_memory_describes_it(shared_server):
@@ -343,9 +340,9 @@ async def test_a_long_answer_that_redis_does_not_take_holds_up_no_look_up(server
         server.freeze()
         try:
             # More than the buffers of a socket hold
-            cache.store(key(), answer("x" * 900_000), 60.0)
+            stored = cache.store(key(), answer("x" * 900_000), 60.0)
             async with asyncio.timeout(300):
-                await cache.close()
+                await stored
         finally:
             server.thaw()
         await finds_nothing_wrong(gateways, cache)

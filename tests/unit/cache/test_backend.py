@@ -25,8 +25,8 @@ def backend(clock):
 
 async def test_an_answer_is_found_until_its_time_is_over(backend, clock):
     assert await backend.get(key("q")) is None
-    await backend.put(key("q"), b"first", 60.0, "")
-    await backend.put(key("q"), b"second", 60.0, "")
+    backend.put(key("q"), b"first", 60.0, "")
+    backend.put(key("q"), b"second", 60.0, "")
     assert await backend.get(key("q")) == StoredAnswer(b"second", "")
     assert await backend.get(key("other")) is None
     clock.now_s += 59.9
@@ -38,9 +38,9 @@ async def test_an_answer_is_found_until_its_time_is_over(backend, clock):
 
 
 async def test_what_a_server_says_last_comes_with_all_of_its_answers(backend):
-    await backend.put(key(1, server="s"), b"x", 60.0, "fp_1")
-    await backend.put(key(2, server="s"), b"x", 60.0, "fp_2")
-    await backend.put(key(3, server="t"), b"x", 60.0, "")
+    backend.put(key(1, server="s"), b"x", 60.0, "fp_1")
+    backend.put(key(2, server="s"), b"x", 60.0, "fp_2")
+    backend.put(key(3, server="t"), b"x", 60.0, "")
     assert [
         (await backend.get(key(1, server="s"))).fingerprint,
         (await backend.get(key(3, server="t"))).fingerprint,
@@ -52,7 +52,7 @@ async def test_what_a_server_says_last_comes_with_all_of_its_answers(backend):
 
 async def test_a_full_memory_evicts_and_says_so(backend):
     for n in range(100):
-        await backend.put(key(n), b"x" * 20_000, 60.0, "")
+        backend.put(key(n), b"x" * 20_000, 60.0, "")
     state = backend.state()
     assert state.bytes <= state.max_bytes
     assert (state.stores, state.evictions) == (100, 100 - state.answers)
@@ -81,7 +81,7 @@ KEPT = [
 async def test_removes_what_is_selected_and_nothing_else(backend, selection, left):
     for group in KEPT:
         for n in range(group.answers):
-            await backend.put(key(n, group.tenant, group.model), b"x" * 10, 60.0, "")
+            backend.put(key(n, group.tenant, group.model), b"x" * 10, 60.0, "")
     assert await backend.describe() == KEPT
     assert await backend.remove(selection) == 6 - sum(group.answers for group in left)
     assert await backend.describe() == left
@@ -91,13 +91,13 @@ async def test_removes_what_is_selected_and_nothing_else(backend, selection, lef
 async def test_other_tasks_run_while_an_operator_looks_at_many_answers(clock, work):
     backend = MemoryBackend(1 << 30, clock)
     for n in range(5000):
-        await backend.put(key(n), b"x", 60.0, "")
+        backend.put(key(n), b"x", 60.0, "")
     call = backend.describe() if work == "describe" else backend.remove(AnswerSelection())
     operator, turns = asyncio.create_task(call), 0
     while not operator.done():
         turns += 1
         if turns == 2:  # while it works
-            await backend.put(key("new"), b"x", 60.0, "")
+            backend.put(key("new"), b"x", 60.0, "")
         await asyncio.sleep(0)
     assert turns >= 5
     assert operator.result() == ([CachedAnswers("acme", "chat", 5000, 5000)] if work == "describe" else 5000)

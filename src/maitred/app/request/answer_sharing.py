@@ -149,7 +149,7 @@ class AnswerSharing:
         coalesced = CoalescedAnswer(context, lookup.record(), choices)
         reader = stack.push_async_exit(CoalescedResponse(coalesced, context, lookup, choices))
         coalesced.start(compute, self._add(lookup, coalesced, releases=True))
-        await coalesced.wait_started()
+        await reader.wait_started()
         return reader
 
     def _read_remote(self, remote: RemoteAnswer, lookup: AnswerLookup, context: RequestContext, choices: int) -> None:
@@ -193,7 +193,7 @@ class AnswerSharing:
         async with ResourceStack() as joined:
             reader = joined.push_async_exit(CoalescedResponse(coalesced, context, lookup, admission_request.choices))
             try:
-                await coalesced.wait_started()
+                await reader.wait_started()
             except MaitredError:
                 return None  # what was refused to the first caller may be granted to this one
             first_priority = coalesced.context.priority

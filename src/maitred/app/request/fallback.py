@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from maitred.admission.policy.ladder import DegradedRequest
 from maitred.app.request.planner import RequestPlan
-from maitred.app.request.upstream_response import UpstreamResponse
+from maitred.app.request.response import ContinuableResponse
 from maitred.core.context import RejectedAnswer, RequestContext
 from maitred.core.errors import DeadlineUnmeetable, MaitredError, ReplicaBusy, ReplicaLost
 from maitred.core.inference import InferenceRequest, TextDelta
@@ -88,7 +88,7 @@ class FallbackStream(PushStream):
         self._seen: AsyncIterator[list[TextDelta]] | None = None
         """The response, once its first batch was returned; no fallback from then on, unless another model may continue
         it."""
-        self._continuable: UpstreamResponse | None = None
+        self._continuable: ContinuableResponse | None = None
         """The same response if another model may continue it."""
         self._sink: StreamSink | None = None
         self.first_failure: MaitredError | None = None
@@ -131,11 +131,11 @@ class FallbackStream(PushStream):
                 # The first batch of a stream sends the response head, even if it is empty.
                 if parts or not self._request.whole:
                     self._seen = response = self._batches
-                    if isinstance(response, UpstreamResponse) and response.continues_at_fallback:
+                    if isinstance(response, ContinuableResponse) and response.continues_at_fallback:
                         self._continuable = response
                 return parts
 
-    async def _next_or_continue(self, response: UpstreamResponse) -> list[TextDelta]:
+    async def _next_or_continue(self, response: ContinuableResponse) -> list[TextDelta]:
         """Returns the next batch; if the stream breaks off, that of the next model that continues it."""
         while True:
             try:
@@ -154,7 +154,7 @@ class FallbackStream(PushStream):
             if self._sink is not None:
                 self.push_to(self._sink)
             assert self._seen is not None
-            if not isinstance(self._seen, UpstreamResponse):
+            if not isinstance(self._seen, ContinuableResponse):
                 return await anext(self._seen)  # it may overflow to a third model, which then ends the answer
             response = self._continuable = self._seen
 

@@ -16,6 +16,7 @@ from maitred.app.request.flow_control import DispatchHandle, GrantHandle
 from maitred.core.clock import Clock
 from maitred.core.context import RequestContext
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
+from maitred.core.inference import AnswerPrefix, TextDelta
 from maitred.core.resource_stack import ResourceStack
 from maitred.core.service import PushStream, StreamSink
 from maitred.core.timeline import RequestTimeline, SpanName, TimelineSpan, error_code
@@ -94,7 +95,29 @@ NewAttempt = Callable[[AnyEndpoint, Callable[[], None]], A]
 """Makes the attempt at an endpoint. The second argument is called after each submission."""
 
 
-class ReplicaResponse(PushStream, Generic[A]):
+class ContinuableResponse(PushStream):
+    """Response that another model may continue if it breaks off."""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    async def __anext__(self) -> list[TextDelta]:
+        """Returns the next deltas, as `ResponseStream` has them."""
+        ...
+
+    @property
+    def continues_at_fallback(self) -> bool:
+        """Whether another model may continue the answer."""
+        return False
+
+    @property
+    def prefix(self) -> AnswerPrefix | None:
+        """The part that the caller has, for another model to continue; None: it cannot be continued."""
+        return None
+
+
+class ReplicaResponse(ContinuableResponse, Generic[A]):
     """Base of the responses that replicas produce. Implements `maitred.core.service.ResponseStream`, but for reading.
 
     The request waits in the queue until the response is first read. Reading waits for dispatch and opens an attempt. If
@@ -139,9 +162,6 @@ class ReplicaResponse(PushStream, Generic[A]):
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
             await attempt.__aexit__(kind, error, trace)
-
-    def __aiter__(self) -> Self:
-        return self
 
     def push_to(self, sink: StreamSink) -> None:
         """Pushes deltas to a sink as they come; implements `PushStream.push_to`."""

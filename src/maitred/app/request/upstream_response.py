@@ -95,9 +95,6 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         retry_state: Retry state of the request.
         deadline_s: Deadline on the monotonic clock; None: no deadline.
         continuation: Records sent text to continue it at another server; None: streams are not continued.
-
-    Attributes:
-        continues_at_fallback: Whether another model may continue the answer.
     """
 
     def __init__(
@@ -120,7 +117,6 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         )
         self._request = request
         self._continuation = continuation
-        self.continues_at_fallback = continuation is not None and continuation.at_fallback
         self._next_is_continuation = upstream_request.request.prefix is not None
         """Whether the next delta is the first of a continuing server."""
         self._prompt_count = len(upstream_request.prompts)
@@ -283,8 +279,13 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         return True
 
     @property
+    def continues_at_fallback(self) -> bool:
+        """Whether another model may continue the answer; implements `ContinuableResponse.continues_at_fallback`."""
+        return self._continuation is not None and self._continuation.at_fallback
+
+    @property
     def prefix(self) -> AnswerPrefix | None:
-        """The part that the caller has, for another model to continue; None: it cannot be continued."""
+        """The part that the caller has; implements `ContinuableResponse.prefix`."""
         if self._continuation is None or self._buffered is not None or self._finish_reasons:
             return None
         return self._continuation.prefix(self._context.completion_tokens, estimated=self._usage_counter.has_estimates)

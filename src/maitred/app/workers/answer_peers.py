@@ -63,6 +63,10 @@ class PeerReader(AnswerReader):
         self._answer = answer
         self._send = send
 
+    def on_start(self) -> None:
+        """Sends that the request is admitted; implements `AnswerReader.on_start`."""
+        self.take(())
+
     def take(self, parts: Sequence[TextDelta]) -> None:
         """Sends the next deltas; implements `AnswerReader.take`."""
         context = self._answer.context
@@ -137,17 +141,12 @@ class PeerReaders:
         reader = PeerReader(number, answer, pass_on)
         so_far = answer.attach(reader)
         if answer.has_started:
-            reader.take(so_far)  # at once, before anything that comes
+            reader.take(so_far)
+        if answer.is_over:
+            reader.on_end(answer.failure)
         failure: BaseException | None = None
         try:
-            if not answer.has_started:
-                await answer.wait_started()
-                reader.take(())
-            if answer.is_over and not ended.is_set():
-                reader.on_end(answer.failure)
             await ended.wait()
-        except MaitredError:
-            pass  # the end has told it
         except asyncio.CancelledError as cancelled:
             failure = cancelled
             raise

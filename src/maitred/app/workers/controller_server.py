@@ -215,8 +215,7 @@ class WorkerSession:
             case AnswerQuery():
                 self._start_task(self._reply_answer(message), "reply about an answer in the cache")
             case AnswerStored():
-                put = self.controller.answers.put(_key_of(message), message.answer, message.ttl_s, message.fingerprint)
-                self._start_task(put, "answer for the cache")
+                self.controller.answers.put(_key_of(message), message.answer, message.ttl_s, message.fingerprint)
             case AnswerClaim() | AnswerReleased() | AnswerPart() | AnswerEnded() | ReaderLeft():
                 self.controller.answer_peers.handle(self.connection, message)
             case DirectoryQuery():

@@ -28,7 +28,7 @@ class RemoteBackend:
         assert isinstance(reply, AnswerReply)
         return None if reply.answer is None else StoredAnswer(reply.answer, reply.fingerprint)
 
-    async def put(self, key: AnswerKey, answer: bytes, ttl_s: float, fingerprint: str) -> None:
+    def put(self, key: AnswerKey, answer: bytes, ttl_s: float, fingerprint: str) -> None:
         """Sends the controller an answer to keep, unless it is away."""
         if self._controller.is_connected:
             self._controller.send(AnswerStored(*_fields(key), answer, ttl_s, fingerprint))

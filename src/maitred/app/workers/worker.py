@@ -380,7 +380,6 @@ async def _open_pipeline(
     grammars = await stack.enter_async_context(GrammarValidator(config.admission.grammars))
     budget = RetryBudget(config.server.retry_share, config.server.retry_allowance)
     cache = AnswerCache(config.cache, RemoteBackend(controller), clock)
-    stack.push_async_callback(cache.close)
     peers = WorkerPeers(controller)
     sharing = AnswerSharing(cache, peers)
     stack.push_async_callback(peers.serve(sharing).close)

@@ -92,7 +92,6 @@ class Gateway:
         async with self.pipeline.generate(request or greedy(), context) as answer:
             async for batch in answer:
                 parts += batch
-        await self.cache.close()
         return parts, context
 
     def start(self, *args, **kwargs):
