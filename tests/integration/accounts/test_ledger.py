@@ -27,6 +27,7 @@ from maitred.store.orphan_journal import SurvivingWork, journal_folders
 from maitred.store.recent_usage import RecentRateUsage, read_rate_usage
 from maitred.store.schema import spend, usage
 from tests.support.stores import DEADLINE_S, deadline
+from tests.support.suite import given_code
 from tests.support.usage_events import SetClock, usage_event
 
 
@@ -447,7 +448,7 @@ for number in range(first, first + 100_000):
 
 def killed_life(script, *arguments, after_s):
     """What a child says that it has recorded before it is killed."""
-    command = [sys.executable, "-c", script, *map(str, arguments)]
+    command = [sys.executable, "-m", given_code.__name__, script, *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"

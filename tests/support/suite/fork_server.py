@@ -60,6 +60,7 @@ PROGRAMS = STARTERS | {
     "maitred.testing.scripted_engine",
     "maitred.testing.scripted_openai",
     "tests.support.concurrent_users",
+    "tests.support.suite.given_code",
 }
 """All that it runs."""
 PRELOADED = (
