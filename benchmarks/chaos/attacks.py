@@ -50,6 +50,7 @@ PAUSE_S = 0.05
 """Of the victim, between two requests, on average. It is drawn, or the victim would keep step with the engine."""
 RAMP_S = 0.5
 """Until an attack is in full swing."""
+WARM_UP_S = 2.0
 SAMPLE_S = 0.1
 ENGINE_MODULE = "maitred.cli.local_engine"
 """What an engine's process runs."""
@@ -170,7 +171,7 @@ class Run:
         self.measured = {attack.name: Measured() for attack in attacks}
         await until_engines_are_up(self._server)
         async with attackers:
-            await self._ask_for(2.0, Measured())  # warm-up
+            await self._ask_for(WARM_UP_S, Measured())
             for _ in range(self._size.rounds):
                 for attack in attacks:
                     await self._one(attack, attackers, self.measured[attack.name])

@@ -22,6 +22,7 @@ end, where they fill the batch less well, which is most of the difference; `serv
 
 import argparse
 import csv
+import math
 import statistics
 from bisect import bisect_right
 from collections import defaultdict
@@ -45,6 +46,8 @@ STRETCH = 1.1
 A10G_7B = StepTimes(fixed_s=0.0225, token_s=0.00023, context_token_s=0.9e-6, decode_s=0.0001, chunk_s=0.0005)
 PROMPT, OUTPUT = 1.0, 2.0
 WINDOW_S, TICK_S = 60.0, 6.0
+ENDS_S = math.inf
+"""Requests of the trace that arrive later are left out."""
 LINES = {
     "fifo": BatchLineConfig(policy="fifo"),
     "fair": BatchLineConfig(),
@@ -105,6 +108,7 @@ def read_trace() -> list[Arrival]:
         return [
             Arrival(float(row["at_s"]), int(row["client"]), int(row["prompt_tokens"]), int(row["output_tokens"]))
             for row in csv.DictReader(file)
+            if float(row["at_s"]) <= ENDS_S
         ]
 
 

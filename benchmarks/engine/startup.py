@@ -32,6 +32,7 @@ from maitred.wire.frames import EngineHello, FrameReader, Step, Submit, ToGatewa
 SEED = 20261122
 PROMPT = list(range(40, 56))
 LIMIT_S = 180.0
+ADDITIONS = 10_000_000
 WARM_STARTS, QUICK_WARM_STARTS = 3, 2
 SETTINGS = ("--kv-memory", "256MiB", "--max-sequences", "32")
 
@@ -193,7 +194,7 @@ def _pure_python_s() -> float:
     """A loop that says how fast the machine is this minute: cores of a shared machine differ by two and more."""
     began_s = time.perf_counter()
     total = 0
-    for number in range(10_000_000):
+    for number in range(ADDITIONS):
         total += number
     return round(time.perf_counter() - began_s, 2)
 

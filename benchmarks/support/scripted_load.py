@@ -3,12 +3,14 @@
 Each has a process and a core of its own.
 """
 
-import multiprocessing
+import json
 import os
+import pickle
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from multiprocessing.connection import Connection
 
 import msgspec
 import numpy as np
@@ -141,22 +143,16 @@ def quantiles(values: Floats) -> dict[str, float]:
 
 
 def _in_own_process(spec: LoadSpec, cores: Sequence[int]) -> tuple[LoadResult, RunData]:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_play, args=(theirs, msgspec.json.encode(spec), list(cores)))
-    process.start()
-    theirs.close()
-    try:
-        content, data = ours.recv()
-    except EOFError:
-        raise RuntimeError("The tester's process failed; its error is above.") from None
-    finally:
-        process.join()
+    command = [sys.executable, "-m", __name__, json.dumps([*cores])]
+    done = subprocess.run(command, input=msgspec.json.encode(spec), stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise RuntimeError("The tester's process failed; its error is above.")
+    content, data = pickle.loads(done.stdout)
     return msgspec.json.decode(content, type=LoadResult), data
 
 
-def _play(pipe: Connection, content: bytes, cores: list[int]) -> None:
-    """The tester's process."""
+def _play(cores: Sequence[int], content: bytes) -> bytes:
+    """What the tester's process does: it plays the load, and says what came of it."""
     import uvloop
 
     from maitred.load.play.driver import run
@@ -165,5 +161,8 @@ def _play(pipe: Connection, content: bytes, cores: list[int]) -> None:
     spec = msgspec.json.decode(content, type=LoadSpec)
     data: RunData = uvloop.run(run(spec))
     result = LoadResult.of(spec, data, command="benchmarks.load.tester", workload="scripted")
-    pipe.send((msgspec.json.encode(result), data))
-    pipe.close()
+    return pickle.dumps((msgspec.json.encode(result), data))
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(_play(json.loads(sys.argv[1]), sys.stdin.buffer.read()))

@@ -54,7 +54,11 @@ STARTERS = frozenset(
 )
 """Modules that the server runs, and that start others."""
 PROGRAMS = STARTERS | {
+    "benchmarks.support.chaos.attacker_process",
+    "benchmarks.support.gateways.bare_gateway",
+    "benchmarks.support.gateways.pass_through",
     "benchmarks.support.paced_engine",
+    "benchmarks.support.scripted_load",
     "maitred.admission.grammars.worker",
     "maitred.cli.local_engine",
     "maitred.testing.scripted_engine",
