@@ -68,9 +68,9 @@ PROGRAMS = STARTERS | {
 }
 """All that it runs."""
 PRELOADED = (
-    *("aiosqlite", "maitred.app.assembly.build", "maitred.app.banner", "maitred.app.serve"),
+    *("aiosqlite", "encodings.idna", "maitred.app.assembly.build", "maitred.app.banner", "maitred.app.serve"),
     *("maitred.app.start", "maitred.app.workers.supervisor", "maitred.cli.app", "maitred.cli.main"),
-    *("maitred.cli.serve", "maitred.engine.process", "rich.console"),
+    *("maitred.cli.serve", "maitred.engine.process", "maitred.replica.upstream.probe", "rich.console"),
     *("uvicorn.lifespan.off", "uvicorn.protocols.http.httptools_impl", "uvicorn.supervisors", "uvloop"),
 )
 """Modules that it imports, behind torch as an engine imports it."""
