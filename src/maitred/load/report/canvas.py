@@ -146,8 +146,12 @@ def svg(drawn: "Figure", name: str, label: str) -> str:
         name: Name that is unique in the page.
         label: Description of the figure for people who cannot see it.
     """
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
     buffer = io.StringIO()
-    drawn.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    # `savefig` would draw everything twice: first without a result, for the layout, which drawing arranges anyway.
+    without = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    FigureCanvasSVG(drawn).print_svg(buffer, metadata=without)  # type: ignore[no-untyped-call]
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
