@@ -21,6 +21,7 @@ from maitred.admission.request import AdmissionRequest
 from maitred.app.request.answer_lookup import AnswerLookup
 from maitred.app.request.coalescing import CoalescedAnswer, CoalescedResponse, Compute
 from maitred.app.request.flow_control import FlowController, GrantHandle
+from maitred.app.request.peer_answer import PeerAnswer
 from maitred.cache.answer import CachedAnswer
 from maitred.cache.answer_cache import AnswerCache
 from maitred.core.context import CacheStatus, Outcome, RequestContext
@@ -34,7 +35,7 @@ from maitred.core.service import PushStream, ResponseStream, StreamSink
 class AnswerPeers(Protocol):
     """The other processes of this gateway, which compute answers that this one can read."""
 
-    async def claim(self, digest: bytes) -> "AnswerClaimed":
+    async def claim(self, digest: bytes) -> "ClaimResult":
         """Claims the answer to a request for this process, unless another one computes it."""
         ...
 
@@ -43,33 +44,13 @@ class AnswerPeers(Protocol):
         ...
 
 
-class AnswerClaimed(NamedTuple):
+class ClaimResult(NamedTuple):
     """Result of a claim."""
 
-    remote: "RemoteAnswer | None" = None
+    remote: PeerAnswer | None = None
     """The answer, if another process computes it; None: this process does."""
     may_be_stored: bool = False
     """Whether another process has just computed it, so that it may be in the cache now."""
-
-
-class RemoteAnswer(Protocol):
-    """Answer that another process of this gateway computes."""
-
-    def leave(self) -> None:
-        """Ends the reading, or renounces it."""
-        ...
-
-    async def read(self, context: RequestContext, stack: ResourceStack) -> ResponseStream:
-        """Waits until its request is admitted, and returns what comes of it.
-
-        Args:
-            context: Gets what the answer is in tokens.
-            stack: Closing it ends the reading.
-
-        Raises:
-            ReplicaLost: The other process does not compute it any more.
-        """
-        ...
 
 
 class AnswerSharing:
@@ -152,7 +133,7 @@ class AnswerSharing:
         await reader.wait_started()
         return reader
 
-    def _read_remote(self, remote: RemoteAnswer, lookup: AnswerLookup, context: RequestContext, choices: int) -> None:
+    def _read_remote(self, remote: PeerAnswer, lookup: AnswerLookup, context: RequestContext, choices: int) -> None:
         """Begins to read an answer that another process computes, for all who ask for it here."""
         if self._find(lookup) is not None:
             remote.leave()  # it was begun meanwhile

@@ -246,12 +246,6 @@ class CoalescedResponse(ContinuableResponse, AnswerReader):
         return parts
 
     @property
-    def continues_at_fallback(self) -> bool:
-        """Whether another model may continue the answer, as of the response that computes it."""
-        response = self._answer.response
-        return isinstance(response, ContinuableResponse) and response.continues_at_fallback
-
-    @property
     def prefix(self) -> AnswerPrefix | None:
         """The part that the caller has, as of the response that computes it."""
         response = self._answer.response
@@ -287,6 +281,8 @@ class CoalescedResponse(ContinuableResponse, AnswerReader):
         while not self._answer.has_started:
             self._answer.raise_if_over()
             await self._wait()
+        response = self._answer.response
+        self.continues_at_fallback = isinstance(response, ContinuableResponse) and response.continues_at_fallback
 
     def on_start(self) -> None:
         """Wakes the reader, because the request is admitted; implements `AnswerReader.on_start`."""

@@ -96,7 +96,13 @@ NewAttempt = Callable[[AnyEndpoint, Callable[[], None]], A]
 
 
 class ContinuableResponse(PushStream):
-    """Response that another model may continue if it breaks off."""
+    """Response that another model may continue if it breaks off.
+
+    Attributes:
+        continues_at_fallback: Whether another model may continue the answer.
+    """
+
+    continues_at_fallback = False
 
     def __aiter__(self) -> Self:
         return self
@@ -105,11 +111,6 @@ class ContinuableResponse(PushStream):
     async def __anext__(self) -> list[TextDelta]:
         """Returns the next deltas, as `ResponseStream` has them."""
         ...
-
-    @property
-    def continues_at_fallback(self) -> bool:
-        """Whether another model may continue the answer."""
-        return False
 
     @property
     def prefix(self) -> AnswerPrefix | None:

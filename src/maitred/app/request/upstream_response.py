@@ -117,6 +117,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         )
         self._request = request
         self._continuation = continuation
+        self.continues_at_fallback = continuation is not None and continuation.at_fallback
         self._next_is_continuation = upstream_request.request.prefix is not None
         """Whether the next delta is the first of a continuing server."""
         self._prompt_count = len(upstream_request.prompts)
@@ -277,11 +278,6 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
             return False
         self._request, self._next_is_continuation = rest, True
         return True
-
-    @property
-    def continues_at_fallback(self) -> bool:
-        """Whether another model may continue the answer; implements `ContinuableResponse.continues_at_fallback`."""
-        return self._continuation is not None and self._continuation.at_fallback
 
     @property
     def prefix(self) -> AnswerPrefix | None:

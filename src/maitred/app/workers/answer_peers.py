@@ -17,20 +17,17 @@ import asyncio
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
-from maitred.app.request.answer_sharing import AnswerClaimed, AnswerSharing
+from maitred.app.request.answer_sharing import AnswerSharing, ClaimResult
 from maitred.app.request.coalescing import AnswerReader, CoalescedAnswer
+from maitred.app.request.peer_answer import AnswerMessage, PeerAnswer
 from maitred.app.workers.controller_client import ControllerClient
-from maitred.core.context import RequestContext
 from maitred.core.errors import Bug, MaitredError, ReplicaLost
 from maitred.core.inference import TextDelta
-from maitred.core.resource_stack import ResourceStack
-from maitred.core.service import ResponseStream
-from maitred.wire.error_codec import decode_error, encode_error
+from maitred.wire.error_codec import encode_error
 from maitred.wire.worker_protocol import (
     AnswerClaim,
     AnswerEnded,
@@ -45,7 +42,6 @@ from maitred.wire.worker_protocol import (
 )
 
 _MOST_RELEASED = 256
-AnswerMessage = AnswerPart | AnswerEnded
 SendPart = Callable[[AnswerMessage], None]
 
 
@@ -119,7 +115,7 @@ class PeerReaders:
             task.cancel()
 
     async def close(self) -> None:
-        """Ends all readers."""
+        """Closes all readers of this process's answers."""
         tasks = [*self._tasks.values()]
         for task in tasks:
             task.cancel()
@@ -154,67 +150,6 @@ class PeerReaders:
             await answer.detach(reader, failure)
 
 
-class PeerAnswer:
-    """Answer that another process of this gateway computes. Implements `RemoteAnswer`, and the stream of its parts.
-
-    Args:
-        leave: Called when nobody reads it here any more.
-    """
-
-    def __init__(self, leave: Callable[[], None]) -> None:
-        self.leave = leave
-        self._context: RequestContext | None = None
-        self._messages: list[AnswerMessage] = []
-        self._waiter: asyncio.Future[None] | None = None
-
-    def on_part(self, message: AnswerMessage) -> None:
-        """Takes a message of the process that computes it."""
-        self._messages.append(message)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def read(self, context: RequestContext, stack: ResourceStack) -> ResponseStream:
-        """Waits until the request is admitted there; implements `RemoteAnswer.read`."""
-        self._context = context
-        stack.push_async_exit(self)
-        await self._wait_message()
-        if isinstance(message := self._messages[0], AnswerEnded):
-            raise ReplicaLost if message.error is None else decode_error(message.error)
-        if not message.has_begun:
-            del self._messages[0]
-        return self
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.leave()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> list[TextDelta]:
-        await self._wait_message()
-        message = self._messages.pop(0)
-        if isinstance(message, AnswerEnded):
-            if message.error is not None:
-                raise decode_error(message.error)
-            raise StopAsyncIteration
-        assert self._context is not None
-        self._context.set_usage(message.usage)
-        self._context.finish_reasons = message.finish_reasons
-        self._context.ignored_fields = message.ignored_fields
-        self._context.is_passthrough = message.is_passthrough
-        return message.parts
-
-    async def _wait_message(self) -> None:
-        while not self._messages:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-
-
 class ClaimListener:
     """Listener of a worker to what the controller says of one claim. Implements `RequestListener`."""
 
@@ -247,7 +182,7 @@ class ClaimListener:
 
     @property
     def unanswered_id(self) -> str | None:
-        """None: it is no request."""
+        """Id of a request without a reply: None, because this is no request."""
         return None
 
     def _leave(self) -> None:
@@ -279,10 +214,10 @@ class WorkerPeers:
         self._controller.on_reader = on_reader
         return readers
 
-    async def claim(self, digest: bytes) -> AnswerClaimed:
+    async def claim(self, digest: bytes) -> ClaimResult:
         """Claims an answer; implements `AnswerPeers.claim`. Without the controller, nothing is shared."""
         if not self._controller.is_connected:
-            return AnswerClaimed()
+            return ClaimResult()
         listener = ClaimListener(self._controller)
         self._controller.send(AnswerClaim(listener.number, digest))
         reply = None
@@ -293,7 +228,7 @@ class WorkerPeers:
                 listener.answer.leave()
             elif not reply.is_read:
                 self._controller.unregister(listener.number)
-        return AnswerClaimed(listener.answer if reply.is_read else None, reply.may_be_stored)
+        return ClaimResult(listener.answer if reply.is_read else None, reply.may_be_stored)
 
     def release(self, digest: bytes) -> None:
         """Releases an answer; implements `AnswerPeers.release`."""
@@ -339,14 +274,14 @@ class ControllerPeers:
 
     # --- the controller's own requests ---
 
-    async def claim(self, digest: bytes) -> AnswerClaimed:
+    async def claim(self, digest: bytes) -> ClaimResult:
         """Claims an answer for the controller; implements `AnswerPeers.claim`."""
         number = next(self._numbers)
         answer = self._own[number] = PeerAnswer(lambda: self._leave(number))
         reply = self.on_claim(self, number, digest)
         if not reply.is_read:
             del self._own[number]
-        return AnswerClaimed(answer if reply.is_read else None, reply.may_be_stored)
+        return ClaimResult(answer if reply.is_read else None, reply.may_be_stored)
 
     def release(self, digest: bytes) -> None:
         """Releases an answer of the controller; implements `AnswerPeers.release`."""
