@@ -98,6 +98,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     device: str
     embedding_dimensions: int = 0
     """Dimensions of its embedding vectors; 0: the model generates text."""
+    pooling: str = ""
+    """How the rows of a text become its vector; empty: the model generates text."""
     digest: ModelFingerprint = ModelFingerprint()
     """Fingerprint of the files that the model was loaded from."""
 

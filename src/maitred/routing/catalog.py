@@ -80,7 +80,7 @@ class ServedModel(_CatalogModel):
             max_choices=min(card.max_choices for card in cards),
             max_sequences=sum(card.max_sequences for card in cards),
             kv_capacity_tokens=sum(card.kv_capacity_tokens for card in cards),
-            digest=cards[0].digest if all(card.digest == cards[0].digest for card in cards) else ModelFingerprint(),
+            digest=cards[0].digest if len(set(map(_computation_of, cards))) == 1 else ModelFingerprint(),
         )
 
     @cached_property
@@ -191,6 +191,11 @@ class Catalog:
 
     def __getitem__(self, name: str) -> AnyModel:
         return self._models[name]
+
+
+def _computation_of(card: ModelCard) -> tuple[object, ...]:
+    """Returns what has to be the same for two replicas to compute the same."""
+    return card.digest, card.dtype, card.pooling
 
 
 def _is_ready(source: HasModelCard) -> bool:

@@ -116,6 +116,7 @@ OTHER_CARD = {
     "dtype": "bf16, int8 weights",
     "device": "cuda",
     "embedding_dimensions": 8,
+    "pooling": "mean",
     "digest": ModelFingerprint("a", "b", "c", "e"),
 }
 OTHER_FINGERPRINT = {"shape": "x", "tokenizer": "x", "weights": "x", "content": "x"}

@@ -13,6 +13,7 @@ from maitred.engine.config import EngineConfig
 from maitred.engine.encoder.decoder import PooledDecoder
 from maitred.engine.encoder.engine import BLOCK_TOKENS, EncoderEngine
 from maitred.engine.encoder.model import Encoder
+from maitred.engine.encoder.modules import Pooling
 from maitred.engine.encoder.shape import is_bert
 
 
@@ -32,6 +33,11 @@ class TextEncoder(Protocol):
     @property
     def dimensions(self) -> int:
         """Number of dimensions of a vector."""
+        ...
+
+    @property
+    def pooling(self) -> Pooling:
+        """How the rows of a text become its vector."""
         ...
 
     def encode(self, texts: Sequence[Sequence[int]]) -> Tensor:
@@ -82,5 +88,6 @@ def build_encoder(
         dtype="bf16" if dtype == torch.bfloat16 else "fp32",
         device=str(device),
         embedding_dimensions=encoder.dimensions,
+        pooling=str(encoder.pooling),
     )
     return engine, card

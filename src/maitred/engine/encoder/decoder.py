@@ -33,6 +33,9 @@ class PooledDecoder:
         decoder: Decoder without a head: its "logits" are its last rows.
         pooling: How the last rows become a vector.
         context_tokens: Maximum tokens of a text.
+
+    Attributes:
+        pooling: How the last rows become a vector.
     """
 
     def __init__(self, decoder: Decoder, pooling: Pooling, context_tokens: int) -> None:
@@ -40,7 +43,7 @@ class PooledDecoder:
         self.vocab_size = decoder.config.vocab_size
         self.dimensions = pooling.dimensions(decoder.config.hidden_size)
         self._decoder = decoder
-        self._pooling = pooling
+        self.pooling = pooling
         self._nothing = KVCache(
             decoder.config, num_blocks=0, block_tokens=1, dtype=decoder.dtype, device=decoder.device
         )
@@ -86,7 +89,7 @@ class PooledDecoder:
         """
         batch = pack_rows(texts, self._decoder.device)
         rows = self._decoder.forward(_step(batch, [len(text) for text in texts]), self._nothing)
-        return pool(rows, batch, self._pooling).cpu()
+        return pool(rows, batch, self.pooling).cpu()
 
 
 def _step(batch: PackedRows, lengths: Sequence[int]) -> ForwardBatch:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from maitred.engine.config import PoolingMode
+from maitred.engine.encoder.modules import Pooling
 from maitred.engine.encoder.packing import PackedBatch, TextGroup, pack
 from maitred.engine.encoder.pooling import pool
 from maitred.engine.encoder.shape import Activation, EncoderShape
@@ -51,6 +52,11 @@ class Encoder:
     def dimensions(self) -> int:
         """Number of dimensions of a vector."""
         return self.shape.pooling.dimensions(self.shape.hidden_size)
+
+    @property
+    def pooling(self) -> Pooling:
+        """How the rows of a text become its vector."""
+        return self.shape.pooling
 
     @property
     def context_tokens(self) -> int:

@@ -53,6 +53,13 @@ class Pooling(Struct, frozen=True, kw_only=True):
         whole = hidden_size * len(self.modes)
         return whole if self.longest_vector is None else min(whole, self.longest_vector)
 
+    def __str__(self) -> str:
+        """Writes all of it: ``mean + max, normalised, 256``."""
+        parts = [" + ".join(self.modes)]
+        parts += ["normalised"] * self.normalised
+        parts += [] if self.longest_vector is None else [str(self.longest_vector)]
+        return ", ".join(parts)
+
 
 def has_modules(folder: Path) -> bool:
     """Returns whether sentence-transformers saved the model, which is then an embedding model, whatever its family."""

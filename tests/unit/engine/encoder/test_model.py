@@ -8,6 +8,8 @@ import torch
 from torch.nn import functional
 
 from maitred.core.errors import ConfigInvalid
+from maitred.engine.encoder.build import build_encoder
+from maitred.engine.encoder.config import EncoderConfig
 from maitred.engine.encoder.model import Encoder
 from maitred.engine.encoder.shape import EncoderShape, is_encoder
 from tests.support.models import ENCODERS, make_encoder, make_model
@@ -73,6 +75,21 @@ def test_several_poolings_stand_side_by_side(tmp_path):
     wanted = torch.stack([torch.cat((rows[0], rows.mean(0))) for rows in expected(model, texts())])
     assert encoder.dimensions == 96
     assert (encoder.encode(texts()) - wanted).abs().max() < 1e-4
+
+
+def test_the_card_says_how_texts_are_pooled(tmp_path):
+    """Vectors that are kept depend on it, and the fingerprint of the files does not."""
+
+    def pooling(mode=None):
+        config = EncoderConfig(pooling=mode).engine()
+        return build_encoder(tmp_path, config, dtype=torch.float32, device=torch.device("cpu"))[1].pooling
+
+    make_encoder(tmp_path)
+    assert pooling() == "mean, normalised"
+    assert pooling("cls") == "cls, normalised"
+    pooled(tmp_path, ("cls_token", "max_tokens"), normalised=False)
+    (tmp_path / "config_sentence_transformers.json").write_text('{"truncate_dim": 7}')
+    assert pooling() == "cls + max, 7"
 
 
 def test_neighbours_change_nothing(tmp_path):

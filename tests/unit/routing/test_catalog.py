@@ -1,0 +1,26 @@
+"""Models of the catalog: what is said of all replicas together."""
+
+import pytest
+from msgspec.structs import replace
+
+from maitred.core.request import ModelFingerprint
+from maitred.routing.catalog import ServedModel
+from tests.support.dispatchers import CARD, ScriptedReplica
+
+CONTENT = ModelFingerprint("shape", "tokenizer", "weights", "content")
+ONE = replace(CARD, digest=CONTENT, pooling="mean")
+
+
+@pytest.mark.parametrize(
+    ("other", "is_known"),
+    [
+        ({"device": "cuda", "max_sequences": 1}, True),
+        ({"digest": ModelFingerprint("shape", "tokenizer", "weights", "other")}, False),
+        ({"dtype": "bf16"}, False),
+        ({"pooling": "cls"}, False),
+    ],
+)
+def test_replicas_that_compute_different_things_have_no_fingerprint_together(other, is_known):
+    """So that nothing is kept of what one of them has computed."""
+    model = ServedModel("m", [ScriptedReplica(ONE), ScriptedReplica(replace(ONE, **other))], None)
+    assert model.card().digest == (CONTENT if is_known else ModelFingerprint())
