@@ -114,6 +114,8 @@ class Admission:
         )
         if admission_request.is_counted:
             plan = msgspec.structs.replace(plan, demand=plan.demand.without_request_rates())
+        if admission_request.saved_tokens:
+            plan = plan.with_saved_tokens(admission_request.saved_tokens)
         demand = plan.demand
         length = output_limit(admission_request, plan.bounds, self.default_output_tokens)
         if admission_request.cache:

@@ -9,6 +9,9 @@ from maitred.admission.grammars.config import GrammarsConfig
 _Usd = Annotated[float, Meta(ge=0, le=1_000_000, extra={"unit": "USD"})]
 
 
+CachedAnswers = Literal["none", "requests", "all"]
+
+
 class PriceConfig(Struct, frozen=True, kw_only=True):
     """Prices of a million tokens of one model."""
 
@@ -75,7 +78,7 @@ class AdmissionConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = 30.0
     cached_answers: Annotated[
-        Literal["none", "requests", "all"],
+        CachedAnswers,
         Meta(
             description="Which limits count a request whose answer comes from a cache. `requests`: those on requests, "
             "and budgets where it has a price (`hit`); `all`: those on tokens too, as if the answer were computed; "

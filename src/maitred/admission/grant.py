@@ -153,7 +153,11 @@ class Grant:
                 output_tokens = size.choices * self.max_tokens
                 cost_nusd = min(cost_nusd, price.max_cost_nusd(size.prompt_tokens, output_tokens))
         demand = self._plan.demand
-        spent = spend_amounts(demand, cost_nusd)
+        counted_nusd = cost_nusd
+        if outcome is Outcome.FINISHED and (saved_tokens := self._work.saved_tokens):
+            counted_nusd += self._plan.saved_cost_nusd(saved_tokens)
+            cost_nusd += self._plan.tag.price.of_hits.cost_nusd(Usage(saved_tokens, 0))
+        spent = spend_amounts(demand, counted_nusd)
         taken = rate_amounts(demand, usage, outcome, was_dispatched=bool(self.replica))
         context = self._work.context
         response = context.stored_as if context is not None and outcome is Outcome.FINISHED else ""
@@ -213,9 +217,13 @@ class Grant:
     ) -> UsageEvent:
         admission_request, principal, clock = self._work, self._work.principal, self._books.clock
         first_s = None if admission_request.context is None else admission_request.context.first_token_s
-        saved_tokens = 0
-        if admission_request.cache:
+        price, cache, saved_tokens = self._plan.tag.text, admission_request.cache, 0
+        if cache:
             usage, saved_tokens = _NOTHING, usage.total_tokens
+        elif outcome is Outcome.FINISHED and (saved_tokens := admission_request.saved_tokens):
+            cache = "partial"
+            if hits := self._plan.tag.of_hits.text:
+                price += f", hits {hits}"
         return UsageEvent(
             id=self.lease,
             request_id=admission_request.request_id,
@@ -230,7 +238,7 @@ class Grant:
             cached_tokens=usage.cached_tokens,
             output_tokens=usage.completion_tokens,
             cache_write_tokens=usage.cache_write_tokens,
-            price=self._plan.tag.text,
+            price=price,
             cost_nusd=cost_nusd,
             ttft_s=None if first_s is None else first_s - self._started_s,
             duration_s=clock.monotonic_s() - self._started_s,
@@ -240,7 +248,7 @@ class Grant:
             rollout=""
             if admission_request.context is None or admission_request.context.arm is None
             else str(admission_request.context.arm),
-            cache=admission_request.cache,
+            cache=cache,
             saved_tokens=saved_tokens,
         )
 

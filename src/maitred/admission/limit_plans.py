@@ -6,10 +6,10 @@ arrive all the time. So the constant part is computed once and cached, and a req
 
 import logging
 from collections.abc import Sequence
-from typing import Literal
 
 import msgspec
 
+from maitred.admission.config import CachedAnswers
 from maitred.admission.policy.claims import LimitDemand, WatchedCounter, day_at, make_demand, watched_counters
 from maitred.admission.policy.refusal import of_model, whose
 from maitred.admission.policy.rules import LimitRule, rules_for, tightest
@@ -18,6 +18,7 @@ from maitred.admission.request import AdmissionRequest
 from maitred.core.counters import CounterKind
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest
 from maitred.core.limits import LimitKind, LimitSource
+from maitred.core.request import Usage
 from maitred.core.tenancy import Principal
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,19 @@ class LimitPlan(msgspec.Struct, frozen=True):
     bounds: PerRequestLimits
     demand: LimitDemand
     tag: PriceTag
+    cached_answers: CachedAnswers = "requests"
+    """Which limits count what a cache has."""
+
+    def with_saved_tokens(self, tokens: int) -> "LimitPlan":
+        """Returns the plan of a request of which a cache has so many tokens, beside those that are computed."""
+        counted, cost_nusd = tokens if self.cached_answers == "all" else 0, self.saved_cost_nusd(tokens)
+        if not counted and not cost_nusd:
+            return self
+        return msgspec.structs.replace(self, demand=self.demand.with_saved_tokens(counted, cost_nusd))
+
+    def saved_cost_nusd(self, tokens: int) -> int:
+        """Returns what budgets count for tokens that a cache has."""
+        return 0 if self.cached_answers == "none" else self.tag.price.of_hits.cost_nusd(Usage(tokens, 0))
 
 
 class LimitPlanCache:
@@ -54,9 +68,7 @@ class LimitPlanCache:
         cached_answers: Which limits count cached answers; see `AdmissionConfig.cached_answers`.
     """
 
-    def __init__(
-        self, limits: LimitSource, prices: PriceList, cached_answers: Literal["none", "requests", "all"] = "requests"
-    ) -> None:
+    def __init__(self, limits: LimitSource, prices: PriceList, cached_answers: CachedAnswers = "requests") -> None:
         self._limits = limits
         self._prices = prices
         self._cached_answers = cached_answers
@@ -91,7 +103,8 @@ class LimitPlanCache:
         counts_budget = any(watch.claim.kind is CounterKind.BUDGET for watch in watches)
         if model is not None and counts_budget and not demand.budgets and not is_cached:
             self._warn_free(model)
-        return LimitPlan(self._limits.edition, day, bounds=per_request_limits(rules), demand=demand, tag=tag)
+        bounds = per_request_limits(rules)
+        return LimitPlan(self._limits.edition, day, bounds, demand=demand, tag=tag, cached_answers=self._cached_answers)
 
     def _watches_of_hits(self, watches: list[WatchedCounter]) -> list[WatchedCounter]:
         """Returns the counters that count cached answers."""

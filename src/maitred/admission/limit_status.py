@@ -68,7 +68,7 @@ def rate_limit_status(claims: Sequence[LimitClaim], readings: Sequence[CounterSt
     for claim, reading in zip(claims, readings, strict=True):
         if claim.kind is not _BUCKET:
             continue
-        if claim.fixed:
+        if not claim.per_prompt and not claim.per_output:
             if requests is None or reading.remaining < requests.remaining:
                 requests = reading
         elif tokens is None or _share(reading) < _share(tokens):

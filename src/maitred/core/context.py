@@ -83,6 +83,8 @@ class CacheStatus(StrEnum):
     """The answer came from the cache."""
     COALESCED = "coalesced"
     """The answer was being computed for an earlier request, which shares it."""
+    PARTIAL = "partial"
+    """A part of the answer was not computed for this request: vectors of some of its inputs."""
     MISS = "miss"
     """The cache has no such answer, so it was computed."""
     BYPASS = "bypass"
@@ -145,6 +147,8 @@ class RequestContext(msgspec.Struct):
     prompt_token_ids: Sequence[Sequence[int]] = ()
     """Token ids of each prompt, where the caller asked for them and they are known here."""
     prompt_tokens: int = 0
+    saved_prompt_tokens: int = 0
+    """Prompt tokens that were not computed for this request while others were, a part of the prompt tokens."""
     cached_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
@@ -200,7 +204,14 @@ class RequestContext(msgspec.Struct):
     @property
     def is_computed(self) -> bool:
         """Whether tokens of the answer, if any, were computed for this request: they are not from the cache."""
-        return self.cache is None or self.cache.status in (CacheStatus.MISS, CacheStatus.BYPASS)
+        return self.cache is None or self.cache.status not in (CacheStatus.HIT, CacheStatus.COALESCED)
+
+    @property
+    def saved_tokens(self) -> int:
+        """Tokens of the prompts and the answer that were not computed for this request."""
+        if self.cache is None or self.outcome in (Outcome.REFUSED, Outcome.FAILED):
+            return 0
+        return self.saved_prompt_tokens if self.is_computed else self.usage.total_tokens
 
     @property
     def escalated(self) -> list[str]:

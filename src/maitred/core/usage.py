@@ -57,10 +57,10 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Prompt tokens that the server wrote into its prefix cache, a part of the prompt tokens."""
     cache: str = ""
     """How the answer was found without computing it: ``exact``, ``coalesced`` (with the same request of somebody else)
-    or ``semantic``; empty: it was computed. A cached answer has no prompt and output tokens here, so that the sums of
-    the ledger stay those of the engines."""
+    or ``semantic``; ``partial``: some of its vectors were found; empty: all of it was computed. What was not computed
+    is not in the prompt and output tokens here, so that the sums of the ledger stay those of the engines."""
     saved_tokens: int = 0
-    """Prompt and output tokens of a cached answer, which were not computed for this request."""
+    """Prompt and output tokens that were not computed for this request."""
 
 
 Settle = Callable[[], Awaitable[None]]

@@ -108,11 +108,10 @@ class RecentTraffic:
         second.ended[outcome] = second.ended.get(outcome, 0) + 1
         if (cache := context.cache) is not None:
             self._lookups[cache.status] = self._lookups.get(cache.status, 0) + 1
+            self._saved_tokens += context.saved_tokens
         if context.is_computed:
-            second.prompt_tokens += context.prompt_tokens
+            second.prompt_tokens += context.prompt_tokens - context.saved_prompt_tokens
             second.output_tokens += context.completion_tokens
-        else:
-            self._saved_tokens += context.usage.total_tokens
         gaps_s = context.gaps_s
         if gaps_s:
             self._itl.add(gaps_s[:: -(-len(gaps_s) // _MAX_GAPS)])
@@ -149,7 +148,7 @@ class RecentTraffic:
             traffic.requests += 1
             traffic.rejected += context.outcome is Outcome.REFUSED
             if context.is_computed:
-                traffic.prompt_tokens += context.prompt_tokens
+                traffic.prompt_tokens += context.prompt_tokens - context.saved_prompt_tokens
                 traffic.output_tokens += context.completion_tokens
         while len(self._tenants) > _MAX_TENANTS:
             del self._tenants[next(iter(self._tenants))]

@@ -73,7 +73,7 @@ class UsageSum(msgspec.Struct, frozen=True):
     saved_tokens: int
     """Prompt and output tokens of answers from caches, which were not computed."""
     cache_hits: int
-    """Number of requests whose answers came from a cache."""
+    """Number of requests whose answers came from a cache as a whole."""
     rated: int
     """Number of requests with feedback."""
     mean_score: float | None
@@ -136,7 +136,7 @@ class UsageQueries:
         if after:
             conditions.append(tuple_(*columns) > decode_cursor(after, columns))
         sums = [cast(func.coalesce(func.sum(usage.c[name]), 0), BigInteger) for name in (*_SUM_FIELDS, "saved_tokens")]
-        hits = func.count().filter(usage.c.cache != "")
+        hits = func.count().filter(usage.c.cache.not_in(("", "partial")))
         feedback_columns = [func.count(feedback.c.score), func.avg(feedback.c.score)]
         query = (
             select(*columns, func.count(), *sums, hits, *feedback_columns)

@@ -55,7 +55,12 @@ def some_events(count=300):
             key=f"k{number % 7}",
             outcome=chance.choice(list(Outcome)),
             **chance.choice(
-                [{}, {"cache": "exact", "saved_tokens": number}, {"cache": "coalesced", "saved_tokens": 7}]
+                [
+                    {},
+                    {"cache": "exact", "saved_tokens": number},
+                    {"cache": "coalesced", "saved_tokens": 7},
+                    {"cache": "partial", "saved_tokens": 3},
+                ]
             ),
         )
         for number in range(count)
@@ -72,7 +77,7 @@ def expected(events, group_by):
             time.strftime(formats[name]) if name in formats else str(getattr(event, name)) for name in group_by
         )
         names = COUNTED[1:-1]
-        counts = {"requests": 1, "cache_hits": int(event.cache != "")}
+        counts = {"requests": 1, "cache_hits": int(event.cache not in ("", "partial"))}
         sums.setdefault(group, Counter()).update({name: getattr(event, name) for name in names} | counts)
     return sums
 

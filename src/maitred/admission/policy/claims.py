@@ -113,6 +113,24 @@ class LimitDemand(msgspec.Struct, frozen=True):
             rates=tuple(claim for claim in claims if claim.kind is _BUCKET),
         )
 
+    def with_saved_tokens(self, tokens: int, cost_nusd: int) -> "LimitDemand":
+        """Returns the demand of a request that has more tokens than are computed for it.
+
+        Args:
+            tokens: Saved tokens that rates count like those of prompts.
+            cost_nusd: Cost of all saved tokens, which budgets count.
+        """
+        claims = tuple(
+            msgspec.structs.replace(
+                claim,
+                fixed=claim.fixed + (cost_nusd * claim.divisor if claim.kind is _BUDGET else claim.per_prompt * tokens),
+            )
+            for claim in self.claims
+        )
+        return msgspec.structs.replace(
+            self, claims=claims, rates=tuple(claim for claim in claims if claim.kind is _BUCKET)
+        )
+
 
 class WatchedCounter(msgspec.Struct, frozen=True):
     """One counter, with the part of its claim that is equal for all requests."""

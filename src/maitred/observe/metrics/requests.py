@@ -142,7 +142,11 @@ class RequestMetrics:
         self._model_series("maitred_itl_seconds", model).add(
             [gap_s for context in contexts for gap_s in context.gaps_s]
         )
-        self._count("maitred_prompt_tokens", model, by=sum([context.prompt_tokens for context in contexts]))
+        self._count(
+            "maitred_prompt_tokens",
+            model,
+            by=sum([context.prompt_tokens - context.saved_prompt_tokens for context in contexts]),
+        )
         self._count("maitred_cached_tokens", model, by=sum([context.cached_tokens for context in contexts]))
         self._count("maitred_output_tokens", model, by=sum([context.completion_tokens for context in contexts]))
         for reason, count in Tallied([reason for context in contexts for reason in context.finish_reasons]).items():
@@ -174,8 +178,8 @@ class RequestMetrics:
             self._count_tokens(compaction.model, compaction.usage)
         if (cached := context.cache) is not None:
             self._count("maitred_cache_lookups", model, cached.status)
-            if not context.is_computed:
-                self._count("maitred_cache_saved_tokens", model, by=context.usage.total_tokens)
+            if saved_tokens := context.saved_tokens:
+                self._count("maitred_cache_saved_tokens", model, by=saved_tokens)
         if context.hedged:
             self._count("maitred_hedges", model, context.hedged)
         if context.recoveries:
@@ -218,7 +222,9 @@ def _histogram_values(contexts: Sequence[RequestContext]) -> Mapping[str, Sequen
         "maitred_inference_seconds": [*map(add, prefill_s, decode_s)],
         "maitred_e2e_seconds": [*map(add, ttft_s, decode_s)],
         "maitred_request_prompt_tokens": [context.prompt_tokens for context in contexts],
-        "maitred_request_computed_tokens": [context.prompt_tokens - context.cached_tokens for context in contexts],
+        "maitred_request_computed_tokens": [
+            context.prompt_tokens - context.saved_prompt_tokens - context.cached_tokens for context in contexts
+        ],
         "maitred_request_max_tokens": [request.max_tokens for request in requests if request.max_tokens is not None],
         "maitred_request_choices": [request.sampling.n for request in requests],
         "maitred_request_output_tokens": [context.completion_tokens for context in contexts],
@@ -300,7 +306,7 @@ class TenantMetrics:
 
     def _observe_tenant(self, tenant: str, contexts: Sequence[RequestContext]) -> None:
         """Observes tokens and waiting times of one tenant's requests that got tokens."""
-        self._prompt(tenant).inc(sum([context.prompt_tokens for context in contexts]))
+        self._prompt(tenant).inc(sum([context.prompt_tokens - context.saved_prompt_tokens for context in contexts]))
         self._output(tenant).inc(sum([context.completion_tokens for context in contexts]))
         ttft_s = [(context.first_token_s or 0.0) - context.started_s for context in contexts]
         waited_s = [sum(context.waited_ms.values()) / 1000 if context.waited_ms else 0.0 for context in contexts]
