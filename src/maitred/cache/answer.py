@@ -42,20 +42,35 @@ _DECODER = msgspec.msgpack.Decoder(CachedAnswer)
 
 def encode_answer(answer: CachedAnswer, seal: bytes) -> bytes:
     """Encodes an answer, with a digest that only who knows the seal of its key can make."""
-    body = msgspec.msgpack.encode(answer)
-    return _FORMAT + blake2b(body, key=seal, digest_size=_SEAL_BYTES).digest() + body
+    return add_seal(_FORMAT, msgspec.msgpack.encode(answer), seal)
 
 
 def decode_answer(data: bytes, seal: bytes) -> CachedAnswer | None:
     """Decodes an answer; None: it is truncated, of another version, or was not stored under this key."""
-    begin = len(_FORMAT) + _SEAL_BYTES
-    body = data[begin:]
-    if not data.startswith(_FORMAT) or blake2b(body, key=seal, digest_size=_SEAL_BYTES).digest() != data[2:begin]:
+    body = remove_seal(_FORMAT, data, seal)
+    if body is None:
         return None
     try:
         return _DECODER.decode(body)
     except msgspec.MsgspecError:
         return None
+
+
+def add_seal(form: bytes, body: bytes, seal: bytes) -> bytes:
+    """Returns an encoded body behind its form and a digest that only who knows the seal can make."""
+    return form + blake2b(body, key=seal, digest_size=_SEAL_BYTES).digest() + body
+
+
+def remove_seal(form: bytes, data: bytes, seal: bytes) -> bytes | None:
+    """Returns the body of what `add_seal` has made; None: it is truncated, of another form, or of another seal."""
+    begin = len(form) + _SEAL_BYTES
+    body = data[begin:]
+    if (
+        not data.startswith(form)
+        or blake2b(body, key=seal, digest_size=_SEAL_BYTES).digest() != data[len(form) : begin]
+    ):
+        return None
+    return body
 
 
 class AnswerRecorder:

@@ -1,7 +1,7 @@
 """Where answers are kept: in the memory of this process, or in a Redis that gateways share."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -63,7 +63,7 @@ class AnswerBackend(Protocol):
 
 
 class MemoryBackend:
-    """Answers in the memory of this process. Implements `AnswerBackend`.
+    """Answers in the memory of this process. Implements `AnswerBackend` and `EmbeddingBackend`.
 
     Args:
         max_bytes: Bound on the bytes of all answers.
@@ -108,6 +108,16 @@ class MemoryBackend:
         )
         self._stores += 1
         self._evictions += len(dropped)
+
+    async def get_many(self, keys: Sequence[AnswerKey]) -> list[bytes | None]:
+        """Returns what is kept under each key; implements `EmbeddingBackend.get_many`."""
+        found = [await self.get(key) for key in keys]
+        return [None if stored is None else stored.data for stored in found]
+
+    def put_many(self, entries: Sequence[tuple[AnswerKey, bytes]], ttl_s: float) -> None:
+        """Keeps all entries; implements `EmbeddingBackend.put_many`."""
+        for key, data in entries:
+            self.put(key, data, ttl_s, "")
 
     async def remove(self, selection: AnswerSelection) -> int:
         """Removes answers and returns their number."""

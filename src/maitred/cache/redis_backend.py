@@ -6,7 +6,7 @@ could evict.
 
 Whatever goes wrong is a miss. A look-up waits at most one timeout; after that Redis is not asked for a second, and is
 then connected to beside the requests. Look-ups have a connection of their own, because answers that are stored can be
-long.
+long, and so have look-ups of many vectors, which take as long as their replies keep coming.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ _DECODER = msgspec.msgpack.Decoder(_Head)
 
 
 class RedisBackend:
-    """Answers in Redis. Implements `maitred.cache.backend.AnswerBackend`.
+    """Answers in Redis. Implements `maitred.cache.backend.AnswerBackend` and `EmbeddingBackend`.
 
     The object is a context manager, which holds the connections while it is entered.
 
@@ -84,10 +84,12 @@ class RedisBackend:
             reads = RedisLink(
                 config.url, timeout_s=config.answer_timeout_s, most_timeouts=1, connect_timeout_s=_PATIENCE_S
             )
+            batches = RedisLink(config.url, timeout_s=config.answer_timeout_s, connect_timeout_s=_PATIENCE_S)
             writes = RedisLink(config.url, timeout_s=_PATIENCE_S)
         except ValueError as error:
             raise ConfigInvalid(f"cache.url is not the URL of a Redis: {error}") from None
         self._reads = _BackgroundLink(reads, clock)
+        self._batches = _BackgroundLink(batches, clock)
         self._writes = _BackgroundLink(writes, clock)
         self._clock = clock
         self._answers = f"{config.namespace}:answer:"
@@ -97,13 +99,13 @@ class RedisBackend:
 
     async def __aenter__(self) -> Self:
         """Connects to Redis; while it does not answer, every look-up is a miss."""
-        await self._reads.reopen()
-        await self._writes.reopen()
+        for link in (self._reads, self._batches, self._writes):
+            await link.reopen()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._reads.close()
-        await self._writes.close()
+        for link in (self._reads, self._batches, self._writes):
+            await link.close()
 
     def state(self) -> CacheStoreBody:
         """Returns the state of this store for metrics and operators, as far as this gateway knows it."""
@@ -119,16 +121,23 @@ class RedisBackend:
             )
         except LinkLost:
             return None
-        head = _head_of(value)
-        if head is None or self._clock.wall_s() >= head.expires_s:
-            return None
-        return StoredAnswer(value[_head_bytes(value) :], (fingerprint or b"").decode(errors="replace"))
+        answer = self._answer_in(value)
+        return None if answer is None else StoredAnswer(answer, (fingerprint or b"").decode(errors="replace"))
 
     def put(self, key: AnswerKey, answer: bytes, ttl_s: float, fingerprint: str) -> asyncio.Task[None] | None:
         """Keeps an encoded answer; implements `AnswerBackend.put`. Of very many at once, the last are not kept."""
+        return self._start_put([(key, answer)], ttl_s, fingerprint)
+
+    def put_many(self, entries: Sequence[tuple[AnswerKey, bytes]], ttl_s: float) -> asyncio.Task[None] | None:
+        """Keeps all entries; implements `EmbeddingBackend.put_many`, and limits them as `put` does."""
+        return self._start_put(entries, ttl_s, "")
+
+    def _start_put(
+        self, entries: Sequence[tuple[AnswerKey, bytes]], ttl_s: float, fingerprint: str
+    ) -> asyncio.Task[None] | None:
         if len(self._puts) >= _MOST_PUTS:
             return None
-        task = asyncio.create_task(self._put(key, answer, ttl_s, fingerprint), name="answer for Redis")
+        task = asyncio.create_task(self._put(entries, ttl_s, fingerprint), name="answer for Redis")
         self._puts.add(task)
         task.add_done_callback(self._on_put)
         return task
@@ -138,19 +147,27 @@ class RedisBackend:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("An answer was not kept in Redis.", exc_info=error)
 
-    async def _put(self, key: AnswerKey, answer: bytes, ttl_s: float, fingerprint: str) -> None:
-        head = msgspec.msgpack.encode(_Head(key.tenant, key.model, self._clock.wall_s() + ttl_s))
-        if len(head) > _MAX_HEAD_BYTES - _LENGTH_BYTES:
-            return  # a name that only a client can have thought of
-        value = len(head).to_bytes(_LENGTH_BYTES) + head + answer
-        commands: list[tuple[Word, ...]] = [
-            ("SET", self._answers + key.name, value, "PX", max(1, round(ttl_s * 1000))),
-        ]
+    async def _put(self, entries: Sequence[tuple[AnswerKey, bytes]], ttl_s: float, fingerprint: str) -> None:
+        commands = self._set_commands(entries, ttl_s)
+        kept = len(commands)
+        if not commands:
+            return
         if fingerprint:
-            commands.append(("SET", self._fingerprint_key(key), fingerprint, "EX", _FINGERPRINT_TTL_S))
+            commands.append(("SET", self._fingerprint_key(entries[0][0]), fingerprint, "EX", _FINGERPRINT_TTL_S))
         with suppress(LinkLost):
             await self._writes.send(*commands)
-            self._stores += 1
+            self._stores += kept
+
+    async def get_many(self, keys: Sequence[AnswerKey]) -> list[bytes | None]:
+        """Returns what is kept under each key; implements `EmbeddingBackend.get_many`.
+
+        One command for each key, because a reply to all of them would come late as a whole.
+        """
+        try:
+            values = await self._batches.send(*(("GET", self._answers + key.name) for key in keys))
+        except LinkLost:
+            return [None] * len(keys)
+        return [*map(self._answer_in, values)]
 
     async def remove(self, selection: AnswerSelection) -> int:
         """Removes answers and returns their number.
@@ -179,6 +196,23 @@ class RedisBackend:
                 if entry.head is not None:
                     groups.setdefault((entry.head.tenant, entry.head.model), []).append(entry.size)
         return [CachedAnswers(*names, len(sizes), sum(sizes)) for names, sizes in sorted(groups.items())]
+
+    def _set_commands(self, entries: Sequence[tuple[AnswerKey, bytes]], ttl_s: float) -> list[tuple[Word, ...]]:
+        commands: list[tuple[Word, ...]] = []
+        for key, answer in entries:
+            head = msgspec.msgpack.encode(_Head(key.tenant, key.model, self._clock.wall_s() + ttl_s))
+            if len(head) > _MAX_HEAD_BYTES - _LENGTH_BYTES:
+                continue  # a name that only a client can have thought of
+            value = len(head).to_bytes(_LENGTH_BYTES) + head + answer
+            commands.append(("SET", self._answers + key.name, value, "PX", max(1, round(ttl_s * 1000))))
+        return commands
+
+    def _answer_in(self, value: bytes | None) -> bytes | None:
+        """Returns the answer in a value; None: there is none, or its time is over."""
+        head = _head_of(value)
+        if value is None or head is None or self._clock.wall_s() >= head.expires_s:
+            return None
+        return value[_head_bytes(value) :]
 
     async def _entries(self, name: str | None = None) -> AsyncIterator[list[_Entry]]:
         """Yields what is kept, in batches; with a name, only the answer of that name."""

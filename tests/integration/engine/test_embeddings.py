@@ -51,6 +51,7 @@ def oracle(folder):
 def server(folder):
     settings = {"encoder.path": str(folder), "encoder.step_tokens": "64", "encoder.threads": "1"}
     settings["routing.aliases.nick"] = "tiny-encoder"
+    settings["cache.mode"] = "off"  # tests ask for what others have asked for, and look at how it is computed
     with serving(settings=settings) as server:
         wait_for_both(server)
         yield server

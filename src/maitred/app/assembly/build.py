@@ -24,6 +24,7 @@ from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.request.pipeline import Pipeline
 from maitred.app.request.planner import RequestBounds
 from maitred.app.request.retry_policy import RetryPolicy
+from maitred.cache.embedding_cache import EmbeddingCache
 from maitred.config.tree import Config
 from maitred.console.config import ConsoleConfig
 from maitred.console.pages import pages
@@ -141,7 +142,9 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
         config.server,
         pipeline,
         service,
-        embedding=Embedder(draft.router, dispatchers, admission, clock),
+        embedding=Embedder(
+            draft.router, dispatchers, admission, clock, cache=EmbeddingCache(parts.sharing.cache, stores.answers)
+        ),
         further=[
             *ResponsesRoutes(
                 pipeline,

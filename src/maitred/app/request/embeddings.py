@@ -3,6 +3,9 @@
 A request may have thousands of inputs. Dispatched at once, they would occupy the encoder for seconds and block small
 requests. So the inputs are split into chunks. Each chunk is a separate entry in the fair queue, with a few chunks in
 the queue at a time, so other requests run in between. Admission and the ledger see one request.
+
+Inputs whose vectors the cache has take no part in this (see `maitred.app.request.embedding_lookup`). Only the others
+are computed and have prompt tokens in the ledger.
 """
 
 import asyncio
@@ -16,17 +19,19 @@ from maitred.admission.admission import Admission
 from maitred.admission.grant import Grant
 from maitred.admission.request import AdmissionRequest
 from maitred.app.models.router import Router
+from maitred.app.request.embedding_lookup import EmbeddingLookup, make_embedding_lookup
 from maitred.app.request.output import EmbeddingSpans
 from maitred.app.request.planner import flow_of
 from maitred.app.request.tokenized import tokenize_prompts
 from maitred.app.request.validation import check_embeds, check_input_tokens, prompt_truncation
+from maitred.cache.embedding_cache import EmbeddingCache
 from maitred.core.clock import Clock
 from maitred.core.context import Outcome, RequestContext
-from maitred.core.errors import DeadlineExceeded, ReplicaLost
+from maitred.core.errors import DeadlineExceeded, NotCached, ReplicaLost
 from maitred.core.flow import Flow
 from maitred.core.inference import InferenceRequest
 from maitred.core.replica import ModelCard, TokenStream
-from maitred.core.request import EngineRequest, FinishReason, SamplingParams, TokenDelta
+from maitred.core.request import EngineRequest, FinishReason, SamplingParams, TokenDelta, Usage
 from maitred.core.service import Vector
 from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.core.timeline import SpanName
@@ -48,15 +53,19 @@ class _EmbeddingRequest:
     inference_request: InferenceRequest
     context: RequestContext
     texts: Sequence[list[int]]
-    chunks: Sequence[range]
-    """Index ranges of `texts` that are dispatched together."""
+    vectors: list[Vector]
+    """Vectors by input index; empty until they are known."""
+    missing: Sequence[int]
+    """Indices of the inputs that are computed."""
+    lookup: EmbeddingLookup | None
+    """Look-up of the inputs in the cache; None: they are not cached."""
+    chunks: Sequence[Sequence[int]]
+    """Indices of inputs that are dispatched together."""
     flow: Flow
     organisation: str
     dispatcher: Dispatcher
-    vectors: list[Vector]
-    """Vectors by input index; empty until computed."""
 
-    def dispatch_request(self, chunk: range) -> DispatchRequest:
+    def dispatch_request(self, chunk: Sequence[int]) -> DispatchRequest:
         """Makes the dispatch request of one chunk."""
         request, context, texts = self.inference_request, self.context, [self.texts[index] for index in chunk]
         deadlines = [wish_s for wish_s in (request.ttft_in_s, request.deadline_in_s) if wish_s is not None]
@@ -95,15 +104,22 @@ class Embedder:
         dispatchers: Dispatcher of each model.
         admission: Admits requests to limits and budgets.
         clock: Clock for the times in the context.
+        cache: Cache of vectors; None: every vector is computed.
     """
 
     def __init__(
-        self, router: Router, dispatchers: Mapping[str, Dispatcher], admission: Admission, clock: Clock
+        self,
+        router: Router,
+        dispatchers: Mapping[str, Dispatcher],
+        admission: Admission,
+        clock: Clock,
+        cache: EmbeddingCache | None = None,
     ) -> None:
         self._router = router
         self._dispatchers = dispatchers
         self._admission = admission
         self._clock = clock
+        self._cache = cache
 
     async def embed(
         self, request: InferenceRequest, context: RequestContext, dimensions: int | None
@@ -119,14 +135,16 @@ class Embedder:
         # Admit, run all chunks, and settle before the response is returned.
         async with AsyncExitStack() as stack:
             with context.timeline.span(SpanName.ADMISSION, self._clock.monotonic_s) as span:
-                admission_request = _admission_request(principal, context, request, embedding.texts)
-                grant = stack.push_async_exit(await self._admission.admit(admission_request))
+                grant = stack.push_async_exit(await self._admission.admit(_admission_request(embedding, principal)))
                 span.facts["lease"] = grant.lease
             await self._run(embedding, grant)
-            await grant.settle(context.usage, Outcome.FINISHED)
+            await grant.settle(Usage(context.prompt_tokens - context.saved_prompt_tokens, 0), Outcome.FINISHED)
+        vectors = embedding.vectors
+        if embedding.lookup is not None:
+            embedding.lookup.repeat(vectors)
         if dimensions is None or dimensions == card.embedding_dimensions:
-            return embedding.vectors
-        return [shorten(vector, dimensions) for vector in embedding.vectors]
+            return vectors
+        return [shorten(vector, dimensions) for vector in vectors]
 
     def _find_model(self, request: InferenceRequest, principal: Principal, context: RequestContext) -> AnyModel:
         """Finds the model that serves the request."""
@@ -143,7 +161,7 @@ class Embedder:
         principal: Principal,
         context: RequestContext,
     ) -> _EmbeddingRequest:
-        """Tokenises and checks the inputs, and predicts the queue position; rejects what would be late."""
+        """Tokenises, checks and looks up the inputs, and predicts the queue position; rejects what would be late."""
         with context.timeline.span(SpanName.PLAN, self._clock.monotonic_s, model=model.name) as span:
             before, inputs = model.tokenizer.text_prompt, request.prompts
             if before:
@@ -158,31 +176,48 @@ class Embedder:
                 check_input_tokens(
                     card, text, request.prompt_param if len(texts) == 1 else f"{request.prompt_param}[{index}]"
                 )
-            context.prompt_tokens = sum(map(len, texts))
+            lengths = [*map(len, texts)]
+            context.prompt_tokens = sum(lengths)
+            flow = flow_of(principal, request)
+            context.priority = flow.priority
+            vectors, lookup = [b""] * len(texts), None
+            missing: Sequence[int] = range(len(texts))
+            if self._cache is not None:
+                lookup = make_embedding_lookup(self._cache, model, card, texts, request, principal, context)
+            if lookup is not None:
+                missing = await lookup.find(vectors, lengths, context)
+            if missing and request.cache.only_if_cached:
+                raise NotCached
+            chunks = split_inputs(
+                [lengths[index] for index in missing], card.kv_capacity_tokens // _MAX_CONCURRENT_CHUNKS
+            )
             embedding = _EmbeddingRequest(
                 inference_request=request,
                 context=context,
                 texts=texts,
-                chunks=list(
-                    split_inputs([len(text) for text in texts], card.kv_capacity_tokens // _MAX_CONCURRENT_CHUNKS)
-                ),
-                flow=flow_of(principal, request),
+                vectors=vectors,
+                missing=missing,
+                lookup=lookup,
+                chunks=[missing[chunk.start : chunk.stop] for chunk in chunks],
+                flow=flow,
                 organisation=principal.tenants[-1],
                 dispatcher=self._dispatchers[model.name],
-                vectors=[b""] * len(texts),
-            )
-            context.priority = embedding.flow.priority
-            context.predicted_position = position = embedding.dispatcher.load_shedder.check(
-                embedding.dispatch_request(embedding.chunks[0]), self._clock.monotonic_s()
             )
             span.facts |= {
                 "texts": len(texts),
+                "known_texts": len(texts) - len(missing),
                 "slices": len(embedding.chunks),
                 "prompt_tokens": context.prompt_tokens,
-                "position": position.position,
-                "predicted_wait_s": round(position.wait_s, 6),
-                "predicted_ttft_s": round(position.ttft_s, 6),
             }
+            if missing:
+                context.predicted_position = position = embedding.dispatcher.load_shedder.check(
+                    embedding.dispatch_request(embedding.chunks[0]), self._clock.monotonic_s()
+                )
+                span.facts |= {
+                    "position": position.position,
+                    "predicted_wait_s": round(position.wait_s, 6),
+                    "predicted_ttft_s": round(position.ttft_s, 6),
+                }
         return embedding
 
     async def _run(self, embedding: _EmbeddingRequest, grant: Grant) -> None:
@@ -203,12 +238,12 @@ class Embedder:
             # A failed chunk fails the request; the task group has cancelled the others.
             raise failures.exceptions[0] from None
 
-    async def _run_chunk(self, embedding: _EmbeddingRequest, chunk: range, grant: Grant) -> None:
+    async def _run_chunk(self, embedding: _EmbeddingRequest, chunk: Sequence[int], grant: Grant) -> None:
         """Waits for dispatch of a chunk and reads its vectors."""
         context = embedding.context
         async with AsyncExitStack() as running:
             entry = await running.enter_async_context(embedding.dispatcher.enqueue(embedding.dispatch_request(chunk)))
-            if chunk.start == 0:
+            if chunk is embedding.chunks[0]:
                 context.position = entry.position
             endpoint = await entry.wait_dispatched()
             now_s = self._clock.monotonic_s()
@@ -221,7 +256,7 @@ class Embedder:
                     SpanName.ATTEMPT,
                     self._clock.monotonic_s,
                     replica=endpoint.name,
-                    first=chunk.start,
+                    first=chunk[0],
                     texts=len(chunk),
                 )
             )
@@ -236,6 +271,9 @@ class Embedder:
                 embedding_spans.on_report(delta, len(embedding.texts[index]))
                 entry.charge_tokens(prompt_tokens=len(embedding.texts[index]))
             embedding_spans.record(span, self._clock.monotonic_s())
+        if embedding.lookup is not None:
+            # Also of a request that fails later, so that its repeat computes only the rest.
+            embedding.lookup.store([(index, embedding.vectors[index]) for index in chunk])
 
     async def _read_embedding_delta(
         self, stream: TokenStream, entry: DispatchEntry, context: RequestContext
@@ -265,6 +303,8 @@ class Embedder:
 
 def split_inputs(lengths: Sequence[int], max_tokens: int) -> Iterator[range]:
     """Splits inputs into chunks of at most `MAX_CHUNK_TEXTS` inputs and `max_tokens`; a longer input is one chunk."""
+    if not lengths:
+        return
     start = total = 0
     for index, length in enumerate(lengths):
         if index > start and (index - start == MAX_CHUNK_TEXTS or total + length > max_tokens):
@@ -285,20 +325,21 @@ def shorten(vector: Vector, dimensions: int) -> Vector:
     return struct.pack(f"<{dimensions}f", *(number / length for number in components))
 
 
-def _admission_request(
-    principal: Principal, context: RequestContext, request: InferenceRequest, texts: Sequence[list[int]]
-) -> AdmissionRequest:
-    """Makes the admission request."""
+def _admission_request(embedding: _EmbeddingRequest, principal: Principal) -> AdmissionRequest:
+    """Makes the admission request: for the tokens that are computed, or for an answer from the cache."""
+    request, context, texts = embedding.inference_request, embedding.context, embedding.texts
     return AdmissionRequest(
         principal=principal,
         request_id=context.request_id,
         route=context.route,
         model=context.model,
-        prompt_tokens=context.prompt_tokens,
+        prompt_tokens=context.prompt_tokens - context.saved_prompt_tokens,
         longest_prompt=max(map(len, texts)),
         max_tokens=0,
         window_left=0,
         choices=len(texts),
         prompt_param=request.prompt_param,
+        cache="" if embedding.missing else "exact",
+        saved_tokens=context.saved_prompt_tokens,
         context=context,
     )
