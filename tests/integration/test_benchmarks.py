@@ -135,6 +135,7 @@ SMALLEST = {
     "canary": SmallestForm({"QUICK_TRIALS": (1, 1)}),
     "canary_live": SmallestForm({"QUICK_S": 3.0}),
     "model_swapping": SmallestForm({"PROMPTS": 1, "TOKENS": 4, "CALLERS": 2}, (*QUICK, "--seconds=1")),
+    "embedding_cache": SmallestForm({"QUICK_INPUTS": 40}),
     "prefix_balance": SmallestForm({"QUICK_REQUESTS": 50}),
     "router_quality": SmallestForm({"QUICK_PROMPTS": 200}),
 }
