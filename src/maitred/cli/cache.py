@@ -74,7 +74,7 @@ def _summary(state: "CacheBody") -> str:
 
     use, store = state.use, state.store
     served = sum(use.lookups.get(status, 0) for status in (CacheStatus.HIT, CacheStatus.COALESCED))
-    asked = served + use.lookups.get(CacheStatus.MISS, 0)
+    asked = served + sum(use.lookups.get(status, 0) for status in (CacheStatus.MISS, CacheStatus.PARTIAL))
     share = f" ({served / asked:.0%})" if asked else ""
     text = f"{served:,} of {asked:,} look-ups{share} were served without computing, which saved "
     text += f"{use.saved_tokens:,} tokens. {_answers(store.stores)} stored since the start"
