@@ -183,7 +183,7 @@ def make_lookup(
     request = prepared.request
     control = request.cache
     if control != DEFAULT_CACHE_CONTROL:
-        _check_controls(control, cache, principal)
+        check_controls(control, cache, principal)
     policy = cache.policy_for(target.name, principal.tenants, context.route)
     lookup = None
     if policy.is_on and request.prefix is None:
@@ -326,7 +326,7 @@ def _is_remote(part: object) -> bool:
     return isinstance(source, dict) and source.get("type") in ("url", "file")
 
 
-def _check_controls(control: CacheControl, cache: AnswerCache, principal: Principal) -> None:
+def check_controls(control: CacheControl, cache: AnswerCache, principal: Principal) -> None:
     """Raises Forbidden if the caller may not use a control of its request."""
     asked = {
         "no-cache": control.no_cache,

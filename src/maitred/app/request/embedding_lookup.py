@@ -6,7 +6,7 @@ known by its files. Inputs that are equal are computed once.
 
 from collections.abc import Callable, Iterable, Sequence
 
-from maitred.app.request.answer_lookup import _check_controls
+from maitred.app.request.answer_lookup import check_controls
 from maitred.cache.answer_cache import scope_of
 from maitred.cache.answer_key import AnswerKey, engine_producer
 from maitred.cache.embedding_cache import EmbeddingCache, text_digests
@@ -113,7 +113,7 @@ def make_embedding_lookup(
     """
     control, answers = request.cache, cache.answers
     if control != DEFAULT_CACHE_CONTROL:
-        _check_controls(control, answers, principal)
+        check_controls(control, answers, principal)
     policy = answers.policy_for(model.name, principal.tenants, context.route)
     if not policy.is_on or not card.digest.content:
         if control != DEFAULT_CACHE_CONTROL:
