@@ -79,13 +79,32 @@ class Encoder:
             fp32 ``[texts, dimensions]`` on the CPU. The vector of a text does not depend on the other texts, but for
             rounding.
         """
+        batch = pack(texts, self._weights.words.device)
+        return pool(self._last_rows(batch), batch, self.shape.pooling).cpu()
+
+    @torch.inference_mode()
+    def encode_with_tokens(self, texts: Sequence[Sequence[int]]) -> tuple[Tensor, list[Tensor]]:
+        """Computes one vector for each text, and one for each of its tokens, in one forward pass.
+
+        Args:
+            texts: As for `encode`.
+
+        Returns:
+            What `encode` returns; and for each text its last rows, fp32 ``[tokens, hidden_size]`` on the CPU, of
+            length 1.
+        """
+        batch = pack(texts, self._weights.words.device)
+        rows = self._last_rows(batch)
+        pooled = pool(rows, batch, self.shape.pooling).cpu()
+        return pooled, list(torch.split(functional.normalize(rows, dim=-1).cpu(), batch.lengths.tolist()))
+
+    def _last_rows(self, batch: PackedBatch) -> Tensor:
         weights = self._weights
-        batch = pack(texts, weights.words.device)
         rows = weights.words[batch.tokens] + weights.positions[batch.positions + self.shape.first_position]
         rows = self._norm(rows, weights.norm)
         for layer in weights.layers:
             rows = self._layer(rows, layer, batch)
-        return pool(rows.float(), batch, self.shape.pooling).cpu()
+        return rows.float()
 
     def _layer(self, rows: Tensor, layer: EncoderLayerWeights, batch: PackedBatch) -> Tensor:
         attended = layer.attention_output(self._attend(layer.qkv(rows), batch))

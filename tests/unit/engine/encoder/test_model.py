@@ -54,6 +54,15 @@ def test_vectors_are_those_of_the_library(tmp_path, family):
     assert (load(tmp_path).encode(texts()) - wanted).abs().max() < 1e-4
 
 
+@pytest.mark.parametrize("family", ENCODERS)
+def test_tokens_have_the_last_rows_of_the_library(tmp_path, family):
+    model = make_encoder(tmp_path, family)
+    vectors, tokens = load(tmp_path).encode_with_tokens(texts())
+    assert torch.equal(vectors, load(tmp_path).encode(texts()))
+    for rows, wanted in zip(tokens, expected(model, texts()), strict=True):
+        assert (rows - functional.normalize(wanted, dim=-1)).abs().max() < 1e-4
+
+
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_the_head_of_another_task_is_left_out(tmp_path, family):
     model = make_encoder(tmp_path, family, head=True)

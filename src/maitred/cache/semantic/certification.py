@@ -1,0 +1,173 @@
+"""Certification: which threshold of the score may serve, so that false hits stay within the budget. Pure code.
+
+A scope begins in `shadow` and serves nothing. Some look-ups are *audited*: their answer is computed as well, and
+compared with the one that the cache would have served. Each audited look-up is one trial for every threshold; at a
+threshold it was a false hit if its candidate's score reached the threshold and the answers differ. A look-up without a
+candidate is a trial, too, and needs no second answer.
+
+Thresholds are tested from the strictest to the loosest, each only if all stricter ones passed (fixed-sequence testing:
+Maurer, Hothorn and Lehmacher, 1995; for models: Angelopoulos et al., "Learn then Test", 2021). False hits only become
+more where a threshold becomes looser, so with the given confidence no threshold ever serves whose rate of false hits
+per look-up is above the budget, however many thresholds there are and however often one looks. For this two things
+must not depend on the outcomes: the thresholds, which are fixed before the first trial, and the choice of what is
+audited, which falls before anybody knows whether there is a candidate.
+
+While it serves (`certified`), audits go on. The bound may rise again, which makes the threshold stricter; a detector of
+change, which forgets the good times before, makes it `tripped`: then it serves nothing until it begins anew. A
+threshold whose false hits would need more look-ups than the horizon is closed, and with it all looser ones, so
+their candidates need no labels any more.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from msgspec import Struct
+
+from maitred.cache.semantic.evidence import AboveDetector, BelowTest, upper_bound
+
+BUDGET = 0.005
+CONFIDENCE = 0.95
+ALARM_RATIO = 300.0
+"""Likelihood ratio that trips: in 400,000 simulated audits no false alarm at half the budget, and two at 0.8 of it."""
+HORIZON_LOOKUPS = 10_000
+"""Twice what ten false hits need at the default budget."""
+
+
+class CertificationState(StrEnum):
+    """State of a scope of the semantic cache: learning, serving, or stopped."""
+
+    SHADOW = "shadow"
+    CERTIFIED = "certified"
+    TRIPPED = "tripped"
+
+
+class CertificationRecord(Struct, frozen=True, kw_only=True):
+    """State of a certification, as it is stored.
+
+    Attributes:
+        thresholds: Scores, from the strictest to the loosest.
+        lookups: Audited look-ups.
+        false_hits: False hits at each threshold that are none at a stricter one.
+        change: State of the detector of change.
+        tripped: Whether it has tripped.
+    """
+
+    thresholds: tuple[float, ...]
+    lookups: int = 0
+    false_hits: tuple[int, ...] = ()
+    change: tuple[float, ...] = ()
+    tripped: bool = False
+
+
+class Certification:
+    """Certification of one scope and one version of the score.
+
+    Args:
+        record: State to begin or to go on with. For another version of the score, begin anew: its scores mean
+            something else.
+        budget: Most false hits per look-up.
+        confidence: Probability that no threshold above the budget serves, over all times.
+        horizon_lookups: Audited look-ups within which a threshold must be able to pass.
+
+    Attributes:
+        lookups: Audited look-ups so far.
+    """
+
+    def __init__(
+        self,
+        record: CertificationRecord,
+        *,
+        budget: float = BUDGET,
+        confidence: float = CONFIDENCE,
+        horizon_lookups: int = HORIZON_LOOKUPS,
+    ) -> None:
+        if list(record.thresholds) != sorted(set(record.thresholds), reverse=True) or not record.thresholds:
+            raise ValueError("The thresholds must fall from the strictest to the loosest.")
+        self.lookups = record.lookups
+        self._thresholds = record.thresholds
+        self._false_hits = list(record.false_hits) or [0] * len(record.thresholds)
+        self._budget = budget
+        self._confidence = confidence
+        self._test = BelowTest(budget, confidence)
+        self._change = AboveDetector(budget, alarm_ratio=ALARM_RATIO, sums=record.change)
+        self._tripped = record.tripped
+        self._horizon_lookups = horizon_lookups
+        self._open = self._count_within(horizon_lookups)
+        self._passed = 0 if self._tripped else self._count_within(self.lookups)
+
+    @property
+    def state(self) -> CertificationState:
+        """State of the scope after the last look-up."""
+        if self._tripped:
+            return CertificationState.TRIPPED
+        return CertificationState.CERTIFIED if self._passed else CertificationState.SHADOW
+
+    @property
+    def threshold(self) -> float | None:
+        """Score from which on a candidate is served; None: nothing is served."""
+        return self._thresholds[self._passed - 1] if self._passed else None
+
+    @property
+    def loosest(self) -> float | None:
+        """Loosest threshold that can still pass: candidates with a lower score need no label; None: none can pass."""
+        return self._thresholds[self._open - 1] if self._open else None
+
+    @property
+    def upper_bound(self) -> float:
+        """Upper bound of false hits per look-up at the threshold that serves, or at the strictest if none does."""
+        return upper_bound(self.lookups, sum(self._false_hits[: max(1, self._passed)]), self._confidence)
+
+    def record(self, score: float | None, *, is_false: bool = False) -> None:
+        """Records an audited look-up.
+
+        Args:
+            score: Score of the best candidate; None: there was none, or a guard refused it.
+            is_false: Whether the candidate's answer is not an answer to the question. It need not be known for a score
+                below `loosest`.
+        """
+        if self._tripped:
+            return
+        place = len(self._thresholds) if score is None or not is_false else self._place(score)
+        if self._passed and self._change.add(place < self._passed):
+            self._tripped, self._passed = True, 0
+            return
+        self.lookups += 1
+        if place < len(self._thresholds):
+            self._false_hits[place] += 1
+            self._open = self._count_within(self._horizon_lookups)
+        self._passed = self._count_within(self.lookups)
+
+    def snapshot(self) -> CertificationRecord:
+        """Returns the state to be stored."""
+        return CertificationRecord(
+            thresholds=self._thresholds,
+            lookups=self.lookups,
+            false_hits=tuple(self._false_hits),
+            change=self._change.sums,
+            tripped=self._tripped,
+        )
+
+    def _place(self, score: float) -> int:
+        """Returns the index of the strictest threshold that a score reaches, or their number."""
+        return next((i for i, threshold in enumerate(self._thresholds) if score >= threshold), len(self._thresholds))
+
+    def _count_within(self, lookups: int) -> int:
+        """Returns how many thresholds so many look-ups are enough for, with the false hits until now."""
+        false_hits = 0
+        for passed, more in enumerate(self._false_hits):
+            false_hits += more
+            if self._test.fewest_trials(false_hits) > min(lookups, self._horizon_lookups):
+                return passed
+        return len(self._thresholds)
+
+
+def make_thresholds(scores: Sequence[float], count: int) -> tuple[float, ...]:
+    """Chooses thresholds from the scores of candidates that were seen before the first trial.
+
+    Args:
+        scores: Scores of would-be hits.
+        count: Number of thresholds; each lets about as many more hits through as the one before it.
+    """
+    ordered = sorted(scores, reverse=True)
+    places = {min(len(ordered) - 1, round((i + 1) * len(ordered) / count) - 1) for i in range(count)} if ordered else ()
+    return tuple(sorted({ordered[place] for place in places if place >= 0}, reverse=True))

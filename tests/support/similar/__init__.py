@@ -1,0 +1,1 @@
+"""What stands for an encoder in tests of similar questions."""
