@@ -138,6 +138,20 @@ SMALLEST = {
     "embedding_cache": SmallestForm({"QUICK_INPUTS": 40}),
     "prefix_balance": SmallestForm({"QUICK_REQUESTS": 50}),
     "router_quality": SmallestForm({"QUICK_PROMPTS": 200}),
+    "semantic_cache": SmallestForm(
+        {
+            "QUICK_QUESTIONS": 1_700,
+            "EDITED": 100,
+            "SET_ASIDE": 200,
+            "QUICK_SPLITS": 1,
+            "QUICK_STREAM": 1_450,
+            "QUICK_PLAN": {"training_labels": 500, "certification_labels": 100, "serve_at": 1_350},
+            "QUICK_RUNS": 3,
+            "LOOKUPS": 1_000,
+            "QUICK_SUITE": dict.fromkeys(("number", "negation", "swap", "antonym", "entity"), 5),
+        },
+        (*QUICK, "--sets", "banking77"),
+    ),
 }
 BEYOND_THE_PROJECT = {
     "cache_eviction",
@@ -147,6 +161,7 @@ BEYOND_THE_PROJECT = {
     "lm_eval",
     "prefix_balance",
     "router_quality",
+    "semantic_cache",
 }
 """They need a GPU, data, or software of others, which `scripts/services.sh` does not bring."""
 

@@ -1,0 +1,1 @@
+"""Streams of questions, minimal edits, and simulated scopes of the semantic cache."""
