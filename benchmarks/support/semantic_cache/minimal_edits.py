@@ -23,8 +23,10 @@ italy japan china mexico canada brazil india russia ireland|spanish french germa
 portuguese korean arabic|euros dollars pounds yen pesos rupees|eur usd gbp jpy aud chf|visa mastercard amex|
 google apple samsung amazon walmart netflix|pizza pasta sushi tacos lasagna burrito|delta united southwest lufthansa
 """
-_AUXILIARY = re.compile(r"\b(is|are|was|were|can|could|will|would|should|do|does|did|has|have|am)\b(?! not|n't)", re.I)
-_NEGATION = re.compile(r"\s(?:not|never)\b|n't\b", re.IGNORECASE)
+_AUXILIARY = re.compile(
+    r"\b(is|are|was|were|can|could|will|would|should|do|does|did|has|have|am)\b(?! not|n?['’])", re.I
+)
+_NEGATION = re.compile(r"\s(?:not|never)\b|n['’]t\b", re.IGNORECASE)
 _DIGITS = re.compile(r"\d+")
 _SWAP_WORDS = {"from", "to", "before", "after", "than", "with", "into", "for", "on", "in"}
 
