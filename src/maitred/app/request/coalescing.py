@@ -8,6 +8,7 @@ Reading does not slow down the others: an answer waits for its readers only when
 """
 
 import asyncio
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
@@ -63,6 +64,7 @@ class CoalescedAnswer(StreamSink):
         choices: Number of choices of the answer.
 
     Attributes:
+        context: See above; once the answer has ended, a copy of the record at that time, because its caller goes on.
         has_started: Whether the request is admitted.
         has_begun: Whether a part of the answer has come.
         response: What computes it, once the request is admitted.
@@ -76,6 +78,8 @@ class CoalescedAnswer(StreamSink):
         self.response: ResponseStream | None = None
         self._recording = recording
         self._unfinished = choices
+        self._is_ending = False
+        """Whether the work has failed or nobody reads it, so that only what it holds is still released."""
         self._readers: list[AnswerReader] = []
         self._task: asyncio.Task[None] | None = None
         self._reader_waiter: asyncio.Future[None] | None = None
@@ -100,11 +104,12 @@ class CoalescedAnswer(StreamSink):
         """
         context = self.context
         as_asked = not context.degraded and context.clamped_max_tokens is None
-        return as_asked and self.failure is None and not self._recording.given_up
+        return as_asked and not self._is_ending and self.failure is None and not self._recording.given_up
 
     def attach(self, reader: AnswerReader) -> list[TextDelta]:
         """Adds a reader; returns the answer so far."""
         self._readers.append(reader)
+        self.on_read()
         return self._recording.deltas()
 
     async def detach(self, reader: AnswerReader, error: BaseException | None) -> None:
@@ -115,6 +120,7 @@ class CoalescedAnswer(StreamSink):
         if self._readers or task is None or task.done():
             return
         if self._unfinished:
+            self._is_ending = True
             if isinstance(error, asyncio.CancelledError):
                 task.cancel(*error.args)
             else:
@@ -145,21 +151,12 @@ class CoalescedAnswer(StreamSink):
         stored: asyncio.Task[None] | None = None
         try:
             async with ResourceStack() as stack:
-                response = self.response = await compute(stack)
-                self.has_started = True
-                for reader in self._readers:
-                    reader.on_start()
-                batches = aiter(response)
-                if isinstance(response, PushStream):
-                    response.push_to(self)
-                async for parts in batches:
-                    for part in parts:
-                        if part.finish is not None:
-                            self._unfinished -= 1
-                    self.send(parts)
-                    while self._readers and self._readers[0].unread >= _MOST_UNREAD and not self.open:
-                        self._reader_waiter = asyncio.get_running_loop().create_future()
-                        await self._reader_waiter
+                try:
+                    self.response = await compute(stack)
+                    await self._read(self.response)
+                except BaseException:
+                    self._is_ending = True
+                    raise
             stored = self._recording.finish(self.context)
         except BaseException as failure:
             self._end(failure)
@@ -173,23 +170,50 @@ class CoalescedAnswer(StreamSink):
             else:
                 stored.add_done_callback(on_end)
 
+    async def _read(self, response: ResponseStream) -> None:
+        """Passes on what comes of the response."""
+        self.has_started = True
+        for reader in self._readers:
+            reader.on_start()
+        batches = aiter(response)
+        if isinstance(response, PushStream):
+            response.push_to(self)
+        async for parts in batches:
+            for part in parts:
+                if part.finish is not None:
+                    self._unfinished -= 1
+            if not self._unfinished:
+                # Behind the last part, the first caller may begin another answer with the same record.
+                self.context = copy.copy(self.context)
+            self.send(parts)
+            while self._readers and self._readers[0].unread >= _MOST_UNREAD and not self.open:
+                self._reader_waiter = asyncio.get_running_loop().create_future()
+                await self._reader_waiter
+
     def _end(self, failure: BaseException | None) -> None:
         if isinstance(failure, asyncio.CancelledError):
             reason = failure.args[0] if failure.args else None
             failure = reason if isinstance(reason, MaitredError) else ReplicaLost()
+        if self._unfinished:
+            self.context = copy.copy(self.context)
         self.failure, self.is_over = failure, True
         for reader in self._readers:
             reader.on_end(failure)
 
     def on_read(self) -> None:
-        """Lets the task go on if it has waited for a reader that has read, or has left."""
+        """Lets the task go on if it has waited for a reader that has read, has come, or has left."""
         if self._reader_waiter is not None and not self._reader_waiter.done() and (self.open or not self._readers):
             self._reader_waiter.set_result(None)
 
     def raise_if_over(self) -> None:
-        """Raises how the answer has ended: its failure, or StopAsyncIteration; does nothing while it goes on."""
+        """Raises how the answer has ended: its failure, or StopAsyncIteration; does nothing while it goes on.
+
+        Each reader gets a failure of its own, because who handles it writes into it.
+        """
         if self.failure is not None:
-            raise self.failure
+            own = self.failure.__class__.__new__(self.failure.__class__, *self.failure.args)
+            own.__dict__.update(self.failure.__dict__)
+            raise own
         if self.is_over:
             raise StopAsyncIteration
 
@@ -226,6 +250,9 @@ class CoalescedResponse(ContinuableResponse, AnswerReader):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._context is self._answer.context:
+            # The answer may go on for others. Its line in the ledger must not wait for a response that nobody stores.
+            self._context.stored_as = ""
         await self._answer.detach(self, error)
 
     async def __anext__(self) -> list[TextDelta]:
@@ -298,6 +325,8 @@ class CoalescedResponse(ContinuableResponse, AnswerReader):
             await self._waiter
         finally:
             self._waiter = None
+            if self.grant is not None:
+                self._lookup.copy_state(self._answer.context, self._context)  # also of what went to the sink
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

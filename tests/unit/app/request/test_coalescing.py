@@ -2,12 +2,15 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
 
 from maitred.app.models.router import Router
+from maitred.app.request.answer_lookup import AnswerRecording
 from maitred.app.request.answer_sharing import AnswerSharing
+from maitred.app.request.coalescing import AnswerReader, CoalescedAnswer
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.request.pipeline import Pipeline
 from maitred.cache.answer_cache import AnswerCache
@@ -15,7 +18,7 @@ from maitred.cache.backend import MemoryBackend
 from maitred.cache.config import CacheConfig
 from maitred.core.context import CacheStatus, Outcome, RequestContext
 from maitred.core.errors import NotCached, ReplicaLost
-from maitred.core.inference import CacheControl
+from maitred.core.inference import CacheControl, TextDelta
 from maitred.core.request import ModelFingerprint, TokenDelta
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.dispatcher import Dispatcher
@@ -43,15 +46,19 @@ class GatedReplica(MemoryReplica):
         super().__init__(*([TokenDelta(0, [token])] for token in ids(text)), [TokenDelta(0, [EOS], finish=STOP)])
         self.digest = DIGEST
         self.gate = asyncio.Semaphore(0)
+        self.may_end = asyncio.Event()
+        self.may_end.set()
 
     def card(self):
         return replace(super().card(), digest=self.digest)
 
     @asynccontextmanager
     async def generate(self, request):
-        async with super().generate(request) as stream:
-            stream.gate = self.gate
-            yield GatedStream(self, request)
+        async with super().generate(request):
+            try:
+                yield GatedStream(self, request)
+            finally:
+                await self.may_end.wait()
 
     def let(self, tokens=1000):
         for _ in range(tokens):
@@ -86,12 +93,15 @@ class Gateway:
             sharing=self.sharing,
         )
 
-    async def ask(self, request=None, principal=ALICE, context=None):
+    async def ask(self, request=None, principal=ALICE, context=None, pace=None):
+        """All parts of an answer; with a pace, a client that reads a batch whenever a test lets it."""
         context = context or RequestContext("req", 0.0, principal=principal)
         parts = []
         async with self.pipeline.generate(request or greedy(), context) as answer:
             async for batch in answer:
                 parts += batch
+                if pace is not None:
+                    await pace.acquire()
         return parts, context
 
     def start(self, *args, **kwargs):
@@ -349,3 +359,172 @@ async def test_what_refuses_the_first_caller_does_not_refuse_the_others():
     assert type(results[0]).__name__ == "RateLimited"
     assert text_of(results[1][0]) == "one two three"
     assert results[1][1].cache.status is CacheStatus.MISS
+
+
+async def test_the_line_of_a_caller_who_has_left_waits_for_no_response():
+    gateway, awaited = Gateway(), []
+    record = gateway.admission.ledger.record
+
+    def note(event, response="", settle=None):
+        awaited.append(response)
+        return record(event, response, settle)
+
+    gateway.admission.ledger.record = note
+    contexts = [RequestContext(name, 0.0, principal=ALICE, stored_as=name) for name in ("first", "second")]
+    first, second = (gateway.start(context=context) for context in contexts)
+    await settle()
+    gateway.replica.let(1)
+    await settle()
+    first.cancel()
+    await settle()
+    gateway.replica.let()
+    await second
+    assert sorted(awaited) == ["", "second"]
+    await gateway.ask(greedy("Ho"), context=RequestContext("third", 0.0, principal=ALICE, stored_as="third"))
+    assert awaited[-1] == "third"
+
+
+async def test_the_first_caller_begins_another_answer_with_the_same_record():
+    gateway, pace = Gateway(), asyncio.Semaphore(0)
+    record = RequestContext("first", 0.0, principal=ALICE)
+    gateway.replica.may_end.clear()
+    running = [gateway.start(context=record)]
+    await settle()
+    running.append(gateway.start(pace=pace))
+    gateway.replica.let(1)
+    await settle()
+    gateway.replica.let()
+    await settle()
+    usage = record.usage
+    assert usage.completion_tokens > 3
+    record.reset_for_next_answer()
+    gateway.replica.may_end.set()
+    pace.release()
+    pace.release()
+    await asyncio.wait(running)
+    assert running[1].result()[1].usage == usage
+    assert (await gateway.ask())[1].usage == usage, "the cache has it, too"
+    assert [line.saved_tokens for line in gateway.lines if line.cache] == [usage.total_tokens] * 2
+
+
+async def test_nobody_joins_an_answer_that_is_being_ended():
+    gateway = Gateway()
+    gateway.replica.may_end.clear()
+    first = gateway.start()
+    await settle()
+    first.cancel()
+    await settle()
+    second = gateway.start()
+    await settle()
+    gateway.replica.let()
+    gateway.replica.may_end.set()
+    assert text_of((await second)[0]) == "one two three"
+    await asyncio.wait([first])
+    assert first.cancelled()
+    assert len(gateway.replica.requests) == 2
+
+
+async def test_nobody_joins_an_answer_that_has_failed():
+    gateway = Gateway(limits=[limit("key:alice", "tokens_per_minute", 10_000)])
+    may_settle = asyncio.Event()
+    gateway.admission.counters.trouble = may_settle.wait
+    batches, gateway.replica.batches = gateway.replica.batches, ()
+    first = gateway.start()
+    await settle()
+    assert not first.done(), "its reservation is not settled yet"
+    gateway.replica.batches = batches
+    gateway.replica.let()
+    second = gateway.start()
+    await settle()
+    may_settle.set()
+    assert text_of((await second)[0]) == "one two three"
+    with pytest.raises(ReplicaLost):
+        await first
+
+
+async def test_who_handles_a_failure_changes_it_for_nobody_else():
+    gateway = Gateway()
+    gateway.replica.batches = gateway.replica.batches[:2]
+    running = [gateway.start() for _ in range(3)]
+    await settle()
+    gateway.replica.let()
+    failures = await asyncio.gather(*running, return_exceptions=True)
+    assert {type(failure) for failure in failures} == {ReplicaLost}
+    assert len({id(failure) for failure in failures}) == 3
+    assert {failure.message for failure in failures} == {ReplicaLost.default_message}
+
+
+async def test_a_new_reader_lets_an_answer_go_on_that_waits_for_a_slow_one():
+    answer = CoalescedAnswer(RequestContext("req", 0.0), AnswerRecording(1 << 20, None), 1)
+    peer, slow = QuietReader(), QuietReader()
+    slow.unread = 1000
+    answer.attach(slow)
+    answer.start(partial(endless, 1000), lambda _: None)
+    await settle()
+    before = slow.taken
+    await settle()
+    assert slow.taken == before < 1000
+    answer.attach(peer)
+    await settle()
+    assert slow.taken > before
+    await answer.detach(peer, None)
+    await answer.detach(slow, None)
+
+
+class QuietReader(AnswerReader):
+    taken = 0
+
+    def on_start(self):
+        pass
+
+    def take(self, parts):
+        self.taken += len(parts)
+
+    def on_end(self, failure):
+        pass
+
+
+async def endless(most, stack):
+    async def stream():
+        for _ in range(most):
+            yield [TextDelta(0, "word")]
+            await asyncio.sleep(0)
+
+    return stream()
+
+
+class OpenSink:
+    open = True
+
+    def __init__(self):
+        self.parts = []
+
+    def send(self, parts):
+        self.parts += parts
+
+
+async def test_who_leaves_has_a_line_with_the_tokens_that_were_pushed_to_it():
+    gateway, follower = Gateway(), RequestContext("second", 0.0, principal=ALICE)
+    first = gateway.start()
+    await settle()
+
+    async def read():
+        async with gateway.pipeline.generate(greedy(), follower) as answer:
+            await anext(answer)
+            answer.push_to(sink)
+            async for _ in answer:
+                pass
+
+    sink, second = OpenSink(), asyncio.create_task(read())
+    await settle()
+    for _ in range(3):
+        gateway.replica.let(1)
+        await settle()
+    second.cancel()
+    await settle()
+    assert text_of(sink.parts), "something was pushed"
+    (line,) = gateway.lines
+    assert (line.cache, line.outcome) == ("coalesced", Outcome.CANCELLED)
+    assert line.saved_tokens == follower.usage.total_tokens >= follower.prompt_tokens + 3
+    gateway.replica.let()
+    await first
