@@ -11,7 +11,9 @@
 Whoever gets an answer that was not computed for it has a reservation and a line in the ledger of its own.
 """
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -31,16 +33,22 @@ from maitred.core.inference import TextDelta
 from maitred.core.resource_stack import ResourceStack
 from maitred.core.service import PushStream, ResponseStream, StreamSink
 
+_MOST_LOOK_UPS = 2
+"""Look-ups of one request. The second one follows where a peer has ended an answer before it could be read."""
+
 
 class AnswerPeers(Protocol):
     """The other processes of this gateway, which compute answers that this one can read."""
 
     async def claim(self, digest: bytes) -> "ClaimResult":
-        """Claims the answer to a request for this process, unless another one computes it."""
+        """Claims the answer to a request for this process, unless another one computes it.
+
+        The claim lasts until `release`, also where the call is cancelled.
+        """
         ...
 
     def release(self, digest: bytes) -> None:
-        """Notes that this process does not compute the answer any more."""
+        """Notes that this process does not compute the answer any more; does nothing if another one does."""
         ...
 
 
@@ -66,6 +74,8 @@ class AnswerSharing:
         self._peers = peers
         self._coalesced: dict[tuple[bytes, bool], CoalescedAnswer] = {}
         """Digest of a request, and whether its answer comes in one piece -> the answer that is being computed."""
+        self._claims: Counter[bytes] = Counter()
+        """Digest of a request -> number of requests that have claimed its answer among the processes."""
 
     @property
     def coalesced_count(self) -> int:
@@ -104,34 +114,62 @@ class AnswerSharing:
         context = admission_request.context
         assert context is not None
         choices = admission_request.choices
-        answer = None if self._find(lookup) is not None else await lookup.find(context)
-        may_claim = lookup.is_shared and not lookup.in_one_piece
-        if answer is None and self._peers is not None and may_claim and self._find(lookup) is None:
-            remote, may_be_stored = await self._peers.claim(lookup.digest)
-            if remote is not None:
-                self._read_remote(remote, lookup, context, choices)
-            elif may_be_stored and (answer := await lookup.find(context)) is not None:
-                self._peers.release(lookup.digest)
-        if answer is not None:
-            context.priority = priority
-            try:
-                return await self._respond_cached(
-                    flow_controller, lookup, answer, pool, admission_request, context, stack
-                )
-            except CachedAnswerTooLong:
-                lookup.is_shared = False  # another caller's limits allow what those of this one do not
-        while (shared := self._find(lookup)) is not None:
-            response = await self._join(
-                flow_controller, shared, lookup, pool, admission_request, priority, context, stack
-            )
-            if response is not None:
-                return response
-        lookup.note(CacheStatus.MISS, context)
-        coalesced = CoalescedAnswer(context, lookup.record(), choices)
-        reader = stack.push_async_exit(CoalescedResponse(coalesced, context, lookup, choices))
-        coalesced.start(compute, self._add(lookup, coalesced, releases=True))
+        with ExitStack() as claim:
+            for _ in range(_MOST_LOOK_UPS):
+                answer, is_remote = await self._look_up(lookup, context, choices, claim)
+                while answer is None and (shared := self._find(lookup)) is not None:
+                    response = await self._join(
+                        flow_controller, shared, lookup, pool, admission_request, priority, context, stack
+                    )
+                    if response is not None:
+                        return response
+                if answer is not None or not is_remote:
+                    break  # else the peer has ended it meanwhile, and it may be in the cache
+            if answer is not None:
+                context.priority = priority
+                try:
+                    return await self._respond_cached(
+                        flow_controller, lookup, answer, pool, admission_request, context, stack
+                    )
+                except CachedAnswerTooLong:
+                    lookup.is_shared = False  # another caller's limits allow what those of this one do not
+            lookup.note(CacheStatus.MISS, context)
+            coalesced = CoalescedAnswer(context, lookup.record(), choices)
+            reader = stack.push_async_exit(CoalescedResponse(coalesced, context, lookup, choices))
+            coalesced.start(compute, self._add(lookup, coalesced, claim.pop_all().close))
         await reader.wait_started()
         return reader
+
+    async def _look_up(
+        self, lookup: AnswerLookup, context: RequestContext, choices: int, claim: ExitStack
+    ) -> tuple[CachedAnswer | None, bool]:
+        """Looks for the answer in the cache, and then among the peers.
+
+        Args:
+            lookup: Look-up of the request.
+            context: Record of the request.
+            choices: Number of choices of the answer.
+            claim: Gets the release of the claim.
+
+        Returns:
+            The answer from the cache, or None; and whether a peer computes it, so that it can be joined here.
+        """
+        if self._find(lookup) is not None:
+            return None, False
+        answer = await lookup.find(context)
+        if answer is not None or self._peers is None or not lookup.is_shared or lookup.in_one_piece:
+            return answer, False
+        if self._find(lookup) is not None:
+            return None, False
+        self._claims[lookup.digest] += 1
+        claim.callback(self._release, lookup.digest)
+        remote, may_be_stored = await self._peers.claim(lookup.digest)
+        if remote is not None:
+            self._read_remote(remote, lookup, context, choices)
+            return None, True
+        if may_be_stored and (answer := await lookup.find(context)) is not None:
+            claim.close()
+        return answer, False
 
     def _read_remote(self, remote: PeerAnswer, lookup: AnswerLookup, context: RequestContext, choices: int) -> None:
         """Begins to read an answer that another process computes, for all who ask for it here."""
@@ -140,7 +178,7 @@ class AnswerSharing:
             return
         state = RequestContext(context.request_id, context.started_s)
         coalesced = CoalescedAnswer(state, lookup.record(keeps=False), choices)
-        coalesced.start(partial(remote.read, state), self._add(lookup, coalesced))
+        coalesced.start(partial(remote.read, state), self._add(lookup, coalesced, lambda: None))
 
     async def _respond_cached(
         self,
@@ -208,14 +246,14 @@ class AnswerSharing:
         return None
 
     def _add(
-        self, lookup: AnswerLookup, answer: CoalescedAnswer, *, releases: bool = False
+        self, lookup: AnswerLookup, answer: CoalescedAnswer, release: Callable[[], None]
     ) -> Callable[[object], None]:
         """Adds an answer that new readers can get, if it is shared; returns the function that removes it.
 
         Args:
             lookup: Look-up of its request.
             answer: The answer.
-            releases: Whether the removal lets a peer compute the next one.
+            release: Releases the claim on it; the removal calls it.
         """
         place = lookup.digest, lookup.in_one_piece
         if lookup.is_shared:
@@ -224,10 +262,17 @@ class AnswerSharing:
         def remove(_: object) -> None:
             if self._coalesced.get(place) is answer:
                 del self._coalesced[place]
-            if releases and lookup.is_shared and self._peers is not None:
-                self._peers.release(lookup.digest)
+            release()
 
         return remove
+
+    def _release(self, digest: bytes) -> None:
+        """Releases the claim of one request; behind the last one, a peer may compute the next answer."""
+        assert self._peers is not None
+        self._claims[digest] -= 1
+        if not self._claims[digest]:
+            del self._claims[digest]
+            self._peers.release(digest)
 
 
 class CachedResponse(PushStream):

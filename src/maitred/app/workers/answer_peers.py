@@ -17,6 +17,7 @@ import asyncio
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
@@ -95,7 +96,8 @@ class PeerReaders:
 
     def __init__(self, sharing: AnswerSharing) -> None:
         self._sharing = sharing
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._by_number: dict[int, asyncio.Task[None]] = {}
 
     def join(self, number: int, digest: bytes, send: SendPart) -> None:
         """Lets another process read an answer.
@@ -106,21 +108,31 @@ class PeerReaders:
             send: Sends a message towards the other process.
         """
         task = asyncio.create_task(self._read(number, digest, send), name=f"reader {number} of a peer")
-        self._tasks[number] = task
-        task.add_done_callback(lambda _: self._tasks.pop(number, None))
+        self._tasks.add(task)
+        self._by_number[number] = task
+
+        def on_done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if self._by_number.get(number) is task:
+                del self._by_number[number]
+
+        task.add_done_callback(on_done)
 
     def leave(self, number: int) -> None:
         """Ends a reader, because nobody reads in the other process any more."""
-        if (task := self._tasks.get(number)) is not None:
+        if (task := self._by_number.pop(number, None)) is not None:
             task.cancel()
+
+    def leave_all(self) -> None:
+        """Ends all readers, because the controller that has numbered them is lost."""
+        for number in [*self._by_number]:
+            self.leave(number)
 
     async def close(self) -> None:
         """Closes all readers of this process's answers."""
-        tasks = [*self._tasks.values()]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        self.leave_all()
+        if self._tasks:
+            await asyncio.wait([*self._tasks])
 
     async def _read(self, number: int, digest: bytes, send: SendPart) -> None:
         answer = self._sharing.find(digest)
@@ -212,6 +224,7 @@ class WorkerPeers:
                 readers.leave(message.number)
 
         self._controller.on_reader = on_reader
+        self._controller.on_lost = readers.leave_all
         return readers
 
     async def claim(self, digest: bytes) -> ClaimResult:
@@ -292,7 +305,7 @@ class ControllerPeers:
         match message:
             case ReaderJoined():
                 assert self._readers is not None
-                self._readers.join(message.number, message.digest, self.on_part)
+                self._readers.join(message.number, message.digest, partial(self.on_part, self))
             case ReaderLeft():
                 assert self._readers is not None
                 self._readers.leave(message.number)
@@ -328,10 +341,10 @@ class ControllerPeers:
             if len(self._released) > _MOST_RELEASED:
                 self._released.popitem(last=False)
 
-    def on_part(self, message: AnswerMessage) -> None:
-        """Passes on what comes of an answer to its reader."""
+    def on_part(self, peer: Peer, message: AnswerMessage) -> None:
+        """Passes on what a peer says of an answer to its reader, which has left if the number is not known."""
         reading = self._readings.get(message.number)
-        if reading is None:
+        if reading is None or reading.leader is not peer:
             return
         if isinstance(message, AnswerEnded):
             del self._readings[message.number]
@@ -351,7 +364,7 @@ class ControllerPeers:
             del self._leaders[digest]
         for reader, reading in [*self._readings.items()]:
             if reading.leader is peer:
-                self.on_part(AnswerEnded(reader, encode_error(ReplicaLost())))
+                self.on_part(peer, AnswerEnded(reader, encode_error(ReplicaLost())))
             elif reading.follower is peer:
                 del self._readings[reader]
                 reading.leader.send(ReaderLeft(reader))
@@ -364,6 +377,6 @@ class ControllerPeers:
             case AnswerReleased():
                 self.on_release(peer, message.digest)
             case AnswerPart() | AnswerEnded():
-                self.on_part(message)
+                self.on_part(peer, message)
             case ReaderLeft():
                 self.on_left(peer, message.number)

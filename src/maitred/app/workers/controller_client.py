@@ -99,6 +99,7 @@ class ControllerClient:
 
     Attributes:
         on_reader: Called when another process begins or ends to read an answer of this worker.
+        on_lost: Called when the connection to the controller is lost.
     """
 
     def __init__(self, worker: int, pid: int, path: Path, on_snapshot: Callable[[ControllerSnapshot], None]) -> None:
@@ -116,6 +117,7 @@ class ControllerClient:
         self._unanswered_ids: list[str] = []
         """Ids of requests that have ended without a reply to their `AdmitRequest`, while there was no controller."""
         self.on_reader: Callable[[ReaderJoined | ReaderLeft], None] = lambda _: None
+        self.on_lost: Callable[[], None] = lambda: None
         self._delayed_messages: deque[msgspec.Struct] = deque(maxlen=_MAX_DELAYED_MESSAGES)
         self._flushables: list[Flushable] = []
 
@@ -271,6 +273,7 @@ class ControllerClient:
         self._connection = None
         self._connected.clear()
         self._disconnected.set()
+        self.on_lost()
         for listener in list(self._listeners.values()):
             listener.on_disconnect()
         for reply in self._pending_replies.values():

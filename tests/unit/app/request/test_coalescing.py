@@ -78,13 +78,13 @@ class GatedStream(MemoryStream):
 
 
 class Gateway:
-    def __init__(self, replica=None, config=None, limits=(), **admission):
+    def __init__(self, replica=None, config=None, limits=(), backend=None, peers=None, **admission):
         self.replica = replica or GatedReplica()
         self.admission = AdmissionSetup(*limits, **admission)
         self.clock = StillClock()
-        self.backend = MemoryBackend(1 << 20, self.clock)
+        self.backend = backend or MemoryBackend(1 << 20, self.clock)
         self.cache = AnswerCache(config or CacheConfig(), self.backend, self.clock)
-        self.sharing = AnswerSharing(self.cache)
+        self.sharing = AnswerSharing(self.cache, peers)
         self.dispatcher = Dispatcher("m", [Endpoint("local", self.replica)], DispatchConfig(recoveries=0), self.clock)
         self.pipeline = Pipeline(
             Router(Catalog([ServedModel("m", [self.replica], TOKENIZER)])),
