@@ -63,6 +63,13 @@ SMALLEST = {
     "failover": SmallestForm({"ENGINES": 2, "TOKENS": 8}, (*QUICK, "--kills=1", "--streams=4")),
     "faults": SmallestForm({"QUICK_CASES": ("refused",)}),
     "responses_fuzz": SmallestForm({"QUICK_REQUESTS": 20}),
+    "answer_cache": SmallestForm(
+        {
+            "QUICK_COST": {"rounds": 1, "requests": 4, "latencies": 4, "idle_s": 0.1},
+            **{"STREAMS": 4, "WITHIN_S": 0.5, "STREAM_TOKENS": 50, "QUICK_RIVAL_ROUNDS": 1, "QUICK_RIVAL_REQUESTS": 4},
+        },
+        (*QUICK, "--requests=20", "--only", "answers", "in flight", "cost"),
+    ),
     "cache_eviction": SmallestForm({"QUICK_LOOK_UPS": 500, "COST_SIZE": 100, "LOOK_UPS": 1000}),
     "cancellation": SmallestForm({"QUICK_ABORTS": (8, 1), "STAYS_S": 0.2}),
     "flood": SmallestForm(
