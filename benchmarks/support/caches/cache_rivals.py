@@ -114,7 +114,9 @@ async def _found_and_mixed_up(field: Field, runner: Runner) -> dict[str, Any]:
         name: ({}, {"more": {name: value}}) for name, value in CHANGES.items()
     }
     other["another tenant"] = ({}, {"key": OTHER_KEY})
-    not_found, mixed_up, refused = [], [], []
+    not_found: list[str] = []
+    mixed_up: list[str] = []
+    refused: list[str] = []
     for pairs, wrong, is_found_right in ((equal, not_found, True), (other, mixed_up, False)):
         for name, (first, second) in pairs.items():
             text = f"Pair {next(_texts)}"

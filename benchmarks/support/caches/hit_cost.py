@@ -12,9 +12,10 @@ import asyncio
 import itertools
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from operator import sub, truediv
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -100,17 +101,17 @@ async def measure(scale: CostScale, before: Path | None, report: Report) -> None
         for name, values in costs.inside_s.items()
     }
     for name in (HIT, HIT_STREAM, HIT_REDIS):
-        added = _paired(cpu_us[name], cpu_us[ABSENT], lambda one, other: one - other)
+        added = _paired(cpu_us[name], cpu_us[ABSENT], sub)
         report.require(f"{name}: CPU over a 404, µs", round(added, 1), at_most=500)
-        report.figures["cost"][name]["of_a_miss"] = round(_paired(cpu_us[name], cpu_us[MISS], _ratio), 3)
+        report.figures["cost"][name]["of_a_miss"] = round(_paired(cpu_us[name], cpu_us[MISS], truediv), 3)
     inside = report.figures["latency_in_process_ms"]
     report.require("hit: p50 in the process, ms", inside[HIT]["p50"], at_most=1.0)
     report.require("hit, Redis: p50 in the process, ms", inside[HIT_REDIS]["p50"], at_most=2.0)
-    miss_share = _paired(cpu_us[MISS], cpu_us[OFF], _ratio)
+    miss_share = _paired(cpu_us[MISS], cpu_us[OFF], truediv)
     report.figures["cost"][MISS]["of_off"] = round(miss_share, 3)
     if before is not None:
-        report.require("off: CPU of the gateway before", _paired(cpu_us[OFF], cpu_us[BEFORE], _ratio), at_most=1.02)
-        report.require("miss: CPU of the gateway before", _paired(cpu_us[MISS], cpu_us[BEFORE], _ratio), at_most=1.05)
+        report.require("off: CPU of the gateway before", _paired(cpu_us[OFF], cpu_us[BEFORE], truediv), at_most=1.02)
+        report.require("miss: CPU of the gateway before", _paired(cpu_us[MISS], cpu_us[BEFORE], truediv), at_most=1.05)
     for part in ("cost", "latency_ms", "latency_in_process_ms"):
         for name, figures in report.figures[part].items():
             print(f"{part:22} {name:12} {figures}", flush=True)
@@ -225,9 +226,6 @@ def _write_config(path: Path, replica: UnixAddress, name: str) -> None:
     write_config(path, replica, **sections)
 
 
-def _paired(these: list[float], those: list[float], combine: Any) -> float:  # noqa: ANN401 - of two numbers
+def _paired(these: list[float], those: list[float], combine: Callable[[float, float], float]) -> float:
+    """Median over turns of the same round."""
     return statistics.median([combine(one, other) for one, other in zip(these, those, strict=True)])
-
-
-def _ratio(one: float, other: float) -> float:
-    return one / other
