@@ -68,6 +68,7 @@ class CoalescedAnswer(StreamSink):
         has_started: Whether the request is admitted.
         has_begun: Whether a part of the answer has come.
         response: What computes it, once the request is admitted.
+        prefix: The part that has come of an answer that has failed, for another model to continue; None: it cannot be.
         is_over: Whether no more comes.
         failure: The error with which it has ended; None: it is complete, or goes on.
     """
@@ -76,6 +77,7 @@ class CoalescedAnswer(StreamSink):
         self.context = context
         self.has_started = self.has_begun = False
         self.response: ResponseStream | None = None
+        self.prefix: AnswerPrefix | None = None
         self._recording = recording
         self._unfinished = choices
         self._is_ending = False
@@ -196,6 +198,8 @@ class CoalescedAnswer(StreamSink):
             failure = reason if isinstance(reason, MaitredError) else ReplicaLost()
         if self._unfinished:
             self.context = copy.copy(self.context)
+        if failure is not None and isinstance(self.response, ContinuableResponse):
+            self.prefix = self.response.prefix
         self.failure, self.is_over = failure, True
         for reader in self._readers:
             reader.on_end(failure)
@@ -274,9 +278,8 @@ class CoalescedResponse(ContinuableResponse, AnswerReader):
 
     @property
     def prefix(self) -> AnswerPrefix | None:
-        """The part that the caller has, as of the response that computes it."""
-        response = self._answer.response
-        return response.prefix if isinstance(response, ContinuableResponse) else None
+        """The part that the caller has, as of the answer when it failed."""
+        return self._answer.prefix
 
     def push_to(self, sink: StreamSink) -> None:
         """Pushes deltas to a sink as they come; implements `PushStream.push_to`."""

@@ -10,9 +10,10 @@ from msgspec.structs import replace
 from maitred.app.models.router import Router
 from maitred.app.request.answer_lookup import AnswerRecording
 from maitred.app.request.answer_sharing import AnswerSharing
-from maitred.app.request.coalescing import AnswerReader, CoalescedAnswer
+from maitred.app.request.coalescing import AnswerReader, CoalescedAnswer, CoalescedResponse
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.request.pipeline import Pipeline
+from maitred.app.request.response import ContinuableResponse
 from maitred.cache.answer_cache import AnswerCache
 from maitred.cache.backend import MemoryBackend
 from maitred.cache.config import CacheConfig
@@ -528,3 +529,36 @@ async def test_who_leaves_has_a_line_with_the_tokens_that_were_pushed_to_it():
     assert line.saved_tokens == follower.usage.total_tokens >= follower.prompt_tokens + 3
     gateway.replica.let()
     await first
+
+
+class BrokenResponse(ContinuableResponse):
+    """Breaks off; what it has written is told with the tokens in the record of its request."""
+
+    def __init__(self, context):
+        self.context = context
+
+    async def __anext__(self):
+        raise ReplicaLost
+
+    def push_to(self, sink):
+        pass
+
+    @property
+    def prefix(self):
+        return self.context.completion_tokens
+
+
+async def test_the_first_caller_goes_on_elsewhere_before_another_asks_how_far_the_answer_was():
+    record = RequestContext("req", 0.0, completion_tokens=7)
+    answer = CoalescedAnswer(record, AnswerRecording(1 << 20, None), 1)
+    first, second = (CoalescedResponse(answer, record, None, 1) for _ in range(2))
+
+    async def compute(stack):
+        return BrokenResponse(record)
+
+    answer.start(compute, lambda _: None)
+    with pytest.raises(ReplicaLost):
+        await anext(first)
+    record.reset_for_fallback("general=big")
+    assert first.prefix == second.prefix == 7
+    assert record.completion_tokens == 0
