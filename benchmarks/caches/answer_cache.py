@@ -118,7 +118,7 @@ async def in_flight(server: ServerProcess, asker: Asker, report: Report) -> None
             stream.cancel()
         ended = await asyncio.gather(*streams, return_exceptions=True)
         stayed = [came for came in ended if isinstance(came, Came)]
-        after = await books_of(server, len(before.lines) + len(stayed) + 1)
+        after = await books_of(server, len(before.lines) + max(len(stayed), STREAMS - leave + 1))
         report.figures[name] = {
             "found_by": dict(Counter(came.cache for came in stayed)),
             "lines": dict(Counter(f"{line.cache or 'computed'}, {line.outcome}" for line in after.lines_since(before))),
