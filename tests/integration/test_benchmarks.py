@@ -65,7 +65,7 @@ SMALLEST = {
     "responses_fuzz": SmallestForm({"QUICK_REQUESTS": 20}),
     "answer_cache": SmallestForm(
         {
-            "QUICK_COST": {"rounds": 1, "requests": 4, "latencies": 4, "idle_s": 0.1},
+            "QUICK_COST": {"rounds": 2, "requests": 4, "latencies": 4, "idle_s": 0.1},
             **{"STREAMS": 4, "WITHIN_S": 0.1, "STREAM_TOKENS": 200, "QUICK_RIVAL_ROUNDS": 1, "QUICK_RIVAL_REQUESTS": 4},
         },
         (*QUICK, "--requests=20", "--only", "answers", "in flight", "cost"),
