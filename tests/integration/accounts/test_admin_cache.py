@@ -19,7 +19,7 @@ async def operator(tmp_path):
     async with administered(tmp_path) as system:
         for tenant, model, answers in (("acme", "chat", 3), ("acme", "code", 2), ("other", "chat", 1)):
             for n in range(answers):
-                await system.answers.put(key(n, tenant, model), b"x" * 100, 60.0, "")
+                system.answers.put(key(n, tenant, model), b"x" * 100, 60.0, "")
         yield Operator(system)
 
 
