@@ -1,4 +1,4 @@
-"""What known inputs save: requests for 2,048 vectors of which none, half or all are known, at a gateway.
+"""Saving by known inputs: requests for 2,048 vectors of which none, half or all are known, at a gateway.
 
 The encoder is all-MiniLM-L6-v2 in a process of its own. Inputs are random words, all different, about as long as
 sentences. A round asks for inputs that are new, then for others of which every second one was asked for before, then

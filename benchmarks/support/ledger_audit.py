@@ -13,6 +13,7 @@ from benchmarks.support.single_request import Reply
 from maitred.core.context import Outcome
 from maitred.core.request import Usage
 from maitred.core.usage import Price, UsageEvent, to_nano_usd
+from maitred.store.config import StoreConfig
 from maitred.store.database import open_database
 from maitred.store.usage import MAX_ROWS, UsageQueries
 
@@ -36,8 +37,13 @@ async def ledger_of(installation: Installation) -> list[UsageEvent]:
     for gateway in installation.gateways:
         while (await asyncio.to_thread(gateway.metrics))["maitred_ledger_backlog"]:  # noqa: ASYNC110 - it is not ours
             await asyncio.sleep(_POLL_S)
+    return await read_ledger(installation.store)
+
+
+async def read_ledger(store: StoreConfig) -> list[UsageEvent]:
+    """Reads all lines of the ledger in a database."""
     lines: list[UsageEvent] = []
-    async with open_database(installation.store) as database:
+    async with open_database(store) as database:
         queries, after = UsageQueries(database), ""
         while True:
             page = await queries.events(0, _EVER_S, after=after, limit=MAX_ROWS)

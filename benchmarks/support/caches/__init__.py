@@ -1,1 +1,1 @@
-"""What benchmarks of caches share."""
+"""Parts that benchmarks of caches share."""

@@ -1,25 +1,22 @@
-"""What clients got from a cache of answers, held against what was computed first, the ledger and the engine."""
+"""Answers that clients got from a cache, held against what was computed first, the ledger and the engine."""
 
 import asyncio
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from benchmarks.support.caches.askers import Came
+from benchmarks.support.ledger_audit import read_ledger
 from benchmarks.support.report import Report
 from benchmarks.support.tenant_gateway import settled
 from maitred.core.usage import UsageEvent
 from maitred.store.config import StoreConfig
-from maitred.store.database import open_database
-from maitred.store.usage import MAX_ROWS, UsageQueries
 from maitred.testing.server_process import ServerProcess
 
 SHARED = ("hit", "coalesced")
 """What ``x-maitred-cache`` says of answers that were not computed for their requests."""
 _KINDS = ("prompt", "cached", "output", "saved")
-_EVER_S = 1e11
 _POLL_S = 0.1
 _WITHIN_S = 120.0
 
@@ -51,7 +48,7 @@ async def books_of(server: ServerProcess, requests: int) -> Books:
     deadline_s = time.monotonic() + _WITHIN_S
     while True:
         samples = await settled(server)
-        lines = await ledger_in(server.log.parent / "data")
+        lines = await read_ledger(StoreConfig(folder=str(server.log.parent / "data")))
         if (len(lines) >= requests and not samples["maitred_ledger_backlog"]) or time.monotonic() > deadline_s:
             return Books(lines, samples)
         await asyncio.sleep(_POLL_S)
@@ -180,16 +177,3 @@ def require_engine(
     report.require(f"{name}: sequences too many or too few", abs(ended - sequences), at_most=0)
     held = after.samples["maitred_engine_kv_blocks_total"] - after.samples["maitred_engine_kv_blocks_free"]
     report.require(f"{name}: KV blocks not free at the end", held, at_most=0)
-
-
-async def ledger_in(folder: Path) -> list[UsageEvent]:
-    """All lines of the ledger in a gateway's folder."""
-    lines: list[UsageEvent] = []
-    async with open_database(StoreConfig(folder=str(folder))) as database:
-        queries, after = UsageQueries(database), ""
-        while True:
-            page = await queries.events(0, _EVER_S, after=after, limit=MAX_ROWS)
-            lines += page.events
-            after = page.next
-            if not after:
-                return lines

@@ -23,14 +23,15 @@ from typing import Any
 import msgspec
 
 from benchmarks.gateway.gateway_cost import BUDGETS, KEY_LIMITS
-from benchmarks.support.caches.answer_audit import ledger_in
 from benchmarks.support.connection_rounds import Turn, take
 from benchmarks.support.gateways.measured_gateway import MODEL, InstantReplica, MeasuredGateway, gateway, write_config
 from benchmarks.support.lean_connections import NUMBER, distinct, request_of
+from benchmarks.support.ledger_audit import read_ledger
 from benchmarks.support.report import Report, percentiles
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.engine.models.digest import content_digest, fingerprint_of
 from maitred.identity.keys import make_key
+from maitred.store.config import StoreConfig
 from maitred.testing.redis_server import redis_server
 from maitred.testing.script import SCRIPTED_CARD
 from maitred.wire.address import UnixAddress
@@ -141,7 +142,9 @@ async def _measure_once(scale: CostScale, before: Path | None, folder: Path, red
             if name == ABSENT:
                 continue
             await asyncio.sleep(2.0)  # lines reach the database within half a second
-            lines = [line for line in await ledger_in(folders[name]) if line.time_s > since_s]
+            lines = [
+                line for line in await read_ledger(StoreConfig(folder=str(folders[name]))) if line.time_s > since_s
+            ]
             if any(line.cache != "exact" for line in lines):
                 raise RuntimeError(f"{name}: not all were hits.")
             costs.inside_s.setdefault(name, []).extend(line.duration_s for line in lines)

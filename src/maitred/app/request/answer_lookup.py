@@ -94,15 +94,13 @@ class AnswerLookup:
         """Notes in the context of a request where its answer comes from."""
         context.cache = CacheResult(status, self._key.name)
 
-    def restore(self, answer: CachedAnswer, context: RequestContext) -> None:
-        """Writes into the context of a request what an answer from the cache was in tokens."""
-        context.set_usage(answer.usage)
-        context.finish_reasons = answer.finish_reasons
-        if self._key.server:
-            context.ignored_fields, context.is_passthrough = answer.ignored_fields, answer.is_passthrough
+    def restore(self, source: CachedAnswer | RequestContext, context: RequestContext) -> None:
+        """Writes into the context of a request what the answer is in tokens, and what its server was not given.
 
-    def copy_state(self, source: RequestContext, context: RequestContext) -> None:
-        """Copies into the context of a request what the answer to an equal request is so far in tokens."""
+        Args:
+            source: The answer from the cache, or the context of the equal request that computes it.
+            context: Context of this request.
+        """
         context.set_usage(source.usage)
         context.finish_reasons = source.finish_reasons
         if self._key.server:

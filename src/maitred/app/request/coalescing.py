@@ -271,7 +271,7 @@ class CoalescedResponse(ContinuableResponse, AnswerReader):
             if part.finish is not None:
                 self._unfinished -= 1
         if self.grant is not None:
-            self._lookup.copy_state(self._answer.context, self._context)
+            self._lookup.restore(self._answer.context, self._context)
             if not self._unfinished:
                 await self.grant.settle(self._context.usage, Outcome.FINISHED)
         return parts
@@ -329,7 +329,7 @@ class CoalescedResponse(ContinuableResponse, AnswerReader):
         finally:
             self._waiter = None
             if self.grant is not None:
-                self._lookup.copy_state(self._answer.context, self._context)  # also of what went to the sink
+                self._lookup.restore(self._answer.context, self._context)  # also of what went to the sink
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
