@@ -114,6 +114,59 @@ class PinRequest(msgspec.Struct, frozen=True, array_like=True):
     """Lifetime in seconds from the end of the prefill."""
 
 
+class SimilarSearch(msgspec.Struct, frozen=True, array_like=True, tag="search"):
+    """Search for cached questions that are similar to the text of a request to an encoder."""
+
+    question: str
+    """The text, whose words are compared."""
+    partition: bytes
+    """Digest of all that must be equal: questions of different partitions never meet."""
+    scope: str
+    """Name of the verifier that judges the pairs."""
+    count: int
+    """Most results."""
+    least_cosine: float
+    """Cosine that each result has at least."""
+
+
+class LabelledPair(msgspec.Struct, frozen=True, array_like=True):
+    """Two questions of which it is known whether their answers are the same."""
+
+    asked: str
+    cached: str
+    same: bool
+    surroundings: tuple[float, float, float]
+    """See `SimilarQuestion.surroundings`."""
+
+
+class VerifierTraining(msgspec.Struct, frozen=True, array_like=True, tag="training"):
+    """Training of a verifier by an encoder, from labelled pairs of questions; it runs while no text waits."""
+
+    labels: list[LabelledPair]
+
+
+class SimilarQuestion(msgspec.Struct, frozen=True, array_like=True):
+    """Cached question that a search has found."""
+
+    key: bytes
+    """Key of its answer."""
+    question: str
+    cosine: float
+    score: float | None
+    """Log-odds that both questions have the same answer; None: the scope has no verifier."""
+    surroundings: tuple[float, float, float]
+    """Where the pair lies among the cached questions: how densely they lie around each of the two, and how far the pair
+    is behind the nearest one."""
+
+
+class SimilarQuestions(msgspec.Struct, frozen=True, array_like=True):
+    """Result of a search for similar questions, the nearest first."""
+
+    found: list[SimilarQuestion]
+    verifier: str = ""
+    """Version of the verifier that has judged them; empty: the scope has none."""
+
+
 class EngineRequest(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """One admitted request, as the scheduler and the engine see it."""
 
@@ -143,6 +196,8 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True, omit_defaults=
     """Request id of the client, for the log; a client may use the same id again."""
     trace_id: str = ""
     """Trace id of the request; empty: the request is not traced."""
+    similar: SimilarSearch | VerifierTraining | None = None
+    """What an encoder does beside computing the vector of the prompt; None: nothing. A training needs no prompt."""
 
     @property
     def previous_outputs(self) -> dict[int, list[int]]:
@@ -237,6 +292,10 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     """Statistics of the choice: up to the first token on its first delta, complete on its last delta."""
     prompt_logprobs: PromptLogprobs | None = None
     """Log-probabilities of the next prompt tokens, if requested, in deltas of their own before the first token."""
+    similar: SimilarQuestions | None = None
+    """Result of the search that an encoder was asked for."""
+    verifier: bytes | None = None
+    """Weights of the verifier that an encoder was asked to train; empty: its labels are too few, or all the same."""
 
 
 MOST_TOKENS = 1 << 31

@@ -24,7 +24,7 @@ from maitred.engine.scheduler.step_times import StepWork
 from maitred.engine.sequence_stats import SequenceStatsRecorder
 from maitred.engine.sleep import SleepController
 from maitred.engine.speculate.speculator import Speculator
-from maitred.wire.frames import Rejection, TokenOutput
+from maitred.wire.frames import Rejection, TokenOutput, UpdateSimilar
 
 _COMPILING_S = 0.002
 """Polling interval for compiled grammars while the engine is otherwise idle."""
@@ -279,6 +279,9 @@ class Engine:
         if delta.finish is not None:
             request_log.log_end(sequence, delta)
             self._close(owner, sequence)
+
+    def update_similar(self, update: UpdateSimilar) -> None:
+        """Does nothing: there is no index of questions."""
 
     def rejections(self) -> list[tuple[Hashable, Rejection]]:
         """Returns the requests that were rejected since the last call, each with its owner."""

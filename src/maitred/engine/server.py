@@ -42,6 +42,7 @@ from maitred.wire.frames import (
     Submit,
     TokenOutput,
     Unpin,
+    UpdateSimilar,
 )
 from maitred.wire.link.credentials import Credentials
 
@@ -86,6 +87,10 @@ class StepEngine(Protocol):
 
     def unpin(self, scope: str, name: str) -> None:
         """Unpins a prefix before its time is over. Unknown or expired pins are ignored."""
+        ...
+
+    def update_similar(self, update: UpdateSimilar) -> None:
+        """Changes the index of cached questions, or the verifiers; an engine that is no encoder ignores the call."""
         ...
 
     def step(self) -> Mapping[Hashable, list[TokenOutput]]:
@@ -273,6 +278,8 @@ class EngineServer:
                     self._engine.set_asleep(asleep=asleep)
                 case Unpin(scope, name):
                     self._engine.unpin(scope, name)
+                case UpdateSimilar():
+                    self._engine.update_similar(message)
                 case Ping():
                     pass  # the next report answers it
 

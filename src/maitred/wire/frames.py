@@ -28,7 +28,7 @@ from maitred.core.prefix import BlockUpdate
 from maitred.core.replica import LoadReport, ModelCard
 from maitred.core.request import EngineRequest, TokenDelta
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
 
@@ -101,6 +101,28 @@ class Unpin(msgspec.Struct, frozen=True, array_like=True, tag="unpin"):
     name: str
 
 
+class KeptQuestion(msgspec.Struct, frozen=True, array_like=True):
+    """Question that a search has brought to an encoder, and whose answer is in the cache now."""
+
+    partition: bytes
+    question: str
+    key: bytes
+    """Key of its answer."""
+
+
+class UpdateSimilar(msgspec.Struct, frozen=True, array_like=True, tag="similar"):
+    """Gateway to encoder: change the index of cached questions, or the verifiers that judge them."""
+
+    kept: list[KeptQuestion] = []
+    """Questions to add. One that no search has brought lately is ignored."""
+    removed: list[bytes] = []
+    """Keys of answers that are not in the cache any more."""
+    served: list[bytes] = []
+    """Keys of answers that were served for another question, so their questions stay longer."""
+    verifiers: dict[str, bytes] = {}
+    """Scope -> the weights of its verifier; empty: the scope has none any more."""
+
+
 class EngineHello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """Engine to gateway, first of all: the engine's identity and capacity."""
 
@@ -147,7 +169,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     """Changes of the engine's prefix cache, or None if there are none."""
 
 
-ToEngine = Submit | Cancel | Pause | Ping | ResendBlocks | SleepCommand | Unpin
+ToEngine = Submit | Cancel | Pause | Ping | ResendBlocks | SleepCommand | Unpin | UpdateSimilar
 ToGateway = EngineHello | Step
 
 _encoder = msgspec.msgpack.Encoder()

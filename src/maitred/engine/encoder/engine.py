@@ -20,7 +20,7 @@ from maitred.core.request import EngineRequest, FinishReason, SequenceStats, Tok
 from maitred.engine import request_log
 from maitred.engine.scheduler.step_times import StepMeter, StepWork
 from maitred.fairness.fair_queue import FairQueue, QueueEntry, QueueOrderConfig, make_queue
-from maitred.wire.frames import Rejection, TokenOutput
+from maitred.wire.frames import Rejection, TokenOutput, UpdateSimilar
 
 BLOCK_TOKENS = 16
 """Tokens of a block in the load report, by which waiting texts are counted."""
@@ -141,6 +141,9 @@ class EncoderEngine:
 
     def unpin(self, scope: str, name: str) -> None:
         """Does nothing: there is no cache with pinned prefixes."""
+
+    def update_similar(self, update: UpdateSimilar) -> None:
+        """Does nothing: there is no index of questions."""
 
     def rejections(self) -> list[tuple[Hashable, Rejection]]:
         """Returns no rejections: every enqueued text can be computed."""

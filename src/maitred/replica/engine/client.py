@@ -24,7 +24,7 @@ from maitred.core.request import EngineRequest
 from maitred.replica.engine.connection import EngineConnection
 from maitred.replica.engine.stream import PAUSE_AT_TOKENS
 from maitred.wire.address import Address, UnixAddress
-from maitred.wire.frames import EngineHello
+from maitred.wire.frames import EngineHello, UpdateSimilar
 from maitred.wire.link.credentials import Credentials
 
 CONNECT_RETRY_S = 0.02
@@ -168,6 +168,11 @@ class EngineClient:
         """
         if self.is_ready:
             self._live_connection().unpin(scope, name)
+
+    def update_similar(self, update: UpdateSimilar) -> None:
+        """Changes the encoder's index of cached questions, or its verifiers; does nothing while the encoder is down."""
+        if self.is_ready:
+            self._live_connection().update_similar(update)
 
     def request_asleep(self, *, asleep: bool) -> None:
         """Tells the engine to sleep when it is idle, or to wake up; does not wait until it has done so.

@@ -34,6 +34,7 @@ from maitred.wire.frames import (
     Submit,
     ToGateway,
     Unpin,
+    UpdateSimilar,
     encode_frame,
 )
 from maitred.wire.link.credentials import channel_binding
@@ -177,6 +178,10 @@ class EngineConnection(asyncio.Protocol):
     def unpin(self, scope: str, name: str) -> None:
         """Unpins a prefix in the engine's prefix cache."""
         self._write(encode_frame(Unpin(scope, name)))
+
+    def update_similar(self, update: UpdateSimilar) -> None:
+        """Changes the encoder's index of cached questions, or its verifiers."""
+        self._write(encode_frame(update))
 
     def request_blocks(self) -> None:
         """Requests a snapshot of the prefix cache, for a new listener or after a missed update."""
