@@ -41,7 +41,7 @@ class IdempotencyConfig(Struct, frozen=True, kw_only=True):
     ] = 8 << 20
 
 
-CacheMode = Literal["off", "exact"]
+CacheMode = Literal["off", "exact", "semantic"]
 CoalesceMode = Literal["off", "deterministic", "sampled"]
 CacheScope = Literal["key", "tenant", "organisation", "public"]
 CacheControlName = Literal["no-cache", "no-store", "ttl", "s-maxage", "namespace", "only-if-cached"]
@@ -50,7 +50,8 @@ _Mode = Annotated[
     CacheMode,
     Meta(
         description="`exact`: a request that equals an earlier one in everything that can change the answer gets its "
-        "answer; `off`: every answer is computed."
+        "answer; `semantic`: so does one whose last question only asks the same in other words, as soon as it is certified "
+        "that this is rarely wrong (see `semantic`); `off`: every answer is computed."
     ),
 ]
 _Sampled = Annotated[
@@ -78,6 +79,69 @@ _TtlS = Annotated[
     float,
     Meta(gt=0, le=30 * 86_400, description="How long an answer is kept, at most.", extra={"unit": "seconds"}),
 ]
+
+
+class SemanticConfig(Struct, frozen=True, kw_only=True):
+    """Settings for requests with the mode `semantic`, whose questions are compared by the `encoder`."""
+
+    budget: Annotated[
+        float,
+        Meta(
+            ge=0.0005,
+            le=0.1,
+            description="Most false hits per look-up. Nothing is served before an upper bound of their rate, in a scope "
+            "and for a model, stands below it; with 0.005 that takes at least 721 look-ups.",
+        ),
+    ] = 0.005
+    confidence: Annotated[
+        float,
+        Meta(ge=0.8, le=0.999, description="Probability with which the bound holds, over all times."),
+    ] = 0.95
+    training_labels: Annotated[
+        int,
+        Meta(
+            ge=500,
+            le=20_000,
+            description="Compared answers from which the verifier of a scope learns, before its certification begins.",
+        ),
+    ] = 1000
+    audit_share: Annotated[
+        float,
+        Meta(
+            ge=0.01,
+            le=1,
+            description="Part of the look-ups that are audited while a scope serves: the served answer is computed as "
+            "well, beside the requests of clients, and compared.",
+        ),
+    ] = 0.1
+    audit_tokens_per_hour: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 40,
+            description="Most tokens of prompts and answers that audits may compute in an hour. They take only spare "
+            "room, and no tenant pays for them. When they are used up, no look-up is audited.",
+            extra={"unit": "tokens"},
+        ),
+    ] = 500_000
+    answer_agreement: Annotated[
+        float,
+        Meta(
+            ge=0.5,
+            le=1,
+            description="Share of equal words (F1) from which on two answers count as the same. Answers with other "
+            "numbers, dates, quoted texts or negations never do.",
+        ),
+    ] = 0.8
+    timeout_s: Annotated[
+        float,
+        Meta(
+            ge=0.005,
+            le=10,
+            description="How long the encoder may take. After that the answer is computed.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 0.25
 
 
 class CacheRule(Struct, frozen=True, kw_only=True):
@@ -110,6 +174,7 @@ class CacheConfig(Struct, frozen=True, kw_only=True):
             description="Other settings for some models, tenants or routes. A later rule stands above an earlier one."
         ),
     ] = ()
+    semantic: SemanticConfig = SemanticConfig()
     controls: Annotated[
         tuple[CacheControlName, ...],
         Meta(
