@@ -87,7 +87,8 @@ def degraded_headers(steps: Sequence[str]) -> list[Header]:
 def _cache_headers(cache: CacheResult) -> list[Header]:
     """Returns headers that say what the cache of answers did, with the age and the name of the answer.
 
-    The name also stands under the name that clients know from LiteLLM.
+    Where similar questions were looked up, there is also how similar the nearest one is, and how rarely such hits are
+    wrong. The name and the similarity also stand under the names that clients know from LiteLLM.
     """
     headers = [(b"x-maitred-cache", cache.status.encode("ascii"))]
     if cache.age_s is not None:
@@ -95,6 +96,14 @@ def _cache_headers(cache: CacheResult) -> list[Header]:
     if cache.key:
         key = cache.key.encode("ascii")
         headers += [(b"x-maitred-cache-key", key), (b"x-litellm-cache-key", key)]
+    if not cache.semantic_state:
+        return headers
+    headers.append((b"x-maitred-cache-state", cache.semantic_state.encode("ascii")))
+    if cache.similarity is not None:
+        similarity = b"%.3f" % cache.similarity
+        headers += [(b"x-maitred-cache-similarity", similarity), (b"x-litellm-semantic-similarity", similarity)]
+    if cache.false_hit_bound is not None:
+        headers.append((b"x-maitred-cache-false-hit-bound", b"%.5f" % cache.false_hit_bound))
     return headers
 
 
@@ -183,7 +192,7 @@ def _usual_lines(context: RequestContext) -> bytes | None:
         return None
     if (cache := context.cache) is None:
         cached = b""
-    elif cache.age_s is not None:
+    elif cache.age_s is not None or cache.semantic_state:
         return None
     else:
         cached = _CACHED[cache.status, cache.key != ""].replace(_KEY, cache.key.encode("ascii"))

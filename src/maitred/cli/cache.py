@@ -73,7 +73,9 @@ def _summary(state: "CacheBody") -> str:
     from maitred.core.context import CacheStatus
 
     use, store = state.use, state.store
-    served = sum(use.lookups.get(status, 0) for status in (CacheStatus.HIT, CacheStatus.COALESCED))
+    served = sum(
+        use.lookups.get(status, 0) for status in (CacheStatus.HIT, CacheStatus.COALESCED, CacheStatus.SEMANTIC)
+    )
     asked = served + sum(use.lookups.get(status, 0) for status in (CacheStatus.MISS, CacheStatus.PARTIAL))
     share = f" ({served / asked:.0%})" if asked else ""
     text = f"{served:,} of {asked:,} look-ups{share} were served without computing, which saved "

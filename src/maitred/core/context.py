@@ -83,6 +83,8 @@ class CacheStatus(StrEnum):
     """The answer came from the cache."""
     COALESCED = "coalesced"
     """The answer was being computed for an earlier request, which shares it."""
+    SEMANTIC = "semantic"
+    """The answer of a similar question was served."""
     PARTIAL = "partial"
     """A part of the answer was not computed for this request: vectors of some of its inputs."""
     MISS = "miss"
@@ -91,14 +93,23 @@ class CacheStatus(StrEnum):
     """The cache was not asked: the request, its caller or its model does not allow it."""
 
 
+_NOT_COMPUTED = (CacheStatus.HIT, CacheStatus.COALESCED, CacheStatus.SEMANTIC)
+
+
 class CacheResult(msgspec.Struct, frozen=True):
-    """Result of the look-up of a request in the cache of answers."""
+    """Result of the look-up of a request in the cache of answers, and in its index of similar questions."""
 
     status: CacheStatus
     key: str = ""
     """Name of the answer in the cache; empty: it has none."""
     age_s: float | None = None
     """Age of the answer that came from the cache."""
+    semantic_state: str = ""
+    """State of the scope whose similar questions were looked up, such as ``shadow``; empty: none were."""
+    similarity: float | None = None
+    """Cosine of the question to the most similar one that is known; None: none came near."""
+    false_hit_bound: float | None = None
+    """Upper bound of false hits per look-up in this scope; None: not known yet."""
 
 
 class RequestContext(msgspec.Struct):
@@ -204,7 +215,7 @@ class RequestContext(msgspec.Struct):
     @property
     def is_computed(self) -> bool:
         """Whether tokens of the answer, if any, were computed for this request: they are not from the cache."""
-        return self.cache is None or self.cache.status not in (CacheStatus.HIT, CacheStatus.COALESCED)
+        return self.cache is None or self.cache.status not in _NOT_COMPUTED
 
     @property
     def saved_tokens(self) -> int:

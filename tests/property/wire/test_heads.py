@@ -19,6 +19,9 @@ caches = st.none() | st.builds(
     st.sampled_from(CacheStatus),
     st.sampled_from(["", "0123456789abcdef", "a-key"]),
     st.none() | st.floats(-1, 10**9),
+    st.sampled_from(["", "shadow"]),
+    st.none() | st.floats(-1, 1),
+    st.none() | st.floats(0, 1),
 )
 contexts = st.builds(
     RequestContext,

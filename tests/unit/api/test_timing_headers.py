@@ -82,6 +82,23 @@ def test_ignored_fields_are_told_within_bounds():
             {"x-maitred-cache": "hit", "age": "59", "x-maitred-cache-key": "0a1b", "x-litellm-cache-key": "0a1b"},
         ),
         (CacheResult(CacheStatus.HIT, age_s=-0.5), {"x-maitred-cache": "hit", "age": "0"}),
+        (
+            CacheResult(
+                CacheStatus.SEMANTIC, age_s=7, semantic_state="certified", similarity=0.9312, false_hit_bound=4e-3
+            ),
+            {
+                "x-maitred-cache": "semantic",
+                "age": "7",
+                "x-maitred-cache-state": "certified",
+                "x-maitred-cache-similarity": "0.931",
+                "x-litellm-semantic-similarity": "0.931",
+                "x-maitred-cache-false-hit-bound": "0.00400",
+            },
+        ),
+        (
+            CacheResult(CacheStatus.MISS, semantic_state="shadow"),
+            {"x-maitred-cache": "miss", "x-maitred-cache-state": "shadow"},
+        ),
     ],
 )
 def test_what_the_cache_did_is_told(cache, headers):

@@ -190,12 +190,12 @@ function engineOf(engine) {
 
 /** What the cache of answers did for requests; hidden where it was never asked. */
 function cacheOf(cache) {
-  const { hit = 0, coalesced = 0, partial = 0, miss = 0, bypass = 0 } = cache.lookups;
-  const served = hit + coalesced, asked = served + partial + miss;
+  const { hit = 0, coalesced = 0, semantic = 0, partial = 0, miss = 0, bypass = 0 } = cache.lookups;
+  const served = hit + coalesced + semantic, asked = served + partial + miss;
   const share = asked ? served / asked : 0;
   return [el("article", { class: "cache" }, el("div", { class: "facts" },
     fact("served without computing", percent(share)), fact("saved tokens", count(cache.saved_tokens)), fact("from the cache", count(hit)),
-    fact("shared while made", count(coalesced)), fact("computed in part", count(partial)), fact("computed", count(miss)), fact("not asked", count(bypass))),
+    fact("shared while made", count(coalesced)), fact("from a similar question", count(semantic)), fact("computed in part", count(partial)), fact("computed", count(miss)), fact("not asked", count(bypass))),
     meter(share, `Served without computing: ${percent(share)}`, "good"))];
 }
 

@@ -23,6 +23,7 @@ def reported(context):
         CacheResult(CacheStatus.MISS, "name"),
         CacheResult(CacheStatus.HIT, "name", 12.5),
         CacheResult(CacheStatus.COALESCED, "name"),
+        CacheResult(CacheStatus.SEMANTIC, "name", 12.5, "certified", 0.93, 0.0041),
     ],
 )
 def test_what_the_cache_did_is_reported(cache):

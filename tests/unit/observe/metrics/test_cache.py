@@ -12,7 +12,7 @@ from maitred.observe.recent import RecentTraffic
 from maitred.wire.admin.cache import CacheStoreBody
 from tests.support.clock import FakeClock
 
-SERVED = (CacheStatus.HIT, CacheStatus.COALESCED)
+SERVED = (CacheStatus.HIT, CacheStatus.COALESCED, CacheStatus.SEMANTIC)
 
 
 def ended(status=None, *, first_token_s=1.0):
@@ -57,11 +57,11 @@ def test_live_traffic_has_only_tokens_that_were_computed():
     recent = RecentTraffic(FakeClock())
     recent.on_request_end(ended(), ended(CacheStatus.MISS), *(ended(status) for status in SERVED))
     point = recent.tick(0, 0)
-    assert (point.ended, point.prompt_tokens, point.output_tokens) == ({Outcome.FINISHED: 4}, 20, 6)
+    assert (point.ended, point.prompt_tokens, point.output_tokens) == ({Outcome.FINISHED: 5}, 20, 6)
     traffic = recent.tenants["acme"]
-    assert (traffic.requests, traffic.prompt_tokens, traffic.output_tokens) == (4, 20, 6)
-    assert recent.cache_use.lookups == {CacheStatus.MISS: 1, CacheStatus.HIT: 1, CacheStatus.COALESCED: 1}
-    assert recent.cache_use.saved_tokens == 26
+    assert (traffic.requests, traffic.prompt_tokens, traffic.output_tokens) == (5, 20, 6)
+    assert recent.cache_use.lookups == {CacheStatus.MISS: 1} | dict.fromkeys(SERVED, 1)
+    assert recent.cache_use.saved_tokens == 39
 
 
 def test_a_store_that_knows_no_sizes_shows_none():
