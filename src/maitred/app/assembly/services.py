@@ -154,6 +154,8 @@ class GatewayServices:
         self.resources.grammars.reconfigure(config.admission.grammars)
         self.idempotency_store.reconfigure(config.idempotency)
         self.sharing.cache.reconfigure(config.cache)
+        if self.sharing.semantic is not None:
+            self.sharing.semantic.reconfigure(config.cache)
         if isinstance(answers := self.resources.stores.answers, MemoryBackend):
             answers.reconfigure(config.cache.max_bytes)
         self.background_responses.reconfigure(server.heartbeat_s)

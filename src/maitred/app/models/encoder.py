@@ -35,12 +35,14 @@ class EncoderModels:
     """Encoder models that are served, by name; empty if there is no encoder.
 
     Attributes:
+        served: The encoders.
         models: The models for the catalog.
         engines: The engines of the encoders.
         dispatchers: The dispatchers of the encoders.
     """
 
     def __init__(self, served: Sequence[ServedEncoder]) -> None:
+        self.served = served
         self.models = [encoder.model for encoder in served]
         self.engines: Mapping[str, LocalEngine | RemoteEngine] = {e.model.name: e.engine for e in served}
         self.dispatchers: Mapping[str, Dispatcher] = {e.model.name: e.dispatcher for e in served}

@@ -5,11 +5,13 @@ at random, the weights are known, and no server looks anything up for it.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from maitred.app.request.tokenized import TokenizedRequest
 from maitred.app.request.upstream_request import UpstreamRequest
+from maitred.app.semantic.audits import ComputeCopy
+from maitred.app.semantic.question import UserQuestion, make_question
 from maitred.cache.answer import AnswerRecorder, CachedAnswer, fingerprint_in
 from maitred.cache.answer_cache import AnswerCache, CachePolicy, scope_of
 from maitred.cache.answer_key import AnswerKey, answer_digest, engine_producer, engine_request, upstream_request
@@ -47,11 +49,15 @@ class AnswerLookup:
         is_shared: Whether callers who ask at the same time share an answer.
         in_one_piece: Whether the answer may come in one piece, at its end.
         most_tokens: Most output tokens of a choice.
+        question: Its question, whose answer may be that of a similar one; None: its answer can only be its own.
 
     Attributes:
         is_shared: Whether callers who ask at the same time share the answer to this request.
         in_one_piece: Whether the answer may come in one piece, at its end.
         digest: Digest of the request and of who shares its answer.
+        question: See above.
+        on_stored: Called with the deltas of the answer, when it has been computed and is kept; None: nobody listens.
+        compute_copy: Computes the answer beside the requests of clients; None: nobody will.
     """
 
     def __init__(
@@ -66,6 +72,7 @@ class AnswerLookup:
         is_shared: bool,
         in_one_piece: bool,
         most_tokens: int,
+        question: UserQuestion | None = None,
     ) -> None:
         self._cache = cache
         self._key = key
@@ -77,6 +84,9 @@ class AnswerLookup:
         self.in_one_piece = in_one_piece
         self.most_tokens = most_tokens
         self.digest = key.digest
+        self.question = question
+        self.on_stored: Callable[[Sequence[TextDelta]], None] | None = None
+        self.compute_copy: ComputeCopy | None = None
 
     async def find(self, context: RequestContext) -> CachedAnswer | None:
         """Returns the answer from the cache, and notes in the context whether there is one; None: there is none."""
@@ -123,7 +133,10 @@ class AnswerLookup:
             is_passthrough=context.is_passthrough,
             fingerprint=fingerprint_in(deltas),
         )
-        return self._cache.store(self._key, answer, self._ttl_s)
+        stored = self._cache.store(self._key, answer, self._ttl_s)
+        if self.on_stored is not None:
+            self.on_stored(deltas)
+        return stored
 
 
 class AnswerRecording(AnswerRecorder):
@@ -146,12 +159,13 @@ class AnswerRecording(AnswerRecorder):
         """Keeps the answer, unless it is another one than a new request would get.
 
         An answer is not kept if the load has made it shorter or has moved it to another model, if limits have made it
-        shorter, or if a second server has written its end.
+        shorter, if a second server has written its end, or if it is that of a similar question.
 
         Returns:
             The task at whose end the answer can be found; None: it is not kept.
         """
         is_changed = context.recoveries or context.degraded or context.clamped_max_tokens is not None
+        is_changed = is_changed or (context.cache is not None and context.cache.status is CacheStatus.SEMANTIC)
         if self._store is None or self.given_up or is_changed:
             return None
         return self._store(self.deltas(), context)
@@ -199,7 +213,7 @@ def _make_lookup(
     principal: Principal,
     most_tokens: int,
 ) -> AnswerLookup | None:
-    request, server = prepared.request, b""
+    request, server, native = prepared.request, b"", None
     is_current: Callable[[], bool] = _always
     is_drawn = _is_drawn(prepared)
     is_kept, is_shared = policy.sampled or not is_drawn, _is_shared(prepared, policy, is_drawn=is_drawn)
@@ -229,10 +243,12 @@ def _make_lookup(
             asked = upstream_request(request, fields, native)
     except (ValueError, OverflowError, TypeError):
         return None  # a number or a character that has no place in the digest
-    config = cache.config
-    digest_bytes = answer_digest(
-        [target.pool, producer, asked, config.epoch, request.cache.namespace, *scope_of(policy.scope, principal)]
-    )
+    scope = scope_of(policy.scope, principal)
+    shared = [target.pool, producer, cache.config.epoch, request.cache.namespace, *scope]
+    digest_bytes = answer_digest([*shared, asked])
+    question = None
+    if policy.is_semantic and is_kept and native is None and not (request.cache.no_cache or request.cache.no_store):
+        question = make_question(prepared, shared, [target.name, *scope])
     key = AnswerKey(
         digest_bytes,
         tenant=principal.tenants[0],
@@ -247,6 +263,7 @@ def _make_lookup(
         is_shared=is_shared,
         in_one_piece=request.whole and isinstance(prepared, UpstreamRequest),
         most_tokens=most_tokens,
+        question=question,
     )
 
 

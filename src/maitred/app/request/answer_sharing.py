@@ -24,6 +24,7 @@ from maitred.app.request.answer_lookup import AnswerLookup
 from maitred.app.request.coalescing import CoalescedAnswer, CoalescedResponse, Compute
 from maitred.app.request.flow_control import FlowController, GrantHandle
 from maitred.app.request.peer_answer import PeerAnswer
+from maitred.app.semantic.cache import SemanticCache
 from maitred.cache.answer import CachedAnswer
 from maitred.cache.answer_cache import AnswerCache
 from maitred.core.context import CacheStatus, Outcome, RequestContext
@@ -67,10 +68,17 @@ class AnswerSharing:
     Args:
         cache: Cache of complete answers.
         peers: The other processes of this gateway; None: there are none.
+        semantic: Answers of similar questions; None: a question is answered by its own answer only.
+
+    Attributes:
+        semantic: See above.
     """
 
-    def __init__(self, cache: AnswerCache, peers: AnswerPeers | None = None) -> None:
+    def __init__(
+        self, cache: AnswerCache, peers: AnswerPeers | None = None, semantic: SemanticCache | None = None
+    ) -> None:
         self.cache = cache
+        self.semantic = semantic
         self._peers = peers
         self._coalesced: dict[tuple[bytes, bool], CoalescedAnswer] = {}
         """Digest of a request, and whether its answer comes in one piece -> the answer that is being computed."""
@@ -134,6 +142,10 @@ class AnswerSharing:
                 except CachedAnswerTooLong:
                     lookup.is_shared = False  # another caller's limits allow what those of this one do not
             lookup.note(CacheStatus.MISS, context)
+            if lookup.question is not None and self.semantic is not None:
+                compute = partial(
+                    self._respond_similar, self.semantic, flow_controller, lookup, pool, admission_request, compute
+                )
             coalesced = CoalescedAnswer(context, lookup.record(), choices)
             reader = stack.push_async_exit(CoalescedResponse(coalesced, context, lookup, choices))
             coalesced.start(compute, self._add(lookup, coalesced, claim.pop_all().close))
@@ -180,6 +192,31 @@ class AnswerSharing:
         coalesced = CoalescedAnswer(state, lookup.record(keeps=False), choices)
         coalesced.start(partial(remote.read, state), self._add(lookup, coalesced, lambda: None))
 
+    async def _respond_similar(
+        self,
+        semantic: SemanticCache,
+        flow_controller: FlowController,
+        lookup: AnswerLookup,
+        pool: str,
+        admission_request: AdmissionRequest,
+        compute: Compute,
+        stack: ResourceStack,
+    ) -> ResponseStream:
+        """Returns the answer of a similar question, if one may be served, and else computes the request's own."""
+        context = admission_request.context
+        assert context is not None
+        # The first on the stack, it is left last: the recording of the answer is over then.
+        similar = stack.push_async_exit(semantic.look_up(lookup, admission_request.principal, context))
+        answer = await similar.find()
+        if answer is not None:
+            try:
+                return await self._respond_cached(
+                    flow_controller, lookup, answer, pool, admission_request, context, stack, cache="semantic"
+                )
+            except CachedAnswerTooLong:
+                similar.refuse()
+        return await compute(stack)
+
     async def _respond_cached(
         self,
         flow_controller: FlowController,
@@ -189,10 +226,12 @@ class AnswerSharing:
         admission_request: AdmissionRequest,
         context: RequestContext,
         stack: ResourceStack,
+        *,
+        cache: str = "exact",
     ) -> ResponseStream:
         """Admits a request whose answer is in the cache, and returns its response."""
         tokens = answer.usage.completion_tokens
-        cached = replace(admission_request, cache="exact", cached_tokens=tokens)
+        cached = replace(admission_request, cache=cache, cached_tokens=tokens)
         grant, _ = await flow_controller.admit(pool, None, cached, context.timeline, stack)
         lookup.restore(answer, context)
         return CachedResponse(answer, grant, context)

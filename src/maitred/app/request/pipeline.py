@@ -31,6 +31,7 @@ from maitred.app.request.planner import RequestBounds, RequestPlan, RequestPlann
 from maitred.app.request.prompt_scores import prompt_top
 from maitred.app.request.retry_policy import RetryPolicy
 from maitred.app.request.rollout_observer import RolloutObserver
+from maitred.app.request.shadow_traffic import compute_copy, to_shadow_request
 from maitred.app.request.tokenized import NamedTokenizer, TokenizedRequest, tokenize_prompts
 from maitred.app.request.upstream_request import UpstreamRequest, count_upstream_tokens
 from maitred.app.request.upstream_response import UpstreamResponse
@@ -195,6 +196,8 @@ class Pipeline:
             return await compute(stack)
         if self._planner.overflow_request(target, request, principal) is not None:
             lookup.is_shared = False  # while it waits, it may move to another model
+        if lookup.question is not None:
+            lookup.compute_copy = partial(compute_copy, self.respond, target, to_shadow_request(request))
         priority = flow_of(principal, request).priority
         admission_request = _admission_request(principal, context, prepared)
         return await self._sharing.respond(

@@ -164,7 +164,7 @@ class ShadowTraffic:
         shadow_request = ShadowRequest()
         self._running[name] += 1
         shadow_request.task = self._group.create_task(
-            self._run(shadow_request, rollout, _to_shadow_request(request), context.route, target, respond),
+            self._run(shadow_request, rollout, to_shadow_request(request), context.route, target, respond),
             name="shadow copy",
         )
         shadow_request.task.add_done_callback(lambda _: self._on_end(name))
@@ -206,21 +206,16 @@ class ShadowTraffic:
         respond: Respond,
     ) -> tuple[ShadowOutcome, TrialObservation | None]:
         """Sends the copy and compares its answer; returns the outcome and the observation."""
-        parts: list[TextDelta] = []
         failed = TrialObservation(failed=True, copied=True)
         try:
-            async with asyncio.timeout(_TIMEOUT_S), ResourceStack() as stack:
-                answer = await respond(target, request, SHADOW, context, stack)
-                position = context.predicted_position
-                if position is not None and (position.position > 0 or position.wait_s > _MAX_QUEUE_WAIT_S):
-                    return ShadowOutcome.SKIPPED, None
-                async for deltas in answer:
-                    parts += deltas
+            parts = await compute_copy(respond, target, request, context)
         except (Refused, CallerError):
             return ShadowOutcome.SKIPPED, None
         except (TimeoutError, MaitredError):
             # A copy that was never dispatched says nothing about the canary.
             return (ShadowOutcome.SKIPPED, None) if context.dispatched_s is None else (ShadowOutcome.FAILED, failed)
+        if parts is None:
+            return ShadowOutcome.SKIPPED, None
         seen = TrialObservation(tokens=context.completion_tokens, copied=True)
         trial, greedy = rollout.config.trial, request.sampling.temperature == 0
         similarity = trial.similarity if greedy else trial.sampled_similarity
@@ -229,6 +224,35 @@ class ShadowTraffic:
             return ShadowOutcome.ANSWERED, seen
         agreed = agree(original, texts_of(parts), similarity, greedy=greedy)
         return ShadowOutcome.AGREED if agreed else ShadowOutcome.DISAGREED, replace(seen, agreed=agreed)
+
+
+async def compute_copy(
+    respond: Respond, target: RouteTarget, request: InferenceRequest, context: RequestContext
+) -> list[TextDelta] | None:
+    """Computes the answer to a copy of a request in spare room; the operators pay for it.
+
+    Args:
+        respond: Starts its response.
+        target: The model.
+        request: The copy, as of `to_shadow_request`.
+        context: Context of the copy.
+
+    Returns:
+        The deltas of the answer; None: the copy would have had to wait, so nothing was computed.
+
+    Raises:
+        MaitredError: It was rejected, or failed.
+        TimeoutError: It took too long.
+    """
+    parts: list[TextDelta] = []
+    async with asyncio.timeout(_TIMEOUT_S), ResourceStack() as stack:
+        answer = await respond(target, request, SHADOW, context, stack)
+        position = context.predicted_position
+        if position is not None and (position.position > 0 or position.wait_s > _MAX_QUEUE_WAIT_S):
+            return None
+        async for deltas in answer:
+            parts += deltas
+    return parts
 
 
 def texts_of(parts: Sequence[TextDelta]) -> list[str]:
@@ -243,7 +267,7 @@ def texts_of(parts: Sequence[TextDelta]) -> list[str]:
     ]
 
 
-def _to_shadow_request(request: InferenceRequest) -> InferenceRequest:
+def to_shadow_request(request: InferenceRequest) -> InferenceRequest:
     """Returns the request of the copy: lowest priority, no deadlines, no degradation, no cache, not streamed."""
     return replace(
         request,

@@ -3,7 +3,7 @@
 A worker serves what nearly all requests are: requests to a model that is always served, and whose route depends on
 nothing but the request itself. What is decided across requests stays in the controller: repeated requests
 (`Idempotency-Key`), canary rollouts, models that are loaded on demand, automatic model selection, degradation that
-depends on the queue, and hedged requests.
+depends on the queue, hedged requests, and models whose cached answers are shared by similar questions.
 """
 
 from collections.abc import Collection
@@ -87,4 +87,4 @@ def locally_served_pools(config: Config, engine_model: str | None) -> set[str]:
     pools = {name for name, model in config.models.items() if model.upstreams and not model.degradation}
     if engine_model is not None and not config.model.degradation:
         pools.add(engine_model)
-    return pools - {*config.dispatch.hedging.models}
+    return {pool for pool in pools if not config.cache.serves_similar(pool)} - {*config.dispatch.hedging.models}

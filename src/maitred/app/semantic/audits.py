@@ -1,0 +1,131 @@
+"""Audits: they find out whether the answer of a similar question was right, by computing the answer as well.
+
+What look-ups have found is recorded in the order in which they came, also of those that need no comparison. So what is
+lost when a gateway stops does not depend on what would have been found, and rates stay those of all look-ups. For the
+same reason an audit is never given up because there is no room: it waits, and no further look-up is audited meanwhile.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+from maitred.app.request.shadow_traffic import SHADOW
+from maitred.app.semantic.comparison import are_same
+from maitred.core.clock import Clock
+from maitred.core.context import RequestContext
+from maitred.core.errors import MaitredError
+from maitred.core.ids import new_object_id
+from maitred.core.inference import TextDelta
+
+_MOST_WAITING = 1_000
+"""Look-ups that wait to be recorded. Each of them may hold a request and an answer."""
+_MOST_FAILURES = 3
+"""Failures of a replica after which an answer counts as wrong, because nobody can say that it was right."""
+_RETRY_S = 1.0
+_HOUR_S = 3600.0
+ComputeCopy = Callable[[RequestContext], Awaitable[list[TextDelta] | None]]
+"""Computes the answer to a copy of a request; see `compute_copy`."""
+
+
+class AuditedAnswer(NamedTuple):
+    """Answer of a similar question, and how the own answer can be had.
+
+    Attributes:
+        cached: The answer.
+        own: The own answer, when the request has computed it; its result is None if the request did not.
+        copy: Computes the own answer beside the requests of clients.
+    """
+
+    cached: Sequence[TextDelta]
+    own: asyncio.Future[Sequence[TextDelta] | None]
+    copy: ComputeCopy
+
+
+class AuditQueue:
+    """Queue of look-ups that are recorded one after the other.
+
+    Args:
+        clock: The clock.
+        tokens_per_hour: Most tokens that audits may compute.
+        agreement: See `are_same`.
+
+    Attributes:
+        tokens: Tokens that audits have computed.
+    """
+
+    def __init__(self, clock: Clock, tokens_per_hour: int, agreement: float) -> None:
+        self._clock = clock
+        self._waiting: deque[tuple[Callable[[bool], None], AuditedAnswer | None]] = deque()
+        self._filled = asyncio.Event()
+        self.tokens = 0
+        self._left = float(tokens_per_hour)
+        self._refilled_s = clock.monotonic_s()
+        self.reconfigure(tokens_per_hour, agreement)
+
+    def reconfigure(self, tokens_per_hour: int, agreement: float) -> None:
+        """Applies other settings."""
+        self._tokens_per_hour = tokens_per_hour
+        self._agreement = agreement
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another look-up can be audited, whatever it finds."""
+        now_s = self._clock.monotonic_s()
+        refill = self._tokens_per_hour * (now_s - self._refilled_s) / _HOUR_S
+        self._left = min(self._left + refill, float(self._tokens_per_hour))
+        self._refilled_s = now_s
+        return len(self._waiting) < _MOST_WAITING and self._left > 0
+
+    def add(self, record: Callable[[bool], None], answer: AuditedAnswer | None = None) -> None:
+        """Adds a look-up.
+
+        Args:
+            record: Records it; gets whether the answer of the similar question was right.
+            answer: That answer; None: nothing is compared, and the look-up counts as right.
+        """
+        self._waiting.append((record, answer))
+        self._filled.set()
+
+    async def run(self) -> None:
+        """Records the look-ups until the task is cancelled."""
+        while True:
+            while self._waiting:
+                record, answer = self._waiting[0]
+                is_right = answer is None or await self._is_right(answer)
+                self._waiting.popleft()
+                record(is_right)
+            self._filled.clear()
+            await self._filled.wait()
+
+    async def compute(self, copy: ComputeCopy) -> list[TextDelta] | None:
+        """Computes the answer to a copy of a request in spare room, at the operators' cost; None: there is none now.
+
+        Raises:
+            MaitredError: The replica failed.
+            TimeoutError: It took too long.
+        """
+        context = RequestContext(new_object_id("audit"), self._clock.monotonic_s(), "audit", SHADOW)
+        try:
+            return await copy(context)
+        except MaitredError:
+            if context.dispatched_s is None:
+                return None
+            raise
+        finally:
+            self.tokens += context.usage.total_tokens
+            self._left -= context.usage.total_tokens
+
+    async def _is_right(self, answer: AuditedAnswer) -> bool:
+        own = await answer.own
+        failures = 0
+        while own is None:
+            try:
+                own = await self.compute(answer.copy)
+            except (MaitredError, TimeoutError):
+                failures += 1
+                if failures == _MOST_FAILURES:
+                    return False
+            if own is None:
+                await asyncio.sleep(_RETRY_S)
+        return are_same(answer.cached, own, self._agreement)

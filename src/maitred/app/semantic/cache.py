@@ -1,0 +1,418 @@
+"""Semantic cache of a gateway: it serves answers of similar questions while it is certified how rarely they are wrong.
+
+::
+
+    exact cache: miss -> search at the encoder -> guards -> the best question -> its answer in the exact cache
+                                                                                  |
+      certified, and its score reaches the threshold: served <--------------------+
+      else: computed                                                              |
+      audited: compared with the own answer, recorded  <--------------------------+
+
+What look-ups and audits find is stored once a second, by scope; who serves and from which score on is decided by what
+is stored, for all gateways together.
+"""
+
+import asyncio
+import hashlib
+import logging
+import math
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from msgspec.structs import replace
+
+from maitred.app.request.planner import flow_of
+from maitred.app.semantic.audits import AuditedAnswer, AuditQueue
+from maitred.app.semantic.encoder import QuestionEncoder
+from maitred.app.semantic.question import UserQuestion
+from maitred.cache.answer import CachedAnswer
+from maitred.cache.answer_cache import AnswerCache
+from maitred.cache.answer_key import AnswerKey
+from maitred.cache.config import CacheConfig
+from maitred.cache.semantic.guards import difference
+from maitred.cache.semantic.scope import LEAST_COSINE, SemanticScope
+from maitred.core.clock import Clock
+from maitred.core.context import CacheResult, CacheStatus, RequestContext
+from maitred.core.errors import MaitredError
+from maitred.core.flow import Flow
+from maitred.core.inference import TextDelta
+from maitred.core.request import LabelledPair, SimilarQuestion, SimilarQuestions, SimilarSearch
+from maitred.core.semantic_scope import LookupLabel, LookupOutcome, LookupScore, LookupTally, LookupTrial, ScopePhase
+from maitred.core.tenancy import Principal
+from maitred.store.semantic import SemanticStore
+from maitred.text.wording import Wording
+from maitred.wire.frames import KeptQuestion, UpdateSimilar
+
+if TYPE_CHECKING:
+    from maitred.app.request.answer_lookup import AnswerLookup
+
+_log = logging.getLogger(__name__)
+
+_CANDIDATES = 3
+"""Cached questions that are judged for one look-up."""
+_STORE_EVERY_S = 1.0
+_MOST_OUTCOMES = 1_000
+"""Outcomes of a scope that wait for the database; with more, no look-up of the scope is audited, and none served."""
+_MOST_SCOPES = 1_000
+"""Scopes that are kept in memory, each with the weights of a verifier."""
+_TRAIN_AGAIN_S = 60.0
+_VERSION_DIGITS = 16
+
+
+class SimilarAnswer(NamedTuple):
+    """Answer of a similar question."""
+
+    answer: CachedAnswer
+    age_s: float
+    key: AnswerKey
+    question: SimilarQuestion
+
+
+class SemanticLookup:
+    """Look-up of one request among the questions whose answers are in the cache.
+
+    It is the first context of the request's stack, so it is left when the answer is complete or has failed.
+
+    Args:
+        service: The semantic cache.
+        lookup: Look-up of the request in the cache of answers, with its question.
+        principal: The caller.
+        context: Record of the request.
+        flow: Flow of the request.
+    """
+
+    def __init__(
+        self,
+        service: "SemanticCache",
+        lookup: "AnswerLookup",
+        principal: Principal,
+        context: RequestContext,
+        flow: Flow,
+    ) -> None:
+        assert lookup.question is not None
+        assert lookup.compute_copy is not None
+        self.question: UserQuestion = lookup.question
+        self.principal = principal
+        self.context = context
+        self.flow = flow
+        self.compute_copy = lookup.compute_copy
+        self.own_answer: asyncio.Future[Sequence[TextDelta] | None] = asyncio.get_running_loop().create_future()
+        self._service = service
+        self._digest = lookup.digest
+        lookup.on_stored = self._on_stored
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # The recording of the answer ends in this turn of the event loop, if it is complete.
+        asyncio.get_running_loop().call_soon(self._on_end)
+
+    async def find(self) -> CachedAnswer | None:
+        """Returns the answer of a similar question, and notes it in the context; None: none may be served."""
+        return await self._service.find(self)
+
+    def _on_stored(self, deltas: Sequence[TextDelta]) -> None:
+        self._service.keep(self.question, self._digest)
+        if not self.own_answer.done():
+            self.own_answer.set_result(deltas)
+
+    def _on_end(self) -> None:
+        if not self.own_answer.done():
+            self.own_answer.set_result(None)
+
+
+class _Scope:
+    """Scope in this process: its stored state, and what is to be stored.
+
+    Attributes:
+        machine: The state.
+        weights: Weights of its verifier; empty: it has none.
+        outcomes: What look-ups have found since it was stored last.
+        tally: Their number.
+        train_at_s: Time from which on its verifier may be trained; infinite while that is done.
+    """
+
+    def __init__(self, machine: SemanticScope, weights: bytes) -> None:
+        self.machine = machine
+        self.weights = weights
+        self.outcomes: list[LookupOutcome] = []
+        self.tally = LookupTally()
+        self.train_at_s = 0.0
+
+
+class SemanticCache:
+    """Semantic cache of a gateway.
+
+    Args:
+        answers: Cache of answers.
+        encoder: Encoder of questions.
+        store: Store of the scopes and their labels.
+        clock: The clock.
+        draw: Returns a number from 0 to 1, by which audits are drawn.
+
+    Attributes:
+        audits: Look-ups that are not recorded yet.
+    """
+
+    def __init__(
+        self,
+        answers: AnswerCache,
+        encoder: QuestionEncoder,
+        store: SemanticStore,
+        clock: Clock,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self._answers = answers
+        self._encoder = encoder
+        self._store = store
+        self._clock = clock
+        self._draw = draw
+        settings = answers.config.semantic
+        self.audits = AuditQueue(clock, settings.audit_tokens_per_hour, settings.answer_agreement)
+        self._scopes: OrderedDict[str, _Scope] = OrderedDict()
+        self._wanted: dict[str, None] = {}
+        """Scopes that were asked for and are not loaded."""
+        self._tasks: asyncio.TaskGroup | None = None
+
+    def reconfigure(self, config: CacheConfig) -> None:
+        """Applies new settings to later look-ups."""
+        self.audits.reconfigure(config.semantic.audit_tokens_per_hour, config.semantic.answer_agreement)
+        self.reload()
+
+    def reload(self) -> None:
+        """Reads all scopes from the database again, because an operator has changed them, or the settings are new."""
+        self._wanted.update(dict.fromkeys(self._scopes))
+
+    async def run(self) -> None:
+        """Records and stores what look-ups find, and trains verifiers, until the task is cancelled."""
+        async with asyncio.TaskGroup() as self._tasks:
+            self._tasks.create_task(self.audits.run(), name="audits")
+            while True:
+                await asyncio.sleep(_STORE_EVERY_S)
+                await self.store()
+
+    async def store(self) -> None:
+        """Stores what look-ups have found, and loads the scopes that were asked for."""
+        try:
+            for name in [*self._wanted]:
+                await self._load(name)
+                self._wanted.pop(name, None)
+            for name, scope in [*self._scopes.items()]:
+                if scope.outcomes or scope.tally.lookups:
+                    await self._store_outcomes(name, scope)
+                self._train_if_due(name, scope)
+        except MaitredError as failure:
+            _log.warning("The semantic cache learns nothing for now: %s", failure.message)
+
+    # --- a request ---
+
+    def look_up(self, lookup: "AnswerLookup", principal: Principal, context: RequestContext) -> "SemanticLookup":
+        """Returns the look-up of a request."""
+        assert context.request is not None
+        return SemanticLookup(self, lookup, principal, context, flow_of(principal, context.request))
+
+    async def find(self, lookup: SemanticLookup) -> CachedAnswer | None:
+        """Returns the answer of a similar question that may be served; None: there is none.
+
+        The context of the request gets what was found.
+        """
+        question, settings = lookup.question, self._answers.config.semantic
+        scope = self._scopes.get(question.scope)
+        if scope is None:
+            self._wanted[question.scope] = None
+            return None
+        self._scopes.move_to_end(question.scope)
+        machine = scope.machine
+        if machine.phase is ScopePhase.TRIPPED:
+            self._note(machine, lookup.context, None, None)
+            return None
+        # This must be known before anybody knows what will be found.
+        is_audited = self.audits.has_room and len(scope.outcomes) < _MOST_OUTCOMES
+        if machine.threshold is not None:
+            is_audited = is_audited and self._draw() < settings.audit_share
+        try:
+            async with asyncio.timeout(settings.timeout_s):
+                found = await self._search(lookup)
+        except (MaitredError, TimeoutError):
+            return None
+        if found is None:
+            return None
+        if _version_of(found.verifier) != machine.record.verifier:
+            # The encoder has restarted, or the scope has another verifier: this look-up counts for nothing.
+            self._encoder.update(UpdateSimilar(verifiers={question.scope: scope.weights}))
+            return None
+        best = await self._best(found.found, lookup)
+        score = None if best is None else best.question.score
+        if is_audited:
+            self._audit(scope, lookup, best)
+        threshold = machine.threshold
+        is_served = best is not None and score is not None and threshold is not None and score >= threshold
+        is_served = is_served and len(scope.outcomes) < _MOST_OUTCOMES
+        self._note(machine, lookup.context, found, best if is_served else None)
+        tally = scope.tally
+        if best is None or not is_served:
+            scope.tally = replace(tally, lookups=tally.lookups + 1)
+            return None
+        scope.tally = LookupTally(
+            tally.lookups + 1, tally.served + 1, tally.saved_tokens + best.answer.usage.total_tokens
+        )
+        self._encoder.update(UpdateSimilar(served=[best.question.key]))
+        lookup.context.priority = lookup.flow.priority
+        return best.answer
+
+    def keep(self, question: UserQuestion, digest: bytes) -> None:
+        """Adds a question to the index, whose answer is in the cache now."""
+        self._encoder.update(UpdateSimilar(kept=[KeptQuestion(question.partition, question.text, digest)]))
+
+    async def _search(self, lookup: SemanticLookup) -> SimilarQuestions | None:
+        """Searches for similar questions; None: the question is too long for the encoder.
+
+        Raises:
+            MaitredError: The encoder is down.
+        """
+        question = lookup.question
+        tokens = self._encoder.tokens_of(question.text)
+        if tokens is None:
+            return None
+        search = SimilarSearch(question.text, question.partition, question.scope, _CANDIDATES, LEAST_COSINE)
+        return await self._encoder.search(search, tokens, lookup.flow, lookup.principal.tenants[-1])
+
+    async def _best(self, found: Sequence[SimilarQuestion], lookup: SemanticLookup) -> SimilarAnswer | None:
+        """Returns the answer of the found question that most probably is an answer to this one; None: there is none."""
+        asked, principal = lookup.question.wording, lookup.principal
+        candidates = [each for each in found if difference(asked, Wording.of(each.question)) is None]
+        candidates.sort(key=lambda each: each.cosine if each.score is None else each.score, reverse=True)
+        for candidate in candidates:
+            key = AnswerKey(candidate.key, principal.tenants[0], principal.tenants[-1], lookup.context.model)
+            kept = await self._answers.find(key)
+            if kept is not None:
+                return SimilarAnswer(*kept, key, candidate)
+            self._encoder.update(UpdateSimilar(removed=[candidate.key]))
+        return None
+
+    def _audit(self, scope: _Scope, lookup: SemanticLookup, best: SimilarAnswer | None) -> None:
+        """Lets a look-up be recorded: what its phase wants to know of it."""
+        machine = scope.machine
+        attempt, score = machine.attempt, None if best is None else best.question.score
+        audited = None if best is None else AuditedAnswer(best.answer.deltas, lookup.own_answer, lookup.compute_copy)
+        match machine.phase:
+            case ScopePhase.LEARNING if best is not None and machine.wants_label(best.question.cosine):
+                found, asked = best.question, lookup.question.text
+
+                def record_label(is_same: bool) -> None:
+                    scope.outcomes.append(LookupLabel(LabelledPair(asked, found.question, is_same, found.surroundings)))
+
+                self.audits.add(record_label, audited)
+            case ScopePhase.SCORING:
+                scope.outcomes.append(LookupScore(score, attempt))
+            case ScopePhase.CERTIFYING | ScopePhase.CERTIFIED:
+                loosest = machine.loosest
+                if score is None or loosest is None or score < loosest:
+                    score, audited = None, None
+                self.audits.add(
+                    lambda is_same: scope.outcomes.append(LookupTrial(score, not is_same, attempt)), audited
+                )
+
+    def _note(
+        self,
+        machine: SemanticScope,
+        context: RequestContext,
+        found: SimilarQuestions | None,
+        served: SimilarAnswer | None,
+    ) -> None:
+        """Writes into the context of a request what was found, and whether it is served."""
+        key = "" if context.cache is None else context.cache.key
+        nearest = found.found[0].cosine if found is not None and found.found else None
+        result = CacheResult(
+            CacheStatus.MISS,
+            key,
+            semantic_state=machine.state,
+            similarity=nearest,
+            false_hit_bound=machine.bound if machine.bound < 1.0 else None,
+        )
+        if served is not None:
+            result = replace(
+                result,
+                status=CacheStatus.SEMANTIC,
+                key=served.key.name,
+                age_s=served.age_s,
+                similarity=served.question.cosine,
+            )
+        context.cache = result
+
+    # --- the database ---
+
+    async def _load(self, name: str) -> None:
+        """Loads a scope.
+
+        Raises:
+            MaitredError: The encoder is down, or the database is away.
+        """
+        loaded = await self._store.load(name)
+        record, weights = loaded or (None, b"")
+        settings = self._answers.config.semantic
+        scope = self._scopes.get(name)
+        machine = SemanticScope(record, self._encoder.version, settings)
+        if scope is None:
+            scope = self._scopes[name] = _Scope(machine, weights)
+            while len(self._scopes) > _MOST_SCOPES:
+                self._scopes.popitem(last=False)
+        scope.machine, scope.weights = machine, weights if machine.record.verifier else b""
+
+    async def _store_outcomes(self, name: str, scope: _Scope) -> None:
+        outcomes, scope.outcomes = scope.outcomes, []
+        tally, scope.tally = scope.tally, LookupTally()
+        encoder, settings = self._encoder.version, self._answers.config.semantic
+        try:
+            record = await self._store.apply(name, encoder, [*outcomes, tally], settings)
+        except BaseException:
+            scope.outcomes = outcomes + scope.outcomes
+            scope.tally = LookupTally(
+                tally.lookups + scope.tally.lookups,
+                tally.served + scope.tally.served,
+                tally.saved_tokens + scope.tally.saved_tokens,
+            )
+            raise
+        before = scope.machine
+        if record.verifier != before.record.verifier:
+            await self._load(name)
+        else:
+            scope.machine = SemanticScope(record, encoder, settings)
+        if scope.machine.state is not before.state:
+            _log.info("The semantic cache of %s is %s.", name, scope.machine.state)
+
+    def _train_if_due(self, name: str, scope: _Scope) -> None:
+        is_due = scope.machine.phase is ScopePhase.TRAINING and scope.train_at_s <= self._clock.monotonic_s()
+        if is_due and self._tasks is not None:
+            scope.train_at_s = math.inf
+            self._tasks.create_task(self._train(name, scope), name=f"training for {name}")
+
+    async def _train(self, name: str, scope: _Scope) -> None:
+        """Trains the verifier of a scope and stores it, unless another gateway has been faster."""
+        try:
+            encoder = self._encoder.version
+            labels = await self._store.labels(name, encoder, self._answers.config.semantic.training_labels)
+            weights = await self._encoder.train(labels)
+            if weights:
+                await self._store.set_verifier(name, encoder, _digest_of(weights), weights)
+                await self._load(name)
+            else:
+                _log.warning("No verifier can be trained for %s: all its labels are the same.", name)
+        except MaitredError as failure:
+            _log.warning("The verifier for %s could not be trained: %s", name, failure.message)
+        finally:
+            scope.train_at_s = self._clock.monotonic_s() + _TRAIN_AGAIN_S
+
+
+def _digest_of(weights: bytes) -> str:
+    return hashlib.sha256(weights).hexdigest()[:_VERSION_DIGITS]
+
+
+def _version_of(verifier: str) -> str:
+    return verifier.rpartition(":")[2]
