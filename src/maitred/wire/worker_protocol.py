@@ -309,6 +309,8 @@ class AnswerPart(msgspec.Struct, frozen=True, array_like=True, tag="part"):
     finish_reasons: list[FinishReason]
     ignored_fields: list[str]
     is_passthrough: bool
+    priority: PriorityClass | None = None
+    """Priority class of the request for which it is computed."""
 
 
 class AnswerEnded(msgspec.Struct, frozen=True, array_like=True, tag="over"):
@@ -316,6 +318,8 @@ class AnswerEnded(msgspec.Struct, frozen=True, array_like=True, tag="over"):
 
     number: int
     error: EncodedError | None = None
+    is_lost: bool = False
+    """Whether the process that computed the answer has ended, or does not compute it any more."""
 
 
 class ReaderLeft(msgspec.Struct, frozen=True, array_like=True, tag="left"):

@@ -116,9 +116,9 @@ class AnswerLookup:
         if self._key.server:
             context.ignored_fields, context.is_passthrough = source.ignored_fields, source.is_passthrough
 
-    def record(self, *, keeps: bool = True) -> "AnswerRecording":
-        """Returns a new recording of the answer that is computed now; `keeps` says whether it goes into the cache."""
-        is_kept = keeps and self._is_kept and not self._control.no_store
+    def record(self) -> "AnswerRecording":
+        """Returns a new recording of the answer that is computed now."""
+        is_kept = self._is_kept and not self._control.no_store
         return AnswerRecording(self._cache.config.max_answer_bytes, self._store if is_kept else None)
 
     def _store(self, deltas: list[TextDelta], context: RequestContext) -> asyncio.Task[None] | None:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from maitred.admission.request import AdmissionRequest
 from maitred.app.request.answer_lookup import AnswerLookup
-from maitred.app.request.coalescing import CoalescedAnswer, CoalescedResponse, Compute
+from maitred.app.request.coalescing import CoalescedAnswer, CoalescedResponse, Compute, PeerLost
 from maitred.app.request.flow_control import FlowController, GrantHandle
 from maitred.app.request.peer_answer import PeerAnswer
 from maitred.app.semantic.cache import SemanticCache
@@ -36,6 +36,8 @@ from maitred.core.service import PushStream, ResponseStream, StreamSink
 
 _MOST_LOOK_UPS = 2
 """Look-ups of one request. The second one follows where a peer has ended an answer before it could be read."""
+_MOST_RECOVERIES = 8
+"""How often an answer is read from another process again before each process computes it."""
 
 
 class AnswerPeers(Protocol):
@@ -50,6 +52,10 @@ class AnswerPeers(Protocol):
 
     def release(self, digest: bytes) -> None:
         """Notes that this process does not compute the answer any more; does nothing if another one does."""
+        ...
+
+    async def wait_connected(self) -> None:
+        """Waits until claims can be made again, for some seconds at most."""
         ...
 
 
@@ -127,7 +133,7 @@ class AnswerSharing:
                 answer, is_remote = await self._look_up(lookup, context, choices, claim)
                 while answer is None and (shared := self._find(lookup)) is not None:
                     response = await self._join(
-                        flow_controller, shared, lookup, pool, admission_request, priority, context, stack
+                        flow_controller, shared, lookup, pool, admission_request, priority, context, stack, compute
                     )
                     if response is not None:
                         return response
@@ -142,13 +148,14 @@ class AnswerSharing:
                 except CachedAnswerTooLong:
                     lookup.is_shared = False  # another caller's limits allow what those of this one do not
             lookup.note(CacheStatus.MISS, context)
+            claimed = claim.pop_all()
+            coalesced = CoalescedAnswer(context, lookup.record(), choices, partial(self._recover, lookup, claimed))
+            reader = stack.push_async_exit(CoalescedResponse(coalesced, context, lookup, choices, compute))
             if lookup.question is not None and self.semantic is not None:
                 compute = partial(
                     self._respond_similar, self.semantic, flow_controller, lookup, pool, admission_request, compute
                 )
-            coalesced = CoalescedAnswer(context, lookup.record(), choices)
-            reader = stack.push_async_exit(CoalescedResponse(coalesced, context, lookup, choices))
-            coalesced.start(compute, self._add(lookup, coalesced, claim.pop_all().close))
+            coalesced.start(compute, self._add(lookup, coalesced, claimed.close))
         await reader.wait_started()
         return reader
 
@@ -173,24 +180,69 @@ class AnswerSharing:
             return answer, False
         if self._find(lookup) is not None:
             return None, False
-        self._claims[lookup.digest] += 1
-        claim.callback(self._release, lookup.digest)
-        remote, may_be_stored = await self._peers.claim(lookup.digest)
+        answer, remote = await self._claim(self._peers, lookup, context, claim)
         if remote is not None:
             self._read_remote(remote, lookup, context, choices)
             return None, True
-        if may_be_stored and (answer := await lookup.find(context)) is not None:
-            claim.close()
         return answer, False
+
+    async def _claim(
+        self, peers: AnswerPeers, lookup: AnswerLookup, context: RequestContext, claim: ExitStack
+    ) -> tuple[CachedAnswer | None, PeerAnswer | None]:
+        """Claims an answer among the processes; `claim` gets the release.
+
+        Returns:
+            The answer from the cache, or that of a peer which computes it; twice None: it is to be computed here.
+        """
+        self._claims[lookup.digest] += 1
+        claim.callback(self._release, lookup.digest)
+        remote, may_be_stored = await peers.claim(lookup.digest)
+        answer = None
+        if remote is None and may_be_stored and (answer := await lookup.find(context)) is not None:
+            claim.close()
+        return answer, remote
 
     def _read_remote(self, remote: PeerAnswer, lookup: AnswerLookup, context: RequestContext, choices: int) -> None:
         """Begins to read an answer that another process computes, for all who ask for it here."""
         if self._find(lookup) is not None:
             remote.leave()  # it was begun meanwhile
             return
-        state = RequestContext(context.request_id, context.started_s)
-        coalesced = CoalescedAnswer(state, lookup.record(keeps=False), choices)
-        coalesced.start(partial(remote.read, state), self._add(lookup, coalesced, lambda: None))
+        state, claim = RequestContext(context.request_id, context.started_s), ExitStack()
+        recover = partial(self._recover, lookup, claim)
+        coalesced = CoalescedAnswer(state, lookup.record(), choices, recover, is_remote=True)
+        coalesced.start(partial(remote.read, state), self._add(lookup, coalesced, claim.close))
+
+    async def _recover(
+        self, lookup: AnswerLookup, claim: ExitStack, answer: CoalescedAnswer, lost: MaitredError
+    ) -> Compute:
+        """Returns what goes on with an answer whose computation is lost while callers read it here.
+
+        Where the process that computed it is lost, the cache or another process may have it by now, and else this
+        process computes it for the next of its callers. It does so, too, where the first caller may not go on.
+
+        Args:
+            lookup: Look-up of the request.
+            claim: Gets the release of the claim.
+            answer: The answer.
+            lost: Why it is lost.
+        """
+        if not isinstance(lost, PeerLost) or self._peers is None:
+            answer.fail_first(lost)
+            return answer.compute_for_next
+        claim.close()
+        await self._peers.wait_connected()
+        state = RequestContext(answer.context.request_id, answer.context.started_s)
+        if answer.recoveries < _MOST_RECOVERIES:
+            stored, remote = await lookup.find(state), None
+            if stored is None:
+                stored, remote = await self._claim(self._peers, lookup, state, claim)
+            if stored is not None or remote is not None:
+                answer.next_context = state
+            if stored is not None:
+                return partial(_replay, stored, lookup, state)
+            if remote is not None:
+                return partial(remote.read, state)
+        return answer.compute_for_next
 
     async def _respond_similar(
         self,
@@ -214,7 +266,7 @@ class AnswerSharing:
                     flow_controller, lookup, answer, pool, admission_request, context, stack, cache="semantic"
                 )
             except CachedAnswerTooLong:
-                similar.refuse()
+                lookup.note(CacheStatus.MISS, context)
         return await compute(stack)
 
     async def _respond_cached(
@@ -246,10 +298,13 @@ class AnswerSharing:
         priority: PriorityClass,
         context: RequestContext,
         stack: ResourceStack,
+        compute: Compute,
     ) -> ResponseStream | None:
         """Joins an answer that is being computed; None: this request cannot, and computes its own or asks again."""
         async with ResourceStack() as joined:
-            reader = joined.push_async_exit(CoalescedResponse(coalesced, context, lookup, admission_request.choices))
+            reader = joined.push_async_exit(
+                CoalescedResponse(coalesced, context, lookup, admission_request.choices, compute)
+            )
             try:
                 await reader.wait_started()
             except MaitredError:
@@ -312,6 +367,18 @@ class AnswerSharing:
         if not self._claims[digest]:
             del self._claims[digest]
             self._peers.release(digest)
+
+
+async def _replay(
+    answer: CachedAnswer, lookup: AnswerLookup, context: RequestContext, stack: ResourceStack
+) -> ResponseStream:
+    """Returns an answer from the cache in place of a computation; nothing is held for it."""
+    lookup.restore(answer, context)
+    return _one_batch(answer.deltas)
+
+
+async def _one_batch(deltas: list[TextDelta]) -> AsyncIterator[list[TextDelta]]:
+    yield deltas
 
 
 class CachedResponse(PushStream):

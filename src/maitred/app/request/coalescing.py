@@ -5,21 +5,27 @@ and then what comes. So a caller that leaves cancels nothing but its own reading
 ends, and with it the work at the replica. The task holds the reservation of the caller who began it.
 
 Reading does not slow down the others: an answer waits for its readers only when all of them are behind.
+
+What computes an answer can be lost while callers read it: another process that dies, or the right of the first caller
+to use the gateway. Then another one computes it again, with a reservation of its own, and what the readers have already
+is compared with it and left out.
 """
 
 import asyncio
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self
 
+from maitred.app.request.answer_comparison import AnswerComparison
 from maitred.app.request.answer_lookup import AnswerLookup, AnswerRecording
 from maitred.app.request.flow_control import GrantHandle
 from maitred.app.request.response import ContinuableResponse
-from maitred.core.context import Outcome, RequestContext
-from maitred.core.errors import Bug, MaitredError, ReplicaLost
+from maitred.core.context import CacheStatus, Outcome, RequestContext
+from maitred.core.errors import Bug, MaitredError, ReplicaLost, Unauthenticated
 from maitred.core.inference import AnswerPrefix, TextDelta
+from maitred.core.request import Usage
 from maitred.core.resource_stack import ResourceStack
 from maitred.core.service import PushStream, ResponseStream, StreamSink
 
@@ -28,6 +34,12 @@ _MOST_UNREAD = 64
 
 Compute = Callable[[ResourceStack], Awaitable[ResponseStream]]
 """Plans, admits and enqueues the request; the stack owns what it holds."""
+Recover = Callable[["CoalescedAnswer", MaitredError], Awaitable[Compute]]
+"""Returns what goes on with an answer whose computation is lost; raises if nothing does."""
+
+
+class PeerLost(ReplicaLost):
+    """The process that computed the answer has ended, or does not compute it any more."""
 
 
 class AnswerReader(ABC):
@@ -62,9 +74,14 @@ class CoalescedAnswer(StreamSink):
         context: Record of the request of the caller who began it.
         recording: Records the answer, for callers who come later and for the cache.
         choices: Number of choices of the answer.
+        recover: Finds what goes on with the answer if its computation is lost; None: nothing does.
+        is_remote: Whether another process computes it.
 
     Attributes:
         context: See above; once the answer has ended, a copy of the record at that time, because its caller goes on.
+        next_context: The same of who computes it again, until that has come as far as the readers are; None: nobody.
+        recoveries: How often the computation was lost and something else went on with it.
+        is_lost: Whether the answer has failed because nothing goes on with it here.
         has_started: Whether the request is admitted.
         has_begun: Whether a part of the answer has come.
         response: What computes it, once the request is admitted.
@@ -73,13 +90,25 @@ class CoalescedAnswer(StreamSink):
         failure: The error with which it has ended; None: it is complete, or goes on.
     """
 
-    def __init__(self, context: RequestContext, recording: AnswerRecording, choices: int) -> None:
+    def __init__(
+        self,
+        context: RequestContext,
+        recording: AnswerRecording,
+        choices: int,
+        recover: Recover | None = None,
+        *,
+        is_remote: bool = False,
+    ) -> None:
         self.context = context
-        self.has_started = self.has_begun = False
+        self.next_context: RequestContext | None = None
+        self.recoveries = 0
+        self.is_lost = self.has_started = self.has_begun = False
         self.response: ResponseStream | None = None
         self.prefix: AnswerPrefix | None = None
         self._recording = recording
         self._unfinished = choices
+        self._recover = recover
+        self._is_remote = is_remote
         self._is_ending = False
         """Whether the work has failed or nobody reads it, so that only what it holds is still released."""
         self._readers: list[AnswerReader] = []
@@ -152,14 +181,21 @@ class CoalescedAnswer(StreamSink):
     async def _run(self, compute: Compute, on_end: Callable[[object], None]) -> None:
         stored: asyncio.Task[None] | None = None
         try:
-            async with ResourceStack() as stack:
+            while True:
                 try:
-                    self.response = await compute(stack)
-                    await self._read(self.response)
-                except BaseException:
-                    self._is_ending = True
-                    raise
-            stored = self._recording.finish(self.context)
+                    await self._compute(compute)
+                    break
+                except (PeerLost, Unauthenticated) as lost:
+                    if self._is_remote and not self._unfinished:
+                        break  # only the word that it is complete was lost
+                    is_over = isinstance(lost, PeerLost) and not self._is_remote
+                    if is_over or self._recover is None or not (self.has_started and self._readers):
+                        raise
+                    compute = await self._recover(self, lost)
+                    self.recoveries += 1
+                    self._is_ending = False
+            if not self._is_remote:
+                stored = self._recording.finish(self.context)
         except BaseException as failure:
             self._end(failure)
             if not isinstance(failure, MaitredError | asyncio.CancelledError):
@@ -172,14 +208,28 @@ class CoalescedAnswer(StreamSink):
             else:
                 stored.add_done_callback(on_end)
 
+    async def _compute(self, compute: Compute) -> None:
+        async with ResourceStack() as stack:
+            try:
+                self.response = await compute(stack)
+                await self._read(self.response)
+            except BaseException:
+                self._is_ending = True
+                raise
+
     async def _read(self, response: ResponseStream) -> None:
         """Passes on what comes of the response."""
-        self.has_started = True
-        for reader in self._readers:
-            reader.on_start()
+        if not self.has_started:
+            self.has_started = True
+            for reader in self._readers:
+                reader.on_start()
         batches = aiter(response)
-        if isinstance(response, PushStream):
-            response.push_to(self)
+        if self.has_begun:
+            batches = self._rest_of(response)
+        else:
+            self._change_context()
+            if isinstance(response, PushStream):
+                response.push_to(self)
         async for parts in batches:
             for part in parts:
                 if part.finish is not None:
@@ -192,10 +242,69 @@ class CoalescedAnswer(StreamSink):
                 self._reader_waiter = asyncio.get_running_loop().create_future()
                 await self._reader_waiter
 
+    async def _rest_of(self, response: ResponseStream) -> AsyncIterator[list[TextDelta]]:
+        """Yields what comes of a response behind what the readers have already.
+
+        Raises:
+            ReplicaLost: It is another answer than the one that the readers have, or they have too much to compare.
+        """
+        if self._recording.given_up:
+            raise ReplicaLost
+        comparison: AnswerComparison | None = AnswerComparison(self._recording.deltas())
+        async for parts in aiter(response):
+            rest = parts if comparison is None else comparison.rest(parts)
+            if comparison is not None and comparison.is_over:
+                comparison = None
+                self._change_context()
+                if isinstance(response, PushStream):
+                    response.push_to(self)
+            if rest:
+                yield rest
+        if comparison is not None:
+            raise ReplicaLost
+
+    def _change_context(self) -> None:
+        """Notes that what computes the answer again has come as far as the readers are."""
+        if self.next_context is not None:
+            self.context, self.next_context = self.next_context, None
+
+    def is_computed_for(self, context: RequestContext) -> bool:
+        """Returns whether the answer is computed for the request of a record."""
+        return context is self.context or context is self.next_context
+
+    async def compute_for_next(self, stack: ResourceStack) -> ResponseStream:
+        """Computes the answer again for the first reader that is admitted; implements `Compute`.
+
+        A reader that is not admitted fails with the reason; the others go on.
+
+        Raises:
+            PeerLost: No reader of this process is admitted.
+        """
+        self._is_remote = False
+        for reader in [*self._readers]:
+            if reader in self._readers and isinstance(reader, CoalescedResponse) and reader.grant is not None:
+                try:
+                    async with ResourceStack() as taken:
+                        response = await reader.compute_again(taken)
+                        stack.push_async_exit(taken.pop_all())
+                except MaitredError as refusal:
+                    reader.fail(refusal)
+                else:
+                    return response
+        raise PeerLost
+
+    def fail_first(self, failure: MaitredError) -> None:
+        """Ends the answer for the caller for whom it was computed; the others go on."""
+        for reader in self._readers:
+            if isinstance(reader, CoalescedResponse) and self.is_computed_for(reader.context):
+                reader.fail(failure)
+
     def _end(self, failure: BaseException | None) -> None:
         if isinstance(failure, asyncio.CancelledError):
             reason = failure.args[0] if failure.args else None
             failure = reason if isinstance(reason, MaitredError) else ReplicaLost()
+        if isinstance(failure, PeerLost):
+            self.is_lost, failure = True, ReplicaLost()
         if self._unfinished:
             self.context = copy.copy(self.context)
         if failure is not None and isinstance(self.response, ContinuableResponse):
@@ -215,11 +324,15 @@ class CoalescedAnswer(StreamSink):
         Each reader gets a failure of its own, because who handles it writes into it.
         """
         if self.failure is not None:
-            own = self.failure.__class__.__new__(self.failure.__class__, *self.failure.args)
-            own.__dict__.update(self.failure.__dict__)
-            raise own
+            raise _copy_of(self.failure)
         if self.is_over:
             raise StopAsyncIteration
+
+
+def _copy_of(failure: BaseException) -> BaseException:
+    own = failure.__class__.__new__(failure.__class__, *failure.args)
+    own.__dict__.update(failure.__dict__)
+    return own
 
 
 class CoalescedResponse(ContinuableResponse, AnswerReader):
@@ -232,15 +345,24 @@ class CoalescedResponse(ContinuableResponse, AnswerReader):
         context: Record of the request of this caller.
         lookup: Look-up of the request.
         choices: Number of choices of the answer.
+        compute: Computes the answer for this caller.
 
     Attributes:
-        grant: Reservation of this caller; None: the caller who began the answer, whose reservation the answer holds.
+        context: See above.
+        grant: Reservation of this caller; None: the caller for whom the answer is computed, whose reservation the
+            answer holds.
     """
 
-    def __init__(self, answer: CoalescedAnswer, context: RequestContext, lookup: AnswerLookup, choices: int) -> None:
+    def __init__(
+        self, answer: CoalescedAnswer, context: RequestContext, lookup: AnswerLookup, choices: int, compute: Compute
+    ) -> None:
         self._answer = answer
         self._lookup = lookup
-        self._context = context
+        self.context = context
+        self._compute = compute
+        self._failure: MaitredError | None = None
+        """Failure of this caller alone."""
+        self._prompt_tokens = context.prompt_tokens
         self._unfinished = choices
         self._sink: StreamSink | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -254,16 +376,16 @@ class CoalescedResponse(ContinuableResponse, AnswerReader):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._context is self._answer.context:
+        if self._answer.is_computed_for(self.context):
             # The answer may go on for others. Its line in the ledger must not wait for a response that nobody stores.
-            self._context.stored_as = ""
+            self.context.stored_as = ""
         await self._answer.detach(self, error)
 
     async def __anext__(self) -> list[TextDelta]:
         if not self._unfinished:
             raise StopAsyncIteration
         while not self.unread:
-            self._answer.raise_if_over()
+            self._raise_if_over()
             await self._wait()
         parts, self._unread, self.unread = self._unread, [], 0
         self._answer.on_read()
@@ -271,9 +393,9 @@ class CoalescedResponse(ContinuableResponse, AnswerReader):
             if part.finish is not None:
                 self._unfinished -= 1
         if self.grant is not None:
-            self._lookup.restore(self._answer.context, self._context)
+            self._lookup.restore(self._answer.context, self.context)
             if not self._unfinished:
-                await self.grant.settle(self._context.usage, Outcome.FINISHED)
+                await self.grant.settle(self.context.usage, Outcome.FINISHED)
         return parts
 
     @property
@@ -309,7 +431,7 @@ class CoalescedResponse(ContinuableResponse, AnswerReader):
             MaitredError: It was rejected.
         """
         while not self._answer.has_started:
-            self._answer.raise_if_over()
+            self._raise_if_over()
             await self._wait()
         response = self._answer.response
         self.continues_at_fallback = isinstance(response, ContinuableResponse) and response.continues_at_fallback
@@ -322,6 +444,39 @@ class CoalescedResponse(ContinuableResponse, AnswerReader):
         """Wakes the reader, because no more deltas come; implements `AnswerReader.on_end`."""
         self._wake()
 
+    def fail(self, failure: MaitredError) -> None:
+        """Ends the answer for this caller alone."""
+        self._failure = failure
+        self._wake()
+
+    async def compute_again(self, stack: ResourceStack) -> ResponseStream:
+        """Computes the answer again for this caller, whose reservation for an answer of somebody else ends.
+
+        Args:
+            stack: Owns what the computation holds.
+
+        Raises:
+            MaitredError: The caller is not admitted.
+        """
+        grant, self.grant = self.grant, None
+        assert grant is not None
+        await grant.settle(Usage(0, 0), Outcome.FAILED)
+        context = self.context
+        context.is_counted = True  # the rates of requests have it
+        context.set_usage(Usage(self._prompt_tokens, 0))
+        context.finish_reasons = []
+        self._lookup.note(CacheStatus.MISS, context)
+        response = await self._compute(stack)
+        if context.degraded or context.clamped_max_tokens is not None:
+            raise ReplicaLost  # it would be another answer
+        self._answer.next_context = context
+        return response
+
+    def _raise_if_over(self) -> None:
+        if self._failure is not None:
+            raise _copy_of(self._failure)
+        self._answer.raise_if_over()
+
     async def _wait(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()
         try:
@@ -329,7 +484,7 @@ class CoalescedResponse(ContinuableResponse, AnswerReader):
         finally:
             self._waiter = None
             if self.grant is not None:
-                self._lookup.restore(self._answer.context, self._context)  # also of what went to the sink
+                self._lookup.restore(self._answer.context, self.context)  # also of what went to the sink
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

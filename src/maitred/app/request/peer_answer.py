@@ -5,8 +5,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from maitred.app.request.coalescing import PeerLost
 from maitred.core.context import RequestContext
-from maitred.core.errors import ReplicaLost
 from maitred.core.inference import TextDelta
 from maitred.core.resource_stack import ResourceStack
 from maitred.core.service import ResponseStream
@@ -43,13 +43,13 @@ class PeerAnswer:
             stack: Closing it ends the reading.
 
         Raises:
-            ReplicaLost: The other process does not compute it any more.
+            PeerLost: The other process does not compute it any more.
         """
         self._context = context
         stack.push_async_exit(self)
         await self._wait_message()
         if isinstance(message := self._messages[0], AnswerEnded):
-            raise ReplicaLost if message.error is None else decode_error(message.error)
+            raise PeerLost if message.is_lost or message.error is None else decode_error(message.error)
         if not message.has_begun:
             del self._messages[0]
         return self
@@ -69,10 +69,13 @@ class PeerAnswer:
         await self._wait_message()
         message = self._messages.pop(0)
         if isinstance(message, AnswerEnded):
+            if message.is_lost:
+                raise PeerLost
             if message.error is not None:
                 raise decode_error(message.error)
             raise StopAsyncIteration
         assert self._context is not None
+        self._context.priority = message.priority
         self._context.set_usage(message.usage)
         self._context.finish_reasons = message.finish_reasons
         self._context.ignored_fields = message.ignored_fields

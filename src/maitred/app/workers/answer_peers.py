@@ -17,6 +17,7 @@ import asyncio
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -26,7 +27,7 @@ from maitred.app.request.answer_sharing import AnswerSharing, ClaimResult
 from maitred.app.request.coalescing import AnswerReader, CoalescedAnswer
 from maitred.app.request.peer_answer import AnswerMessage, PeerAnswer
 from maitred.app.workers.controller_client import ControllerClient
-from maitred.core.errors import Bug, MaitredError, ReplicaLost
+from maitred.core.errors import Bug, MaitredError, ReplicaLost, Unavailable
 from maitred.core.inference import TextDelta
 from maitred.wire.error_codec import encode_error
 from maitred.wire.worker_protocol import (
@@ -76,6 +77,7 @@ class PeerReader(AnswerReader):
                 finish_reasons=context.finish_reasons,
                 ignored_fields=[*context.ignored_fields],
                 is_passthrough=context.is_passthrough,
+                priority=context.priority,
             )
         )
 
@@ -84,7 +86,7 @@ class PeerReader(AnswerReader):
         error = None
         if failure is not None:
             error = encode_error(failure if isinstance(failure, MaitredError) else Bug())
-        self._send(AnswerEnded(self._number, error))
+        self._send(AnswerEnded(self._number, error, self._answer.is_lost))
 
 
 class PeerReaders:
@@ -137,7 +139,7 @@ class PeerReaders:
     async def _read(self, number: int, digest: bytes, send: SendPart) -> None:
         answer = self._sharing.find(digest)
         if answer is None:
-            send(AnswerEnded(number, encode_error(ReplicaLost())))
+            send(_lost(number))
             return
         ended = asyncio.Event()
 
@@ -186,7 +188,7 @@ class ClaimListener:
         if not self.reply.done():
             self.reply.set_result(ClaimReply(self.number))
         self._is_over = True
-        self.answer.on_part(AnswerEnded(self.number, encode_error(ReplicaLost())))
+        self.answer.on_part(_lost(self.number))
 
     def take_resume_grant(self) -> ResumeGrant | None:
         """Returns None: it has no grant."""
@@ -248,6 +250,11 @@ class WorkerPeers:
         if self._controller.is_connected:
             self._controller.send(AnswerReleased(digest))
 
+    async def wait_connected(self) -> None:
+        """Waits for the controller; implements `AnswerPeers.wait_connected`."""
+        with suppress(Unavailable):
+            await self._controller.wait_connected(has_grant=True)
+
 
 class Peer(Protocol):
     """A process of this gateway, as the controller sees it."""
@@ -299,6 +306,9 @@ class ControllerPeers:
     def release(self, digest: bytes) -> None:
         """Releases an answer of the controller; implements `AnswerPeers.release`."""
         self.on_release(self, digest)
+
+    async def wait_connected(self) -> None:
+        """Does nothing, because this process has the claims; implements `AnswerPeers.wait_connected`."""
 
     def send(self, message: ReaderJoined | ReaderLeft | ClaimReply | AnswerPart | AnswerEnded) -> None:
         """Handles a message to the controller as one of the peers; implements `Peer.send`."""
@@ -364,7 +374,7 @@ class ControllerPeers:
             del self._leaders[digest]
         for reader, reading in [*self._readings.items()]:
             if reading.leader is peer:
-                self.on_part(peer, AnswerEnded(reader, encode_error(ReplicaLost())))
+                self.on_part(peer, _lost(reader))
             elif reading.follower is peer:
                 del self._readings[reader]
                 reading.leader.send(ReaderLeft(reader))
@@ -380,3 +390,7 @@ class ControllerPeers:
                 self.on_part(peer, message)
             case ReaderLeft():
                 self.on_left(peer, message.number)
+
+
+def _lost(number: int) -> AnswerEnded:
+    return AnswerEnded(number, encode_error(ReplicaLost()), is_lost=True)

@@ -207,6 +207,9 @@ class RemoteAdmission:
             self._controller.keep_unanswered_id(request_id)
         elif (resume_grant := self.take_resume_grant()) is not None:
             self._controller.keep_ended_grant(replace(resume_grant, ended=resume_grant.ended or release_request))
+        if self._settle_request is not None:
+            self._settle_reply = SettleReply(self._number)  # no reply reaches another task that waits for one
+            self._wake()
 
     # --- messages of the controller ---
 

@@ -551,11 +551,11 @@ class BrokenResponse(ContinuableResponse):
 async def test_the_first_caller_goes_on_elsewhere_before_another_asks_how_far_the_answer_was():
     record = RequestContext("req", 0.0, completion_tokens=7)
     answer = CoalescedAnswer(record, AnswerRecording(1 << 20, None), 1)
-    first, second = (CoalescedResponse(answer, record, None, 1) for _ in range(2))
 
     async def compute(stack):
         return BrokenResponse(record)
 
+    first, second = (CoalescedResponse(answer, record, None, 1, compute) for _ in range(2))
     answer.start(compute, lambda _: None)
     with pytest.raises(ReplicaLost):
         await anext(first)
