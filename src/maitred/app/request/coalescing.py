@@ -84,7 +84,7 @@ class CoalescedAnswer(StreamSink):
         is_lost: Whether the answer has failed because nothing goes on with it here.
         has_started: Whether the request is admitted.
         has_begun: Whether a part of the answer has come.
-        response: What computes it, once the request is admitted.
+        continues_at_fallback: Whether another model may continue it if it breaks off, once the request is admitted.
         prefix: The part that has come of an answer that has failed, for another model to continue; None: it cannot be.
         is_over: Whether no more comes.
         failure: The error with which it has ended; None: it is complete, or goes on.
@@ -102,8 +102,9 @@ class CoalescedAnswer(StreamSink):
         self.context = context
         self.next_context: RequestContext | None = None
         self.recoveries = 0
-        self.is_lost = self.has_started = self.has_begun = False
-        self.response: ResponseStream | None = None
+        self.is_lost = self.has_started = self.has_begun = self.continues_at_fallback = False
+        self._response: ResponseStream | None = None
+        """What computes it; None before the request is admitted, and behind its end."""
         self.prefix: AnswerPrefix | None = None
         self._recording = recording
         self._unfinished = choices
@@ -211,8 +212,8 @@ class CoalescedAnswer(StreamSink):
     async def _compute(self, compute: Compute) -> None:
         async with ResourceStack() as stack:
             try:
-                self.response = await compute(stack)
-                await self._read(self.response)
+                self._response = await compute(stack)
+                await self._read(self._response)
             except BaseException:
                 self._is_ending = True
                 raise
@@ -221,6 +222,7 @@ class CoalescedAnswer(StreamSink):
         """Passes on what comes of the response."""
         if not self.has_started:
             self.has_started = True
+            self.continues_at_fallback = isinstance(response, ContinuableResponse) and response.continues_at_fallback
             for reader in self._readers:
                 reader.on_start()
         batches = aiter(response)
@@ -307,8 +309,9 @@ class CoalescedAnswer(StreamSink):
             self.is_lost, failure = True, ReplicaLost()
         if self._unfinished:
             self.context = copy.copy(self.context)
-        if failure is not None and isinstance(self.response, ContinuableResponse):
-            self.prefix = self.response.prefix
+        response, self._response = self._response, None  # whose sink this is
+        if failure is not None and isinstance(response, ContinuableResponse):
+            self.prefix = response.prefix
         self.failure, self.is_over = failure, True
         for reader in self._readers:
             reader.on_end(failure)
@@ -433,8 +436,7 @@ class CoalescedResponse(ContinuableResponse, AnswerReader):
         while not self._answer.has_started:
             self._raise_if_over()
             await self._wait()
-        response = self._answer.response
-        self.continues_at_fallback = isinstance(response, ContinuableResponse) and response.continues_at_fallback
+        self.continues_at_fallback = self._answer.continues_at_fallback
 
     def on_start(self) -> None:
         """Wakes the reader, because the request is admitted; implements `AnswerReader.on_start`."""

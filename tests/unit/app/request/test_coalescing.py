@@ -1,6 +1,7 @@
 """Requests that ask the same share one answer, from the cache or while it is being made."""
 
 import asyncio
+import gc
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -11,6 +12,7 @@ from maitred.app.models.router import Router
 from maitred.app.request.answer_lookup import AnswerRecording
 from maitred.app.request.answer_sharing import AnswerSharing
 from maitred.app.request.coalescing import AnswerReader, CoalescedAnswer, CoalescedResponse
+from maitred.app.request.engine_response import EngineResponse
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.request.pipeline import Pipeline
 from maitred.app.request.response import ContinuableResponse
@@ -136,6 +138,22 @@ async def test_the_second_request_gets_the_answer_of_the_first():
     assert cached.usage == computed.usage
     assert cached.finish_reasons == computed.finish_reasons == [STOP]
     assert cached.first_token_s is None, "nothing was computed for it"
+
+
+@pytest.mark.usefixtures("uncollected")
+async def test_nothing_of_an_answer_is_left_to_the_collector_of_cyclic_garbage():
+    def kept():
+        return {id(thing) for thing in gc.get_objects() if isinstance(thing, CoalescedAnswer | EngineResponse)}
+
+    gateway, before = Gateway(), kept()
+    asked = gateway.start(), gateway.start()
+    await settle()
+    assert kept() - before
+    gateway.replica.let()
+    await asyncio.gather(*asked)
+    del asked
+    await settle()
+    assert not kept() - before
 
 
 async def test_a_hit_has_a_line_of_its_own_in_the_ledger_without_tokens():
