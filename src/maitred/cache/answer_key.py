@@ -8,9 +8,10 @@ A key also has what computes the answer (weights, tokenizer, template and types 
 its settings) and who shares it (its scope).
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -51,10 +52,20 @@ EXCLUDED_SENT_FIELDS = frozenset(
 )
 """Fields of a request to a server that name its caller, or say how it is sent, scheduled and stored."""
 
-_REQUEST_FIELDS = [name for name in InferenceRequest.__struct_fields__ if name not in EXCLUDED_FIELDS]
-_CARD_FIELDS = [name for name in ModelCard.__struct_fields__ if name not in EXCLUDED_CARD_FIELDS]
-_TOOL_FIELDS = [name for name in Tool.__struct_fields__ if name not in EXCLUDED_TOOL_FIELDS]
-_CONVERSATION_FIELDS = [name for name in Conversation.__struct_fields__ if name != "messages"]
+
+def _getter(struct: type[msgspec.Struct], without: Collection[str]) -> Callable[[Any], tuple[object, ...]]:
+    """Returns a function that gets all fields of a struct but those that are left out."""
+    getter: Callable[[Any], tuple[object, ...]] = attrgetter(
+        *(name for name in struct.__struct_fields__ if name not in without)
+    )
+    return getter
+
+
+_request_fields = _getter(InferenceRequest, EXCLUDED_FIELDS | {"sampling"})
+_card_fields = _getter(ModelCard, EXCLUDED_CARD_FIELDS)
+_conversation_fields = _getter(Conversation, {"messages"})
+_rule_fields = _getter(ToolRules, {"tools"})
+_tool_fields = _getter(Tool, EXCLUDED_TOOL_FIELDS)
 _DIGEST_BYTES = 32
 _NAME_BYTES = 16
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
@@ -95,7 +106,7 @@ def engine_producer(card: ModelCard, answer_format: str) -> bytes:
             and the format.
     """
     card = replace(card, device=card.device.partition(":")[0])  # on which of equal devices does not matter
-    return _digest([__version__, answer_format, *(getattr(card, name) for name in _CARD_FIELDS)])
+    return _digest([__version__, answer_format, *_card_fields(card)])
 
 
 def engine_request(
@@ -166,13 +177,11 @@ def _digest(parts: Collection[object]) -> bytes:
 
 def _fields_of(request: InferenceRequest) -> list[object]:
     """Returns the fields of a request, as values that the encoder can sort."""
-    sampling = request.sampling
+    sampling, biases = request.sampling, list[tuple[int, float]]()
     if sampling.logit_bias:
+        biases = sorted(sampling.logit_bias.items())
         sampling = replace(sampling, logit_bias={})
-    return [
-        sorted(request.sampling.logit_bias.items()),
-        *(sampling if name == "sampling" else getattr(request, name) for name in _REQUEST_FIELDS),
-    ]
+    return [biases, sampling, *_request_fields(request)]
 
 
 def _form_of(prompt: Prompt) -> object:
@@ -180,12 +189,11 @@ def _form_of(prompt: Prompt) -> object:
     if not isinstance(prompt, Conversation):
         return None
     begun = prompt.messages[-1].get("content") if prompt.continue_final_message else None
-    return [begun, *(getattr(prompt, name) for name in _CONVERSATION_FIELDS)]
+    return [begun, *_conversation_fields(prompt)]
 
 
 def _rules_of(rules: ToolRules) -> list[object]:
-    tools = [[getattr(tool, name) for name in _TOOL_FIELDS] for tool in rules.tools]
-    return [tools, *(getattr(rules, name) for name in ToolRules.__struct_fields__ if name != "tools")]
+    return [[*map(_tool_fields, rules.tools)], *_rule_fields(rules)]
 
 
 def _without_excluded(fields: Mapping[str, Any]) -> dict[str, Any]:
