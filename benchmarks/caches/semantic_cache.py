@@ -34,10 +34,10 @@ from benchmarks.support.semantic_cache.questions import FILES, QuestionEncoder, 
 from benchmarks.support.semantic_cache.stream import PARTITION, Plan, QuestionSet, Served, Split
 from maitred.cache.semantic.certification import BUDGET, CONFIDENCE
 from maitred.cache.semantic.evidence import BelowTest
-from maitred.cache.semantic.guards import difference, skip_reason
 from maitred.engine.similar.edits import make_edits
 from maitred.engine.similar.index import SimilarIndex
 from maitred.engine.similar.question import EncodedQuestion
+from maitred.text.question_guards import difference, skip_reason
 from maitred.text.wording import Wording
 
 SEED = 20261128

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from maitred.cache.semantic.certification import Certification, CertificationRecord, CertificationState, make_thresholds
-from maitred.cache.semantic.guards import difference, skip_reason
 from maitred.engine.similar.features import TokenWeights, text_features
 from maitred.engine.similar.index import SimilarIndex
 from maitred.engine.similar.question import EncodedQuestion, Floats, QuestionPair
 from maitred.engine.similar.verifier import Verifier, train_verifier
+from maitred.text.question_guards import difference, skip_reason
 
 PARTITION = "first turns"
 COSINES = tuple(round(1 - 0.005 * i, 3) for i in range(1, 41))

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.cache.semantic.guards import Difference, difference, skip_reason
+from maitred.text.question_guards import Difference, difference, skip_reason
 from maitred.text.wording import Wording
 
 WORDS = st.sampled_from(

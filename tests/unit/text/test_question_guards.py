@@ -2,7 +2,7 @@
 
 import pytest
 
-from maitred.cache.semantic.guards import Difference, Skip, difference, skip_reason
+from maitred.text.question_guards import Difference, Skip, difference, skip_reason
 from maitred.text.wording import Wording
 
 
