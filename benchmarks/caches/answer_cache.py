@@ -10,14 +10,20 @@ Cost: gateways with everything on, before a replica that answers at once, take t
 
     python -m benchmarks answer_cache
     python -m benchmarks answer_cache --only cost --before ../maitred-of-before    another checkout takes turns, too
+    python -m benchmarks answer_cache --only answers --workers 4
+
+Figures of some parts only, or of several workers, go to a result file of their own, because costs need a quiet machine
+and right answers do not.
 """
 
 import argparse
 import asyncio
 import sys
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from tempfile import TemporaryDirectory
 
 import uvloop
@@ -48,6 +54,9 @@ QUICK_REQUESTS, QUICK_QUESTIONS = 2_000, 100
 QUICK_COST = CostScale(starts=1, rounds=10, requests=100, latencies=300, idle_s=1.0)
 RIVAL_ROUNDS, RIVAL_REQUESTS = 15, 200
 QUICK_RIVAL_ROUNDS, QUICK_RIVAL_REQUESTS = 2, 40
+TOLD_EVERY = 5_000
+_WARM_UP = 2_000_000
+"""Number of the first question that is asked before the others."""
 STREAMS, WITHIN_S, STREAM_TOKENS = 100, 2.0, 400
 SETTINGS = {"cache": {"ttl_s": 86_400, "max_bytes": 1 << 30}}
 
@@ -58,15 +67,17 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--requests", type=int, help="for right answers")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts")
+    parser.add_argument("--workers", type=int, default=1, help="of the gateway that is asked for right answers")
     parser.add_argument("--before", type=Path, help="a checkout of a version to compare the cost with")
     arguments = parser.parse_args()
     requests = arguments.requests or (QUICK_REQUESTS if arguments.quick else REQUESTS)
     questions = QUICK_QUESTIONS if arguments.quick else QUESTIONS
-    report = Report("answer_cache", seed=SEED, quick=arguments.quick)
+    report = Report(result_name(arguments.only, arguments.workers), seed=SEED, quick=arguments.quick)
+    report.figures["parts"], report.figures["workers"] = [*arguments.only], arguments.workers
     keys = [Key() for _ in range(TENANTS)]
     if {"answers", "in flight"}.intersection(arguments.only):
         organisations = {f"tenant-{number}": Organisation({"one": key}) for number, key in enumerate(keys)}
-        with served(organisations, SETTINGS) as server:
+        with served(organisations, {**SETTINGS, "server": {"workers": arguments.workers}}) as server:
             asker = Asker(server.url, [key.secret for key in keys])
             if "answers" in arguments.only:
                 uvloop.run(answers(server, asker, requests, questions, report))
@@ -82,18 +93,51 @@ def main() -> int:
     return report.finish()
 
 
+def result_name(parts: Sequence[str], workers: int) -> str:
+    """Returns the name of the result file for these parts."""
+    some = [part for part in PARTS if part in parts and len(parts) < len(PARTS)]
+    return "_".join(["answer_cache", *" ".join(some).split(), *(["workers"] if workers > 1 else [])])
+
+
 async def answers(server: ServerProcess, asker: Asker, requests: int, questions: int, report: Report) -> None:
     """Asks many questions, and holds all answers against each other and against what was written down."""
-    before = await books_of(server, 0)
-    replies = await asker.ask_all(asked_at_random(SEED, requests, questions, TENANTS), lanes=LANES)
+    before = await books_of(server, await _warmed_up(asker))
+    start_s = time.monotonic()
+    asked = asked_at_random(SEED, requests, questions, TENANTS)
+    replies = await asker.ask_all(_told(asked, start_s), lanes=LANES)
+    took_s = time.monotonic() - start_s
     after = await books_of(server, len(before.lines) + requests)
     require_equal(report, "answers", replies)
     require_no_leak(report, "answers", replies)
     require_books(report, "answers", replies, before, after)
     shared = sum(came.cache in SHARED for came in replies)
-    report.figures["answers"]["hit_share"] = round(shared / requests, 4)
+    report.figures["answers"] |= {
+        "hit_share": round(shared / requests, 4),
+        "engine": "real, bundled model",
+        "seconds_of_asking": round(took_s, 1),
+        "most_memory_of_the_asker_mib": getrusage(RUSAGE_SELF).ru_maxrss >> 10,
+    }
     print(report.figures["answers"], flush=True)
     asker.close()
+
+
+async def _warmed_up(asker: Asker) -> int:
+    """Waits until every worker that has a connection knows its engine; returns how many requests were answered."""
+    answered = 0
+    while True:
+        came = await asyncio.gather(*(asker.ask(Asked(0, _WARM_UP + n, "chat", streamed=False)) for n in range(LANES)))
+        right = sum(each.answer is not None for each in came)
+        answered += right
+        if right == LANES:
+            return answered
+
+
+def _told(requests: Iterator[Asked], start_s: float) -> Iterator[Asked]:
+    """Yields the requests, and says now and then how many there were."""
+    for number, asked in enumerate(requests):
+        if number and not number % TOLD_EVERY:
+            print(f"{number} requests in {time.monotonic() - start_s:.0f} s", flush=True)
+        yield asked
 
 
 async def in_flight(server: ServerProcess, asker: Asker, report: Report) -> None:
