@@ -244,7 +244,7 @@ def _make_lookup(
     except (ValueError, OverflowError, TypeError):
         return None  # a number or a character that has no place in the digest
     scope = scope_of(policy.scope, principal)
-    shared = [target.pool, producer, cache.config.epoch, request.cache.namespace, *scope]
+    shared: list[bytes | str] = [target.pool, producer, cache.config.epoch, request.cache.namespace, *scope]
     digest_bytes = answer_digest([*shared, asked])
     question = None
     if policy.is_semantic and is_kept and native is None and not (request.cache.no_cache or request.cache.no_store):

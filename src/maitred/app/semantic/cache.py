@@ -32,8 +32,7 @@ from maitred.cache.answer import CachedAnswer
 from maitred.cache.answer_cache import AnswerCache
 from maitred.cache.answer_key import AnswerKey
 from maitred.cache.config import CacheConfig
-from maitred.cache.semantic.guards import difference
-from maitred.cache.semantic.scope import LEAST_COSINE, SemanticScope
+from maitred.cache.semantic.scope import LEAST_COSINE, SemanticScope, apply_outcomes
 from maitred.core.clock import Clock
 from maitred.core.context import CacheResult, CacheStatus, RequestContext
 from maitred.core.errors import MaitredError
@@ -43,6 +42,7 @@ from maitred.core.request import LabelledPair, SimilarQuestion, SimilarQuestions
 from maitred.core.semantic_scope import LookupLabel, LookupOutcome, LookupScore, LookupTally, LookupTrial, ScopePhase
 from maitred.core.tenancy import Principal
 from maitred.store.semantic import SemanticStore
+from maitred.text.question_guards import difference
 from maitred.text.wording import Wording
 from maitred.wire.frames import KeptQuestion, UpdateSimilar
 
@@ -132,15 +132,17 @@ class _Scope:
 
     Attributes:
         machine: The state.
-        weights: Weights of its verifier; empty: it has none.
+        version: Version of its verifier; empty: it has none.
+        weights: Weights of its verifier.
         outcomes: What look-ups have found since it was stored last.
         tally: Their number.
         train_at_s: Time from which on its verifier may be trained; infinite while that is done.
     """
 
-    def __init__(self, machine: SemanticScope, weights: bytes) -> None:
+    def __init__(self, machine: SemanticScope) -> None:
         self.machine = machine
-        self.weights = weights
+        self.version = ""
+        self.weights = b""
         self.outcomes: list[LookupOutcome] = []
         self.tally = LookupTally()
         self.train_at_s = 0.0
@@ -243,7 +245,7 @@ class SemanticCache:
             return None
         if found is None:
             return None
-        if _version_of(found.verifier) != machine.record.verifier:
+        if _version_of(found.verifier) != scope.version:
             # The encoder has restarted, or the scope has another verifier: this look-up counts for nothing.
             self._encoder.update(UpdateSimilar(verifiers={question.scope: scope.weights}))
             return None
@@ -354,23 +356,35 @@ class SemanticCache:
         Raises:
             MaitredError: The encoder is down, or the database is away.
         """
-        loaded = await self._store.load(name)
-        record, weights = loaded or (None, b"")
-        settings = self._answers.config.semantic
+        machine = SemanticScope(await self._store.load(name), self._encoder.version, self._answers.config.semantic)
         scope = self._scopes.get(name)
-        machine = SemanticScope(record, self._encoder.version, settings)
         if scope is None:
-            scope = self._scopes[name] = _Scope(machine, weights)
+            scope = self._scopes[name] = _Scope(machine)
             while len(self._scopes) > _MOST_SCOPES:
                 self._scopes.popitem(last=False)
-        scope.machine, scope.weights = machine, weights if machine.record.verifier else b""
+        await self._set_machine(name, scope, machine)
+
+    async def _set_machine(self, name: str, scope: _Scope, machine: SemanticScope) -> None:
+        """Goes on with a state from the database, and with its verifier.
+
+        Raises:
+            StoreUnavailable: The database is away.
+        """
+        before, version = scope.machine, machine.record.verifier
+        if version != scope.version:
+            scope.weights = (version and await self._store.weights(name, version)) or b""
+            scope.version = version
+        scope.machine = machine
+        if machine.state is not before.state:
+            _log.info("The semantic cache of %s is %s now.", name, machine.state)
 
     async def _store_outcomes(self, name: str, scope: _Scope) -> None:
         outcomes, scope.outcomes = scope.outcomes, []
         tally, scope.tally = scope.tally, LookupTally()
         encoder, settings = self._encoder.version, self._answers.config.semantic
+        change = partial(apply_outcomes, outcomes=[*outcomes, tally], encoder=encoder, settings=settings)
         try:
-            record = await self._store.apply(name, encoder, [*outcomes, tally], settings)
+            record = await self._store.change(name, change)
         except BaseException:
             scope.outcomes = outcomes + scope.outcomes
             scope.tally = LookupTally(
@@ -379,13 +393,7 @@ class SemanticCache:
                 tally.saved_tokens + scope.tally.saved_tokens,
             )
             raise
-        before = scope.machine
-        if record.verifier != before.record.verifier:
-            await self._load(name)
-        else:
-            scope.machine = SemanticScope(record, encoder, settings)
-        if scope.machine.state is not before.state:
-            _log.info("The semantic cache of %s is %s.", name, scope.machine.state)
+        await self._set_machine(name, scope, SemanticScope(record, encoder, settings))
 
     def _train_if_due(self, name: str, scope: _Scope) -> None:
         is_due = scope.machine.phase is ScopePhase.TRAINING and scope.train_at_s <= self._clock.monotonic_s()
@@ -396,11 +404,10 @@ class SemanticCache:
     async def _train(self, name: str, scope: _Scope) -> None:
         """Trains the verifier of a scope and stores it, unless another gateway has been faster."""
         try:
-            encoder = self._encoder.version
-            labels = await self._store.labels(name, encoder, self._answers.config.semantic.training_labels)
+            labels = await self._store.labels(name, self._answers.config.semantic.training_labels)
             weights = await self._encoder.train(labels)
             if weights:
-                await self._store.set_verifier(name, encoder, _digest_of(weights), weights)
+                await self._store.set_verifier(name, scope.machine.attempt, _digest_of(weights), weights)
                 await self._load(name)
             else:
                 _log.warning("No verifier can be trained for %s: all its labels are the same.", name)

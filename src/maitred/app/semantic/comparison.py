@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from maitred.app.request.shadow_traffic import texts_of
-from maitred.cache.semantic.guards import difference
 from maitred.core.inference import TextDelta
 from maitred.core.request import FinishReason
 from maitred.routing.rollout.agreement import f1, split_words
+from maitred.text.question_guards import difference
 from maitred.text.wording import Wording
 
 

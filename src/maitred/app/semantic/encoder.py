@@ -44,7 +44,7 @@ class QuestionEncoder:
         Raises:
             ReplicaUnavailable: The encoder is down.
         """
-        return self._encoder.model.card().digest.encoder_version
+        return self._encoder.model.card().encoder_version
 
     def tokens_of(self, question: str) -> list[int] | None:
         """Returns the tokens of a question; None: they do not fit the encoder, so its vector would miss the rest.

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from maitred.app.request.tokenized import TokenizedRequest
 from maitred.app.request.upstream_request import UpstreamRequest
 from maitred.cache.answer_key import answer_digest, engine_conversation, upstream_request
-from maitred.cache.semantic.guards import skip_reason
 from maitred.core.inference import Conversation
+from maitred.text.question_guards import skip_reason
 from maitred.text.wording import Wording
 
 _TURNS = frozenset({"user", "assistant"})
