@@ -3,7 +3,8 @@
 import random
 from dataclasses import dataclass
 
-from maitred.cache.semantic.certification import Certification, CertificationRecord, CertificationState
+from maitred.cache.semantic.certification import Certification
+from maitred.core.semantic_scope import CertificationRecord, CertificationState
 
 HIT_SHARE = 0.4
 """Look-ups with a candidate."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from maitred.cache.semantic.certification import Certification, CertificationRecord, CertificationState, make_thresholds
+from maitred.cache.semantic.certification import Certification, make_thresholds
+from maitred.core.semantic_scope import CertificationRecord, CertificationState
 from maitred.engine.similar.features import TokenWeights, text_features
 from maitred.engine.similar.index import SimilarIndex
 from maitred.engine.similar.question import EncodedQuestion, Floats, QuestionPair

@@ -5,8 +5,9 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.cache.semantic.certification import Certification, CertificationRecord, CertificationState
+from maitred.cache.semantic.certification import Certification
 from maitred.cache.semantic.evidence import BelowTest, upper_bound
+from maitred.core.semantic_scope import CertificationRecord, CertificationState
 
 THRESHOLDS = (0.9, 0.7, 0.5, 0.3)
 LOOKUPS = st.lists(st.tuples(st.none() | st.sampled_from((1.0, 0.8, 0.6, 0.4, 0.2)), st.booleans()), max_size=60)

@@ -6,6 +6,7 @@
              <- ledger <- journal
              <- feedback on ledger entries
              <- responses, written with ledger entries
+             <- scopes of the semantic cache
     counters (memory | Redis)
     answers in the cache (memory | Redis)
 
@@ -36,6 +37,7 @@ from maitred.store.orphan_journal import NOTHING_SURVIVED, SurvivingWork
 from maitred.store.response_claims import ResponseClaims
 from maitred.store.responses import ResponseStore
 from maitred.store.rollouts import RolloutStore
+from maitred.store.semantic import SemanticStore
 from maitred.store.usage import UsageQueries
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ class GatewayStores:
     responses: ResponseStore
     counters: Counters
     rollouts: RolloutStore
+    semantic: SemanticStore
     answers: "MemoryBackend | RedisBackend"
 
 
@@ -98,6 +101,8 @@ async def open_stores(
         await stack.enter_async_context(running(claims.run(), "lost responses"))
         responses = ResponseStore(database, ledger, clock, claims, ttl_s=config.store.response_ttl_s)
         await stack.enter_async_context(running(responses.run(), "old responses"))
+        semantic = SemanticStore(database, clock)
+        await stack.enter_async_context(running(semantic.run(), "old scopes"))
         yield GatewayStores(
             directory=DirectoryStore(database, clock),
             journal=journal,
@@ -107,6 +112,7 @@ async def open_stores(
             responses=responses,
             counters=counters,
             rollouts=RolloutStore(database, clock),
+            semantic=semantic,
             answers=await stack.enter_async_context(open_backend(config.cache, clock)),
         )
 

@@ -19,11 +19,9 @@ their candidates need no labels any more.
 """
 
 from collections.abc import Sequence
-from enum import StrEnum
-
-from msgspec import Struct
 
 from maitred.cache.semantic.evidence import AboveDetector, BelowTest, upper_bound
+from maitred.core.semantic_scope import CertificationRecord, CertificationState
 
 BUDGET = 0.005
 CONFIDENCE = 0.95
@@ -31,32 +29,6 @@ ALARM_RATIO = 300.0
 """Likelihood ratio that trips: in 400,000 simulated audits no false alarm at half the budget, and two at 0.8 of it."""
 HORIZON_LOOKUPS = 10_000
 """Twice what ten false hits need at the default budget."""
-
-
-class CertificationState(StrEnum):
-    """State of a scope of the semantic cache: learning, serving, or stopped."""
-
-    SHADOW = "shadow"
-    CERTIFIED = "certified"
-    TRIPPED = "tripped"
-
-
-class CertificationRecord(Struct, frozen=True, kw_only=True):
-    """State of a certification, as it is stored.
-
-    Attributes:
-        thresholds: Scores, from the strictest to the loosest.
-        lookups: Audited look-ups.
-        false_hits: False hits at each threshold that are none at a stricter one.
-        change: State of the detector of change.
-        tripped: Whether it has tripped.
-    """
-
-    thresholds: tuple[float, ...]
-    lookups: int = 0
-    false_hits: tuple[int, ...] = ()
-    change: tuple[float, ...] = ()
-    tripped: bool = False
 
 
 class Certification:

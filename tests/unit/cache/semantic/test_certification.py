@@ -5,12 +5,8 @@ import random
 import msgspec
 import pytest
 
-from maitred.cache.semantic.certification import (
-    Certification,
-    CertificationRecord,
-    CertificationState,
-    make_thresholds,
-)
+from maitred.cache.semantic.certification import Certification, make_thresholds
+from maitred.core.semantic_scope import CertificationRecord, CertificationState
 
 THRESHOLDS = (0.9, 0.8, 0.7)
 FEWEST = 721
