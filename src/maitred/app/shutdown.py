@@ -23,16 +23,18 @@ class Shutdown:
     Args:
         in_flight: The limiter that the first signal closes; the second signal cancels its requests.
         grace_s: Time that running responses get between the two.
-
-    Attributes:
-        forced: Whether a second signal has come.
     """
 
     def __init__(self, in_flight: InFlightLimiter, grace_s: float) -> None:
         self._in_flight = in_flight
         self._grace_s = grace_s
         self._requested = asyncio.Event()
-        self.forced = False
+        self._forced = asyncio.Event()
+
+    @property
+    def forced(self) -> bool:
+        """Whether a second signal has come."""
+        return self._forced.is_set()
 
     def reconfigure(self, grace_s: float) -> None:
         """Sets the grace period of a drain that has not begun."""
@@ -53,7 +55,7 @@ class Shutdown:
     def request(self) -> None:
         """Requests the shutdown, as a signal does."""
         if self._requested.is_set():
-            self.forced = True
+            self._forced.set()
             self._in_flight.cancel_all()
             return
         self._in_flight.close()
@@ -62,6 +64,10 @@ class Shutdown:
     async def wait_requested(self) -> None:
         """Waits for the first signal."""
         await self._requested.wait()
+
+    async def wait_forced(self) -> None:
+        """Waits for the second signal."""
+        await self._forced.wait()
 
     async def drain(self) -> None:
         """Waits until no request is left, within the grace period; then cancels the remaining requests."""

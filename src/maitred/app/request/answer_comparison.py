@@ -48,7 +48,7 @@ class AnswerComparison:
             ReplicaLost: They differ from what the readers have.
         """
         rest = [new for delta in deltas if (new := self._rest_of(delta)) is not None]
-        grown = {delta.index for delta in rest}
+        grown = {delta.index for delta in rest} | {delta.index for delta in deltas if delta.finish is not None}
         for index in {delta.index for delta in deltas}.intersection(self._sent):
             if all(self._has_come.get((index, part), 0) == len(value) for part, value in self._sent[index].items()):
                 del self._sent[index]

@@ -130,6 +130,11 @@ class PeerReaders:
         for number in [*self._by_number]:
             self.leave(number)
 
+    async def wait_left(self) -> None:
+        """Waits until no other process reads an answer of this one."""
+        while self._tasks:
+            await asyncio.wait([*self._tasks])
+
     async def close(self) -> None:
         """Closes all readers of this process's answers."""
         self.leave_all()

@@ -36,7 +36,7 @@ from maitred.app.request.planner import RequestBounds
 from maitred.app.request.retry_policy import RetryPolicy
 from maitred.app.runtime import tune_gc
 from maitred.app.shutdown import Shutdown
-from maitred.app.workers.answer_peers import WorkerPeers
+from maitred.app.workers.answer_peers import PeerReaders, WorkerPeers
 from maitred.app.workers.context_codec import encode_context
 from maitred.app.workers.controller_client import ControllerClient
 from maitred.app.workers.ipc import RETIRE, IpcFolder
@@ -93,7 +93,7 @@ async def run_worker(config: Config, worker_number: int, listener: socket.socket
         snapshot = await snapshot_feed.first_snapshot
         in_flight = InFlightLimiter(config.server.max_in_flight)
         identity = await _open_identity(config, controller, in_flight, snapshot_feed, clock, stack)
-        pipeline = await _open_pipeline(config, controller, snapshot, snapshot_feed, clock, stack)
+        pipeline, peer_readers = await _open_pipeline(config, controller, snapshot, snapshot_feed, clock, stack)
         reporter = RequestReporter(controller)
         proxy = await stack.enter_async_context(
             ControllerProxy(ipc.controller_http_socket, config.server.max_body_bytes)
@@ -124,6 +124,7 @@ async def run_worker(config: Config, worker_number: int, listener: socket.socket
             tune_gc()
             ipc.notify_ready()
             retires = await _wait_retire_or_stop(shutdown)
+            drain_until_s = clock.monotonic_s() + config.server.drain_grace_s
             if retires:
                 # A successor accepts new connections, so no client is refused.
                 controller.send(WorkerRetires())
@@ -138,6 +139,7 @@ async def run_worker(config: Config, worker_number: int, listener: socket.socket
                 grace_s = max(LAST_WORDS_S, drain_until_s - clock.monotonic_s())
                 server.stop(at_once=shutdown.forced, grace_s=grace_s)
                 await asyncio.wait([serve_task])
+            await _wait_peers_left(peer_readers, shutdown, drain_until_s - clock.monotonic_s())
         serve_task.result()
     return 0
 
@@ -151,6 +153,16 @@ async def _wait_retire_or_stop(shutdown: Shutdown) -> bool:
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return retired.is_set()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _wait_peers_left(readers: PeerReaders, shutdown: Shutdown, grace_s: float) -> None:
+    """Waits until no other process reads an answer of this worker, the time is over, or a second signal comes."""
+    tasks = [asyncio.create_task(readers.wait_left()), asyncio.create_task(shutdown.wait_forced())]
+    try:
+        await asyncio.wait(tasks, timeout=max(0.0, grace_s), return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in tasks:
             task.cancel()
@@ -336,8 +348,8 @@ async def _open_pipeline(
     snapshot_feed: SnapshotFeed,
     clock: Clock,
     stack: AsyncExitStack,
-) -> WorkerPipeline:
-    """Opens the pipeline with its upstreams, engines and flow controller."""
+) -> tuple[WorkerPipeline, PeerReaders]:
+    """Opens the pipeline with its upstreams, engines and flow controller, and the readers of its answers in peers."""
     upstreams = await stack.enter_async_context(
         open_upstreams(config.models, config.health, make_status=_make_upstream_status)
     )
@@ -382,7 +394,8 @@ async def _open_pipeline(
     cache = AnswerCache(config.cache, RemoteBackend(controller), clock)
     peers = WorkerPeers(controller)
     sharing = AnswerSharing(cache, peers)
-    stack.push_async_callback(peers.serve(sharing).close)
+    readers = peers.serve(sharing)
+    stack.push_async_callback(readers.close)
     pipeline = WorkerPipeline(
         Router(catalog, routes),
         flow_controller,
@@ -395,7 +408,7 @@ async def _open_pipeline(
         sharing=sharing,
     )
     pipeline.local_names = local_names
-    return pipeline
+    return pipeline, readers
 
 
 def _make_upstream_status(upstream: "UpstreamReplica") -> RemoteUpstreamStatus:
