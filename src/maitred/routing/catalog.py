@@ -85,10 +85,14 @@ class ServedModel(_CatalogModel):
 
     @cached_property
     def answer_identity(self) -> str:
-        """Digest of everything here by which tokens become text, reasoning and calls."""
+        """Digest of everything here by which tokens become text, reasoning and calls.
+
+        The engine's fingerprint of the tokenizer is not enough: its files can be exchanged, and the engine started
+        again, while this process still has the former tokenizer.
+        """
         template, answer_format = self.tokenizer.chat_template, self.answer_format
         sources = [] if template is None else [template.source, template.tool_source]
-        parts = [*sources, answer_format.calls or "", answer_format.reasoning or ""]
+        parts = [self.tokenizer.digest, *sources, answer_format.calls or "", answer_format.reasoning or ""]
         return blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
 
     @property

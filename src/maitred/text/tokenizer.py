@@ -12,6 +12,7 @@ back at most three bytes.
 
 import codecs
 from collections.abc import Iterator, Mapping, Sequence, Set
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,6 +60,7 @@ class Tokenizer:
         control_tokens: Tokens that structure a prompt or an answer, with their texts: special ones, and others that the
             chat template writes.
         strips_leading_space: Whether decoding drops one space at the very start of a text.
+        digest: Digest of what turns text into tokens and tokens into text, as it was when it was loaded.
     """
 
     def __init__(
@@ -82,7 +84,9 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         # Reading the vocabulary from the tokenizer's JSON takes half the time of its own method.
-        described = msgspec.json.decode(backend.to_str(), type=_Description)
+        description = backend.to_str()
+        self.digest = blake2b(description.encode(), digest_size=16).hexdigest()
+        described = msgspec.json.decode(description, type=_Description)
         rules = read_decoding_rules(described.decoder)
         self._bytes, self._visible = _tables(backend, described.model.ids(), rules)
         # WordPiece replaces an unknown word of any length by one token, and ignores spaces.

@@ -1,6 +1,5 @@
 """Answers of real engines from the cache: among workers, among gateways, and with a Redis that goes away."""
 
-import shutil
 import time
 
 import httpx
@@ -114,18 +113,3 @@ def test_gateways_share_answers_in_redis_and_go_on_without_it(tmp_path):
                 assert alone.headers["x-maitred-cache"] == "miss"
                 assert alone.json()["choices"] == first.json()["choices"]
                 assert system.admin.get("/admin/v1/cache").status_code == 503
-
-
-def test_other_weights_under_the_same_name_find_no_answers(tmp_path):
-    """One number of the weights is another one at the second gateway; the third one has a copy of the first files."""
-    other, copy = (shutil.copytree(BUNDLED_MODEL, tmp_path / name) for name in ("other", "copy"))
-    weights = bytearray((other / "model.safetensors").read_bytes())
-    weights[len(weights) // 2] ^= 1
-    (other / "model.safetensors").write_bytes(weights)
-    with redis_server() as redis:
-        (tmp_path / "url").write_text(redis.url.reveal())
-        for model, expected in ((BUNDLED_MODEL, "miss"), (other, "miss"), (copy, "hit")):
-            config = tmp_path / f"{model.name}.yaml"
-            config.write_text(CONFIG.format(url=tmp_path / "url", model=model))
-            with consoled(program=("-m", "maitred", "serve", "--config", str(config))) as system:
-                assert ask(system, system.key("acme")).headers["x-maitred-cache"] == expected

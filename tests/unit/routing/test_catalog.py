@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from maitred.core.request import ModelFingerprint
 from maitred.routing.catalog import ServedModel
 from tests.support.dispatchers import CARD, ScriptedReplica
+from tests.support.tokenizers import byte_level, sentencepiece
 
 CONTENT = ModelFingerprint("shape", "tokenizer", "weights", "content")
 ONE = replace(CARD, digest=CONTENT, pooling="mean")
@@ -24,3 +25,12 @@ def test_replicas_that_compute_different_things_have_no_fingerprint_together(oth
     """So that nothing is kept of what one of them has computed."""
     model = ServedModel("m", [ScriptedReplica(ONE), ScriptedReplica(replace(ONE, **other))], None)
     assert model.card().digest == (CONTENT if is_known else ModelFingerprint())
+
+
+def test_what_reads_the_answers_is_the_tokenizer_that_is_loaded():
+    """And not the one whose files its engines have found meanwhile."""
+    first, again, other = (
+        ServedModel("m", [ScriptedReplica(ONE)], tokenizer).answer_identity
+        for tokenizer in (byte_level(), byte_level(), sentencepiece())
+    )
+    assert first == again != other
