@@ -19,6 +19,7 @@ import math
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
