@@ -21,12 +21,12 @@ from maitred.core.context import (
     RequestContext,
 )
 from maitred.core.errors import Saturated
-from maitred.core.feedback import Feedback, FeedbackReceipt
 from maitred.core.flow import PriorityClass
 from maitred.core.inference import InferenceRequest
 from maitred.core.replica import GpuState, LoadReport, ProcessState
 from maitred.core.request import FinishReason, SamplingParams, Usage
 from maitred.core.tenancy import ANONYMOUS
+from maitred.core.usage import Feedback, FeedbackReceipt
 from maitred.dispatch.metrics import dispatch_snapshot
 from maitred.observe.config import SloConfig
 from maitred.observe.metrics.budgets import BudgetUse

@@ -6,8 +6,8 @@ from typing import Protocol
 from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
 from maitred.core.errors import BodyTooLarge
-from maitred.core.feedback import Feedback, FeedbackReceipt
 from maitred.core.tenancy import Principal, Scope
+from maitred.core.usage import Feedback, FeedbackReceipt
 from maitred.wire.admin.decode import decode_body
 from maitred.wire.admin.responses import encode
 from maitred.wire.feedback import FeedbackGiven, GiveFeedback, to_feedback

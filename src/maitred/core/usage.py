@@ -1,4 +1,4 @@
-"""Usage and cost of a request: its ledger entry, and the prices.
+"""Usage and cost of a request: its ledger entry, the prices, and feedback on its answer.
 
 Money is counted in whole nano-dollars (billionths of a dollar), which are exact in integers and in the doubles of Lua
 in Redis.
@@ -8,12 +8,15 @@ reservation uses the same rule, so it is never smaller than the later charge.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
+from enum import StrEnum
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from maitred.core.context import Outcome
 from maitred.core.request import Usage
+
+_MIDDLE_SCORE = 0.5
 
 
 class UsageEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -180,3 +183,40 @@ class Price(msgspec.Struct, frozen=True):
 
 def _per_thousand(usd_per_million: float) -> int:
     return round(usd_per_million * NANO * PRICED_TOKENS / 1_000_000)
+
+
+class FeedbackLabel(StrEnum):
+    """Label of a score, for counting."""
+
+    GOOD = "good"
+    NEUTRAL = "neutral"
+    BAD = "bad"
+
+
+class Feedback(msgspec.Struct, frozen=True, kw_only=True):
+    """One feedback item about one request."""
+
+    score: float
+    """Score from 0 (bad) to 1 (good)."""
+    text: str = ""
+    tags: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> FeedbackLabel:
+        """Returns good above 0.5 and bad below it."""
+        if self.score == _MIDDLE_SCORE:
+            return FeedbackLabel.NEUTRAL
+        return FeedbackLabel.GOOD if self.score > _MIDDLE_SCORE else FeedbackLabel.BAD
+
+
+class FeedbackReceipt(NamedTuple):
+    """Result of storing feedback."""
+
+    feedback: Feedback
+    """The feedback that is stored now."""
+    model: str
+    """Model that served the request."""
+    rollout: str
+    """Rollout arm of the request, such as ``chat=canary``; empty: no rollout."""
+    before: Feedback | None
+    """The previous feedback; None: this is the first feedback for the request."""

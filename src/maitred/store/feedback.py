@@ -12,8 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from maitred.core.clock import Clock
 from maitred.core.errors import ResourceNotFound
-from maitred.core.feedback import Feedback, FeedbackReceipt
 from maitred.core.tenancy import Principal
+from maitred.core.usage import Feedback, FeedbackReceipt
 from maitred.store.database import Database
 from maitred.store.driver import make_insert
 from maitred.store.schema import feedback as opinions

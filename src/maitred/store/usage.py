@@ -29,8 +29,7 @@ from sqlalchemy import (
 
 from maitred.core.context import Outcome
 from maitred.core.errors import InvalidRequest
-from maitred.core.feedback import Feedback
-from maitred.core.usage import NANO, UsageEvent
+from maitred.core.usage import NANO, Feedback, UsageEvent
 from maitred.store.database import Database
 from maitred.store.feedback import feedback_from_row
 from maitred.store.schema import feedback, usage

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from maitred.core.errors import InvalidRequest
-from maitred.core.feedback import Feedback, FeedbackLabel, FeedbackReceipt
+from maitred.core.usage import Feedback, FeedbackLabel, FeedbackReceipt
 from maitred.wire.admin.rules import WORD_PATTERN, check_count, check_word
 from maitred.wire.openai.faults import format_value
 

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from maitred.cli.app import app
-from maitred.core.feedback import Feedback
 from maitred.core.tenancy import Principal, Tenant
+from maitred.core.usage import Feedback
 from maitred.identity.keys import parse
 from maitred.store.feedback import FeedbackStore
 from tests.integration.accounts.test_admin_api import event

@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy import delete, func, select
 
 from maitred.core.errors import ResourceNotFound
-from maitred.core.feedback import Feedback
 from maitred.core.tenancy import Principal, Scope
+from maitred.core.usage import Feedback
 from maitred.identity.keys import make_key
 from maitred.store.database import open_database
 from maitred.store.feedback import FeedbackStore

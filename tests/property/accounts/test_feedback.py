@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.core.errors import InvalidRequest
-from maitred.core.feedback import FeedbackLabel
+from maitred.core.usage import FeedbackLabel
 from maitred.wire.admin.decode import decode_body
 from maitred.wire.feedback import MAX_TAGS, MAX_TEXT_CHARACTERS, GiveFeedback, to_feedback
 

@@ -3,7 +3,7 @@
 import pytest
 
 from maitred.core.errors import InvalidRequest
-from maitred.core.feedback import Feedback, FeedbackLabel
+from maitred.core.usage import Feedback, FeedbackLabel
 from maitred.wire.admin.decode import decode_body
 from maitred.wire.feedback import GiveFeedback, to_feedback
 

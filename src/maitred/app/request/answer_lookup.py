@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from maitred.app.request.shadow_traffic import ComputeCopy
 from maitred.app.request.tokenized import TokenizedRequest
-from maitred.app.request.upstream_request import UpstreamRequest
-from maitred.app.semantic.audits import ComputeCopy
+from maitred.app.request.upstream_request import PreparedRequest, UpstreamRequest
 from maitred.app.semantic.question import UserQuestion, make_question
 from maitred.cache.answer import AnswerRecorder, CachedAnswer, fingerprint_in
 from maitred.cache.answer_cache import AnswerCache, CachePolicy, scope_of
@@ -23,8 +23,6 @@ from maitred.core.tenancy import Principal
 from maitred.routing.pools.route_table import RouteTarget
 from maitred.wire.openai.fields import MEDIA_PARTS
 
-PreparedRequest = TokenizedRequest | UpstreamRequest
-"""A request for an engine (tokens), or for an upstream server (text)."""
 _LOOKED_UP = frozenset(
     {
         *("web_search_options", "web_search", "search_parameters", "search_settings", "search_options"),

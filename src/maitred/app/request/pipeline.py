@@ -21,7 +21,7 @@ from maitred.admission.policy.retries import RetryBudget
 from maitred.admission.request import AdmissionRequest
 from maitred.app.assembly.tracing import TappedStream
 from maitred.app.models.router import Router
-from maitred.app.request.answer_lookup import PreparedRequest, make_lookup
+from maitred.app.request.answer_lookup import make_lookup
 from maitred.app.request.answer_sharing import AnswerSharing
 from maitred.app.request.continuation import TextContinuation
 from maitred.app.request.engine_response import EngineResponse
@@ -33,7 +33,7 @@ from maitred.app.request.retry_policy import RetryPolicy
 from maitred.app.request.rollout_observer import RolloutObserver
 from maitred.app.request.shadow_traffic import compute_copy, to_shadow_request
 from maitred.app.request.tokenized import NamedTokenizer, TokenizedRequest, tokenize_prompts
-from maitred.app.request.upstream_request import UpstreamRequest, count_upstream_tokens
+from maitred.app.request.upstream_request import PreparedRequest, UpstreamRequest, count_upstream_tokens
 from maitred.app.request.upstream_response import UpstreamResponse
 from maitred.app.request.usage_counter import OutputGrant, UpstreamUsageCounter
 from maitred.app.request.validation import check_beyond_chat, check_supported, rules_for, with_tools

@@ -13,10 +13,14 @@ from msgspec.structs import replace
 from maitred.admission.grammars.validator import GrammarValidator
 from maitred.admission.policy.ladder import DEGRADABLE, DegradationLadder, DegradedRequest, overflowing
 from maitred.app.models.router import Router
-from maitred.app.request.answer_lookup import PreparedRequest
 from maitred.app.request.flow_control import FlowController
 from maitred.app.request.tokenized import TokenizedRequest, tokenize_prompts, unread_arguments
-from maitred.app.request.upstream_request import UpstreamRequest, estimate_upstream_request, prepare_upstream_request
+from maitred.app.request.upstream_request import (
+    PreparedRequest,
+    UpstreamRequest,
+    estimate_upstream_request,
+    prepare_upstream_request,
+)
 from maitred.app.request.validation import (
     check_beyond_chat,
     check_generates,

@@ -7,7 +7,7 @@ the lowest priority, and is skipped if it would have to wait. Running copies are
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 
 from msgspec.structs import replace
@@ -30,6 +30,8 @@ from maitred.routing.rollout.trial import TrialObservation
 
 log = logging.getLogger(__name__)
 
+ComputeCopy = Callable[[RequestContext], Awaitable[list[TextDelta] | None]]
+"""Computes the answer to a copy of a request; see `compute_copy`."""
 OnResult = Callable[[LiveRollout, TrialObservation], None]
 
 _TIMEOUT_S = 300.0

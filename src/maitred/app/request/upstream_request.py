@@ -9,7 +9,7 @@ from typing import Any, overload
 
 from msgspec import Struct
 
-from maitred.app.request.tokenized import NamedTokenizer, PromptTruncation, tokenize_prompts
+from maitred.app.request.tokenized import NamedTokenizer, PromptTruncation, TokenizedRequest, tokenize_prompts
 from maitred.app.request.validation import check_sampling, max_output_tokens, prompt_truncation, with_tools
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest
 from maitred.core.inference import Conversation, InferenceRequest, Prompt
@@ -97,6 +97,10 @@ class UpstreamRequest(Struct, frozen=True):
     """Number of choices of all prompts."""
     estimated: float | None
     """Raw estimate of the prompt tokens, before the learned ratio; None: they were counted."""
+
+
+PreparedRequest = TokenizedRequest | UpstreamRequest
+"""A request for an engine (tokens), or for an upstream server (text)."""
 
 
 async def prepare_upstream_request(

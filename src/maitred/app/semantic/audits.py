@@ -7,16 +7,19 @@ same reason an audit is never given up because there is no room: it waits, and n
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from maitred.app.request.shadow_traffic import SHADOW
-from maitred.app.semantic.comparison import are_same
+from maitred.app.request.shadow_traffic import SHADOW, ComputeCopy, texts_of
 from maitred.core.clock import Clock
 from maitred.core.context import RequestContext
 from maitred.core.errors import MaitredError
 from maitred.core.ids import new_object_id
 from maitred.core.inference import TextDelta
+from maitred.core.request import FinishReason
+from maitred.routing.rollout.agreement import f1, split_words
+from maitred.text.question_guards import difference
+from maitred.text.wording import Wording
 
 _MOST_WAITING = 1_000
 """Look-ups that wait to be recorded. Each of them may hold a request and an answer."""
@@ -24,8 +27,6 @@ _MOST_FAILURES = 3
 """Failures of a replica after which an answer counts as wrong, because nobody can say that it was right."""
 _RETRY_S = 1.0
 _HOUR_S = 3600.0
-ComputeCopy = Callable[[RequestContext], Awaitable[list[TextDelta] | None]]
-"""Computes the answer to a copy of a request; see `compute_copy`."""
 
 
 class AuditedAnswer(NamedTuple):
@@ -129,3 +130,27 @@ class AuditQueue:
             if own is None:
                 await asyncio.sleep(_RETRY_S)
         return are_same(answer.cached, own, self._agreement)
+
+
+def are_same(first: Sequence[TextDelta], second: Sequence[TextDelta], agreement: float) -> bool:
+    """Returns whether two answers of one choice say the same; in doubt they do not.
+
+    Args:
+        first: Deltas of one answer.
+        second: Deltas of the other one.
+        agreement: Share of equal words (F1) from which on texts are the same. Texts that differ in numbers, dates,
+            names, quoted parts or negations never are; calls of tools must be equal.
+    """
+    if _finish(first) is not _finish(second):
+        return False
+    one, other = "".join(texts_of(first)), "".join(texts_of(second))
+    words, other_words = split_words(one), split_words(other)
+    if words == other_words:
+        return True
+    if any(part.extra is not None and part.extra.get("tool_calls") for part in (*first, *second)):
+        return False
+    return difference(Wording.of(one), Wording.of(other)) is None and f1(words, other_words) >= agreement
+
+
+def _finish(deltas: Sequence[TextDelta]) -> FinishReason | None:
+    return next((part.finish for part in reversed(deltas) if part.finish is not None), None)

@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from maitred.app.request.tokenized import TokenizedRequest
-from maitred.app.request.upstream_request import UpstreamRequest
+from maitred.app.request.upstream_request import PreparedRequest
 from maitred.cache.answer_key import answer_digest, engine_conversation, upstream_request
 from maitred.core.inference import Conversation
 from maitred.text.question_guards import skip_reason
@@ -34,9 +34,7 @@ class UserQuestion(Struct, frozen=True):
     scope: str
 
 
-def make_question(
-    prepared: TokenizedRequest | UpstreamRequest, parts: Sequence[bytes | str], scope: Sequence[str]
-) -> UserQuestion | None:
+def make_question(prepared: PreparedRequest, parts: Sequence[bytes | str], scope: Sequence[str]) -> UserQuestion | None:
     """Returns the question of a request; None: its answer can only be its own.
 
     Args:

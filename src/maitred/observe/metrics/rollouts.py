@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Summary
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from maitred.core.feedback import FeedbackReceipt
+from maitred.core.usage import FeedbackReceipt
 
 
 @dataclass(frozen=True, slots=True)

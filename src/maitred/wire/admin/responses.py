@@ -6,12 +6,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from maitred.core.feedback import Feedback, FeedbackLabel
 from maitred.core.limits import Limit, LimitKind
 from maitred.core.replica import AdminStatus
 from maitred.core.rollout import RolloutPhase
 from maitred.core.tenancy import ApiKey, CacheDirective, Scope, Tenant
-from maitred.core.usage import UsageEvent, to_usd
+from maitred.core.usage import Feedback, FeedbackLabel, UsageEvent, to_usd
 from maitred.wire.admin.times import to_iso
 
 

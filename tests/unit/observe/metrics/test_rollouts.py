@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
-from maitred.core.feedback import Feedback, FeedbackReceipt
+from maitred.core.usage import Feedback, FeedbackReceipt
 from maitred.observe.metrics.rollouts import FeedbackMetrics
 
 GOOD, BAD = Feedback(score=0.75), Feedback(score=0.25, text="wrong year")
