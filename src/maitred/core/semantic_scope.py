@@ -27,6 +27,7 @@ class CertificationRecord(Struct, frozen=True, kw_only=True):
         thresholds: Scores, from the strictest to the loosest.
         lookups: Audited look-ups.
         false_hits: False hits at each threshold that are none at a stricter one.
+        open: Thresholds that can still pass, from the strictest on; None: all.
         change: State of the detector of change.
         tripped: Whether it has tripped.
     """
@@ -34,6 +35,7 @@ class CertificationRecord(Struct, frozen=True, kw_only=True):
     thresholds: tuple[float, ...]
     lookups: int = 0
     false_hits: tuple[int, ...] = ()
+    open: int | None = None
     change: tuple[float, ...] = ()
     tripped: bool = False
 

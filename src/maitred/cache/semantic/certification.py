@@ -14,11 +14,13 @@ audited, which falls before anybody knows whether there is a candidate.
 
 While it serves (`certified`), audits go on. The bound may rise again, which makes the threshold stricter; a detector of
 change, which forgets the good times before, makes it `tripped`: then it serves nothing until it begins anew. A
-threshold whose false hits would need more look-ups than the horizon is closed, and with it all looser ones, so
-their candidates need no labels any more.
+threshold whose false hits would need more look-ups than the horizon is closed for good, and with it all looser ones, so
+their candidates need no labels any more. Behind the horizon, one is closed that would need a quarter more look-ups than
+there have been: a scope that serves for long has false hits, too, and goes on as long as they are rare.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from maitred.cache.semantic.evidence import AboveDetector, BelowTest, upper_bound
 from maitred.core.semantic_scope import CertificationRecord, CertificationState
@@ -29,6 +31,8 @@ ALARM_RATIO = 300.0
 """Likelihood ratio that trips: in 400,000 simulated audits no false alarm at half the budget, and two at 0.8 of it."""
 HORIZON_LOOKUPS = 10_000
 """Twice what ten false hits need at the default budget."""
+_LATER_HORIZON = 1.25
+"""Look-ups within which a threshold must be able to pass again, as a multiple of those behind the horizon."""
 
 
 class Certification:
@@ -39,7 +43,7 @@ class Certification:
             something else.
         budget: Most false hits per look-up.
         confidence: Probability that no threshold above the budget serves, over all times.
-        horizon_lookups: Audited look-ups within which a threshold must be able to pass.
+        horizon_lookups: Audited look-ups within which a threshold must be able to pass for the first time.
 
     Attributes:
         lookups: Audited look-ups so far.
@@ -60,12 +64,12 @@ class Certification:
         self._false_hits = list(record.false_hits) or [0] * len(record.thresholds)
         self._budget = budget
         self._confidence = confidence
-        self._test = BelowTest(budget, confidence)
+        self._test = _below_test(budget, confidence)
         self._change = AboveDetector(budget, alarm_ratio=ALARM_RATIO, sums=record.change)
         self._tripped = record.tripped
         self._horizon_lookups = horizon_lookups
-        self._open = self._count_within(horizon_lookups)
-        self._passed = 0 if self._tripped else self._count_within(self.lookups)
+        self._open = len(record.thresholds) if record.open is None else record.open
+        self._passed = 0 if self._tripped else self._count_passed()
 
     @property
     def state(self) -> CertificationState:
@@ -106,8 +110,10 @@ class Certification:
         self.lookups += 1
         if place < len(self._thresholds):
             self._false_hits[place] += 1
-            self._open = self._count_within(self._horizon_lookups)
-        self._passed = self._count_within(self.lookups)
+            is_early = self.lookups <= self._horizon_lookups
+            horizon = self._horizon_lookups if is_early else int(self.lookups * _LATER_HORIZON)
+            self._open = min(self._open, self._count_within(horizon))
+        self._passed = self._count_passed()
 
     def snapshot(self) -> CertificationRecord:
         """Returns the state to be stored."""
@@ -115,6 +121,7 @@ class Certification:
             thresholds=self._thresholds,
             lookups=self.lookups,
             false_hits=tuple(self._false_hits),
+            open=self._open,
             change=self._change.sums,
             tripped=self._tripped,
         )
@@ -123,12 +130,16 @@ class Certification:
         """Returns the index of the strictest threshold that a score reaches, or their number."""
         return next((i for i, threshold in enumerate(self._thresholds) if score >= threshold), len(self._thresholds))
 
+    def _count_passed(self) -> int:
+        # What is closed has had candidates without labels, so its false hits are not known any more.
+        return min(self._open, self._count_within(self.lookups))
+
     def _count_within(self, lookups: int) -> int:
         """Returns how many thresholds so many look-ups are enough for, with the false hits until now."""
         false_hits = 0
         for passed, more in enumerate(self._false_hits):
             false_hits += more
-            if self._test.fewest_trials(false_hits) > min(lookups, self._horizon_lookups):
+            if self._test.fewest_trials(false_hits) > lookups:
                 return passed
         return len(self._thresholds)
 
@@ -143,3 +154,9 @@ def make_thresholds(scores: Sequence[float], count: int) -> tuple[float, ...]:
     ordered = sorted(scores, reverse=True)
     places = {min(len(ordered) - 1, round((i + 1) * len(ordered) / count) - 1) for i in range(count)} if ordered else ()
     return tuple(sorted({ordered[place] for place in places if place >= 0}, reverse=True))
+
+
+@lru_cache(maxsize=16)
+def _below_test(budget: float, confidence: float) -> BelowTest:
+    """Returns the test for a budget: what it has computed is kept, since a certification is made for each change."""
+    return BelowTest(budget, confidence)

@@ -131,3 +131,33 @@ def test_thresholds_are_quantiles_of_scores():
     assert make_thresholds([i / 100 for i in range(1, 101)], 4) == (0.76, 0.51, 0.26, 0.01)
     assert make_thresholds([1.0, 1.0, 0.5], 10) == (1.0, 0.5)
     assert make_thresholds([], 4) == ()
+
+
+def test_a_scope_that_serves_for_long_goes_on_as_long_as_false_hits_are_rare():
+    source = random.Random(1)
+    made = certification()
+    for _ in range(60_000):
+        made.record(0.95, is_false=source.random() < 0.001)
+    assert (made.state, made.threshold) == (CertificationState.CERTIFIED, 0.7)
+    assert made.upper_bound < 0.002
+
+
+def test_what_was_closed_early_stays_closed_although_there_are_enough_look_ups_later():
+    made = Certification(CertificationRecord(thresholds=THRESHOLDS), horizon_lookups=2_000)
+    for _ in range(3):
+        made.record(0.75, is_false=True)
+    for _ in range(20_000):
+        made.record(0.95)
+    assert Certification(made.snapshot(), horizon_lookups=2_000).loosest == made.loosest == made.threshold == 0.8
+
+
+def test_a_threshold_that_lost_its_bound_late_may_pass_again():
+    made = Certification(CertificationRecord(thresholds=(0.5,)), horizon_lookups=1_000)
+    for _ in range(2_000):
+        made.record(0.9)
+    for _ in range(3):
+        made.record(0.9, is_false=True)
+    assert (made.state, made.loosest) == (CertificationState.SHADOW, 0.5)
+    for _ in range(60):
+        made.record(0.9)
+    assert made.state is CertificationState.CERTIFIED
