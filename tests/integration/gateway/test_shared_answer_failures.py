@@ -93,7 +93,7 @@ class Reader:
             await self.grown.wait()
 
 
-async def lines(server, request_ids=None):
+async def lines(server):
     await wait_until(lambda: nothing_held(server))
     return (await administer(server, "GET", "usage/events?limit=500"))["data"]
 
@@ -179,6 +179,26 @@ async def test_a_worker_that_is_replaced_waits_for_the_readers_in_others(server,
         assert second.status == "coalesced"
         await wait_until(lambda: pids[0] not in [worker.pid for worker in processes(server)[1]])
     assert len(upstream.truth().requests) - before == 1, "it was not computed again"
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_the_others_go_on_when_the_key_of_the_first_caller_is_revoked(tmp_path, upstream, workers):
+    with gateway(tmp_path, upstream.url, workers=workers) as server:
+        made = await administer(server, "POST", "keys", json={"tenant": "acme"})
+        async with caller(server, made["key"]) as first, caller(server) as others:
+            readers = [Reader(first, "revoked")]
+            await readers[0].has(20)
+            readers += [Reader(others, "revoked") for _ in range(5)]
+            await asyncio.gather(*(reader.has(60) for reader in readers))
+            await administer(server, "DELETE", f"keys/{made['id']}")
+            await asyncio.gather(*(reader.task for reader in readers))
+        assert not readers[0].is_whole
+        assert all(reader.is_whole for reader in readers[1:])
+        assert len({reader.text for reader in readers[1:]}) == 1
+        computed = [line for line in await lines(server) if not line["cache"]]
+        assert [line["outcome"] for line in computed].count("finished") == 1
+        assert [line["key"] == made["id"] for line in computed].count(True) == 1
+        assert len(computed) == (1 if workers == 1 else 2)
 
 
 @pytest.mark.parametrize("workers", [1, 4])
