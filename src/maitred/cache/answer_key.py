@@ -84,6 +84,8 @@ class AnswerKey(msgspec.Struct, frozen=True, gc=False):
     """Name of the model; its answers can be removed together."""
     server: str = ""
     """Name of the servers of others that computed it, with their model; empty: engines of this gateway."""
+    epoch: str = ""
+    """The operator's `cache.epoch`, which is part of the digest; its answers can be removed together."""
 
     @property
     def name(self) -> str:

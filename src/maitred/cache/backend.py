@@ -20,13 +20,15 @@ class AnswerSelection(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     name: str | None = None
     """Public name of an answer; see `AnswerKey.name`."""
+    epoch: str | None = None
 
 
 class CachedAnswers(msgspec.Struct, frozen=True):
-    """Answers of one tenant to requests for one model."""
+    """Answers of one tenant to requests for one model, in one epoch."""
 
     tenant: str
     model: str
+    epoch: str
     answers: int
     size: int
     """Bytes of all of them."""
@@ -129,11 +131,11 @@ class MemoryBackend:
         return removed
 
     async def describe(self) -> list[CachedAnswers]:
-        """Returns what is kept, by tenant and model."""
-        groups: dict[tuple[str, str], list[int]] = {}
+        """Returns what is kept, by tenant, model and epoch."""
+        groups: dict[tuple[str, str, str], list[int]] = {}
         async for kept in self._batches():
             for key, answer in kept:
-                groups.setdefault((key.tenant, key.model), []).append(len(answer))
+                groups.setdefault((key.tenant, key.model, key.epoch), []).append(len(answer))
         return [CachedAnswers(*names, len(sizes), sum(sizes)) for names, sizes in sorted(groups.items())]
 
     async def _batches(self) -> AsyncIterator[list[tuple[AnswerKey, bytes]]]:
@@ -156,5 +158,6 @@ def _is_chosen(key: AnswerKey, selection: AnswerSelection) -> bool:
     return (
         selection.tenant in (None, key.tenant)
         and selection.model in (None, key.model)
+        and selection.epoch in (None, key.epoch)
         and selection.name in (None, key.name)
     )

@@ -1,8 +1,8 @@
 """Answers in a Redis that gateways share.
 
 An answer is one key, which ends with its time. Before the answer, its value has a head: who has stored it, for which
-model, and until when. So what is kept can be counted and removed by tenant and model without another table, which Redis
-could evict.
+model, until when and in which epoch. So what is kept can be counted and removed by these without another table, which
+Redis could evict.
 
 Whatever goes wrong is a miss. A look-up waits at most one timeout; after that Redis is not asked for a second, and is
 then connected to beside the requests. Look-ups have a connection of their own, because answers that are stored can be
@@ -43,12 +43,13 @@ _KEYS_PER_TURN = 256
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):
-    """Head of a value: who has stored the answer, for which model, and until when it is used."""
+    """Head of a value: who has stored the answer, for which model, until when it is used, and in which epoch."""
 
     tenant: str
     model: str
     expires_s: float
     """Wall time of gateways after which it is not used, even if the clock of Redis was set back."""
+    epoch: str = ""
 
 
 class _Entry(NamedTuple):
@@ -183,24 +184,24 @@ class RedisBackend:
         return removed
 
     async def describe(self) -> list[CachedAnswers]:
-        """Returns what is kept, by tenant and model.
+        """Returns what is kept, by tenant, model and epoch.
 
         An answer that is stored or removed meanwhile may count twice, or not at all.
 
         Raises:
             StoreUnavailable: Redis is away.
         """
-        groups: dict[tuple[str, str], list[int]] = {}
+        groups: dict[tuple[str, str, str], list[int]] = {}
         async for entries in self._entries():
             for entry in entries:
-                if entry.head is not None:
-                    groups.setdefault((entry.head.tenant, entry.head.model), []).append(entry.size)
+                if (head := entry.head) is not None:
+                    groups.setdefault((head.tenant, head.model, head.epoch), []).append(entry.size)
         return [CachedAnswers(*names, len(sizes), sum(sizes)) for names, sizes in sorted(groups.items())]
 
     def _set_commands(self, entries: Sequence[tuple[AnswerKey, bytes]], ttl_s: float) -> list[tuple[Word, ...]]:
         commands: list[tuple[Word, ...]] = []
         for key, answer in entries:
-            head = msgspec.msgpack.encode(_Head(key.tenant, key.model, self._clock.wall_s() + ttl_s))
+            head = msgspec.msgpack.encode(_Head(key.tenant, key.model, self._clock.wall_s() + ttl_s, key.epoch))
             if len(head) > _MAX_HEAD_BYTES - _LENGTH_BYTES:
                 continue  # a name that only a client can have thought of
             value = len(head).to_bytes(_LENGTH_BYTES) + head + answer
@@ -338,6 +339,11 @@ def _head_of(value: bytes | None) -> _Head | None:
 
 def _is_chosen(entry: _Entry, selection: AnswerSelection) -> bool:
     """Returns whether a selection has an entry; what is no answer is removed only together with all answers."""
-    if entry.head is None:
-        return selection.tenant is None and selection.model is None
-    return selection.tenant in (None, entry.head.tenant) and selection.model in (None, entry.head.model)
+    head = entry.head
+    if head is None:
+        return (selection.tenant, selection.model, selection.epoch) == (None, None, None)
+    return (
+        selection.tenant in (None, head.tenant)
+        and selection.model in (None, head.model)
+        and selection.epoch in (None, head.epoch)
+    )

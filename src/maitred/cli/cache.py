@@ -23,12 +23,14 @@ Examples:
 
     maitred cache clear --answer 6f1d0c5e9a7b42d3a8e1f4c09b7d2e65
 
+    maitred cache clear --epoch 2026-10
+
     maitred cache clear --all
 """
 
 
 def list_answers(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL, key: AdminKeyOption = None) -> None:
-    """List what the cache of answers keeps, by tenant and model, and what it was good for."""
+    """List what the cache of answers keeps, by tenant, model and epoch, and what it was good for."""
     from maitred.cli.admin_client import administer
     from maitred.wire.admin.cache import CacheBody
 
@@ -37,8 +39,8 @@ def list_answers(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL, key:
         print_json(state)
         return
     print_table(
-        ("TENANT", "MODEL", "ANSWERS", "BYTES"),
-        ((group.tenant, group.model, group.answers, group.bytes) for group in state.data),
+        ("TENANT", "MODEL", "EPOCH", "ANSWERS", "BYTES"),
+        ((group.tenant, group.model, group.epoch or None, group.answers, group.bytes) for group in state.data),
         numbers=("ANSWERS", "BYTES"),
     )
     typer.echo(_summary(state))
@@ -53,6 +55,12 @@ def clear(
         str | None,
         typer.Option("--answer", metavar="NAME", help="The one that `x-maitred-cache-key` of a response names."),
     ] = None,
+    epoch: Annotated[
+        str | None,
+        typer.Option(
+            "--epoch", metavar="EPOCH", help='Those of this `cache.epoch`; "": of the time before one was set.'
+        ),
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All answers.")] = False,
     url: UrlOption = DEFAULT_URL,
     key: AdminKeyOption = None,
@@ -61,9 +69,9 @@ def clear(
     from maitred.cli.admin_client import administer
     from maitred.wire.admin.cache import RemovedAnswers
 
-    selection = {"tenant": tenant, "model": model, "key": answer, "all": "true" if everything else None}
-    if not any(selection.values()):
-        raise InvalidRequest("Which answers? Pass --tenant, --model or --answer; or --all for all of them.")
+    selection = {"tenant": tenant, "model": model, "key": answer, "epoch": epoch, "all": "true" if everything else None}
+    if epoch is None and not any(selection.values()):
+        raise InvalidRequest("Which answers? Pass --tenant, --model, --answer or --epoch; or --all for all of them.")
     confirmation = administer(url, key, lambda client: client.send("DELETE", "cache", RemovedAnswers, query=selection))
     typer.echo(f"Removed {_answers(confirmation.removed)}.")
 

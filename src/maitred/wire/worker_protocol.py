@@ -268,6 +268,7 @@ class AnswerQuery(msgspec.Struct, frozen=True, array_like=True, tag="looks_up"):
     organisation: str
     model: str
     server: str
+    epoch: str
 
 
 class AnswerStored(msgspec.Struct, frozen=True, array_like=True, tag="stores"):
@@ -278,6 +279,7 @@ class AnswerStored(msgspec.Struct, frozen=True, array_like=True, tag="stores"):
     organisation: str
     model: str
     server: str
+    epoch: str
     answer: bytes
     ttl_s: float
     fingerprint: str

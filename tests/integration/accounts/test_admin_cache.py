@@ -11,7 +11,10 @@ from tests.support.admin_app import administered
 
 
 def key(question, tenant="acme", model="chat"):
-    return AnswerKey(answer_digest([question, tenant, model]), tenant, "org", model)
+    """Key of an answer; those of the model `code` are of another epoch."""
+    return AnswerKey(
+        answer_digest([question, tenant, model]), tenant, "org", model, epoch="2" if model == "code" else ""
+    )
 
 
 @pytest.fixture
@@ -34,7 +37,8 @@ async def kept(system):
 async def test_what_is_kept_is_shown(operator):
     shown = await operator.system.done("GET", "cache")
     assert shown["object"] == "cache"
-    assert shown["data"][0] == {"tenant": "acme", "model": "chat", "answers": 3, "bytes": 300}
+    assert shown["data"][0] == {"tenant": "acme", "model": "chat", "epoch": "", "answers": 3, "bytes": 300}
+    assert [group["epoch"] for group in shown["data"]] == ["", "2", ""]
     assert await kept(operator.system) == KEPT
     store = shown["store"]
     assert (store["backend"], store["answers"], store["max_bytes"], store["stores"]) == ("memory", 6, 1 << 20, 6)
@@ -51,6 +55,10 @@ async def test_what_is_kept_is_shown(operator):
         ({"tenant": "nobody"}, KEPT),
         ({"key": key(0).name}, [("acme", "chat", 2), *KEPT[1:]]),
         ({"key": key(0).name, "tenant": "other"}, KEPT),
+        ({"epoch": "2"}, [KEPT[0], KEPT[2]]),
+        ({"epoch": ""}, KEPT[1:2]),
+        ({"epoch": "", "tenant": "other"}, KEPT[:2]),
+        ({"epoch": "3"}, KEPT),
         ({"all": "true"}, []),
     ],
 )
@@ -67,8 +75,9 @@ async def test_removes_what_is_selected(operator, query, left):
         ({"all": "false"}, "Which answers are to be removed?"),
         ({"tenant": ""}, "Which answers are to be removed?"),
         ({"all": "true", "model": "chat"}, "all=true removes all answers"),
+        ({"all": "true", "epoch": ""}, "all=true removes all answers"),
         ({"all": "perhaps"}, "all must be"),
-        ({"epoch": "1"}, "epoch"),
+        ({"age": "1"}, "age"),
         ([("tenant", "acme"), ("tenant", "other")], "comes twice"),
     ],
 )
@@ -100,17 +109,18 @@ async def test_only_administrators(operator):
 async def test_commands(operator):
     shown = rows(await operator.does("cache", "list"))
     assert shown[:4] == [
-        ["TENANT", "MODEL", "ANSWERS", "BYTES"],
-        ["acme", "chat", "3", "300"],
-        ["acme", "code", "2", "200"],
-        ["other", "chat", "1", "100"],
+        ["TENANT", "MODEL", "EPOCH", "ANSWERS", "BYTES"],
+        ["acme", "chat", "-", "3", "300"],
+        ["acme", "code", "2", "2", "200"],
+        ["other", "chat", "-", "1", "100"],
     ]
     assert "0 of 0 look-ups were served without computing" in shown[4][0]
     assert "of 1,048,576 bytes" in shown[4][0]
     assert json.loads(await operator.does("cache", "list", "--json"))["store"]["answers"] == 6
     assert await operator.does("cache", "clear", "--answer", key(0).name) == "Removed 1 answer.\n"
     assert await operator.does("cache", "clear", "--tenant", "acme", "--model", "chat") == "Removed 2 answers.\n"
-    assert "Pass --tenant, --model or --answer" in await operator.cannot("cache", "clear")
+    assert await operator.does("cache", "clear", "--epoch", "", "--tenant", "other") == "Removed 1 answer.\n"
+    assert "Pass --tenant, --model, --answer or --epoch" in await operator.cannot("cache", "clear")
     assert "all=true" in await operator.cannot("cache", "clear", "--all", "--model", "chat")
-    assert await operator.does("cache", "clear", "--all") == "Removed 3 answers.\n"
+    assert await operator.does("cache", "clear", "--epoch", "2") == "Removed 2 answers.\n"
     assert await kept(operator.system) == []

@@ -6,6 +6,7 @@ from collections import Counter
 from contextlib import asynccontextmanager
 from uuid import uuid4
 
+import msgspec
 import pytest
 import redis
 
@@ -41,9 +42,9 @@ def server():
         yield server
 
 
-def key(question="q", tenant="acme", model="chat", server=""):
-    digest = answer_digest([question, tenant, model])
-    return AnswerKey(digest, tenant, "org", model, server)
+def key(question="q", tenant="acme", model="chat", server="", epoch=""):
+    digest = answer_digest([question, tenant, model, epoch])
+    return AnswerKey(digest, tenant, "org", model, server, epoch)
 
 
 def answer(text="Paris.", fingerprint=""):
@@ -189,12 +190,13 @@ async def test_a_key_of_another_type_is_a_miss_and_hinders_nobody(shared_server)
 
 
 KEPT = Counter({("acme", "chat"): 600, ("acme", "code"): 5, ("other", "chat"): 7})
+EPOCHS = {"chat": "", "code": "2"}
 
 
 async def filled(cache):
     for (tenant, model), answers in KEPT.items():
         for n in range(answers):
-            await put(cache, key(str(n), tenant, model), answer())
+            await put(cache, key(str(n), tenant, model, epoch=EPOCHS[model]), answer())
 
 
 async def test_what_is_kept_is_described_as_a_memory_describes_it(shared_server):
@@ -206,7 +208,7 @@ async def test_what_is_kept_is_described_as_a_memory_describes_it(shared_server)
         await filled(cache)
         described = await backend.describe()
         assert described == await memory.describe()
-        assert [group.answers for group in described] == [600, 5, 7]
+        assert [(group.epoch, group.answers) for group in described] == [("", 600), ("2", 5), ("", 7)]
         assert isinstance(described[0], CachedAnswers)
 
 
@@ -218,6 +220,10 @@ async def test_what_is_kept_is_described_as_a_memory_describes_it(shared_server)
         (AnswerSelection(model="chat"), {("acme", "code"): 5}),
         (AnswerSelection(tenant="acme", model="code"), {("acme", "chat"): 600, ("other", "chat"): 7}),
         (AnswerSelection(tenant="nobody"), KEPT),
+        (AnswerSelection(epoch="2"), KEPT - Counter({("acme", "code"): 5})),
+        (AnswerSelection(epoch=""), {("acme", "code"): 5}),
+        (AnswerSelection(epoch="", tenant="acme"), {("acme", "code"): 5, ("other", "chat"): 7}),
+        (AnswerSelection(epoch="1"), KEPT),
         (AnswerSelection(name=key("3").name), KEPT - Counter({("acme", "chat"): 1})),
         (AnswerSelection(name=key("3").name, tenant="other"), KEPT),
         (AnswerSelection(name="*"), KEPT),
@@ -233,11 +239,26 @@ async def test_removes_what_is_selected_and_nothing_else(shared_server, selectio
         assert await stranger.find(key()) is not None
 
 
+async def test_an_answer_of_a_version_that_knew_no_epochs_is_found(shared_server):
+    gateways = Installation(shared_server)
+    async with gateways.gateway() as (cache, backend):
+        await put(cache, key(), answer())
+        value = gateways.client.get(gateways.value_key(key()))
+        head_end = 2 + int.from_bytes(value[:2])
+        head = msgspec.msgpack.encode(msgspec.msgpack.decode(value[2:head_end])[:3])
+        former = len(head).to_bytes(2) + head + value[head_end:]
+        assert len(former) < len(value)
+        gateways.client.set(gateways.value_key(key()), former)
+        assert await cache.find(key()) is not None
+        assert await backend.remove(AnswerSelection(epoch="")) == 1
+
+
 async def test_what_is_no_answer_goes_with_all_answers(shared_server):
     gateways = Installation(shared_server)
     async with gateways.gateway() as (_, backend):
         gateways.client.set(gateways.value_key(key()), b"poison")
         assert await backend.remove(AnswerSelection(tenant="acme")) == 0
+        assert await backend.remove(AnswerSelection(epoch="")) == 0
         assert await backend.remove(AnswerSelection()) == 1
 
 

@@ -42,7 +42,7 @@ async def test_many_vectors_are_shared_in_their_order(server):
         assert await reader.find(KEYS) == [
             None if number % 2 else (vector, 5.0) for number, vector in enumerate(VECTORS)
         ]
-        assert await one.describe() == [CachedAnswers("team", "m", 1024, 1024 * (2 + 16 + 8 + 4 * 384))]
+        assert await one.describe() == [CachedAnswers("team", "m", "", 1024, 1024 * (2 + 16 + 8 + 4 * 384))]
         clock.now_s += 56
         assert set(await reader.find(KEYS)) == {None}, "their time is over"
         assert await one.remove(AnswerSelection(tenant="team")) == 1024

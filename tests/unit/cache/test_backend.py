@@ -9,8 +9,8 @@ from maitred.cache.backend import AnswerSelection, CachedAnswers, MemoryBackend,
 from tests.support.clock import FakeClock
 
 
-def key(question, tenant="acme", model="chat", server=""):
-    return AnswerKey(answer_digest([str(question), tenant, model]), tenant, "org", model, server)
+def key(question, tenant="acme", model="chat", server="", epoch=""):
+    return AnswerKey(answer_digest([str(question), tenant, model, epoch]), tenant, "org", model, server, epoch)
 
 
 @pytest.fixture
@@ -60,9 +60,10 @@ async def test_a_full_memory_evicts_and_says_so(backend):
 
 
 KEPT = [
-    CachedAnswers("acme", "chat", 3, 30),
-    CachedAnswers("acme", "code", 2, 20),
-    CachedAnswers("other", "chat", 1, 10),
+    CachedAnswers("acme", "chat", "", 3, 30),
+    CachedAnswers("acme", "chat", "2", 2, 20),
+    CachedAnswers("acme", "code", "", 2, 20),
+    CachedAnswers("other", "chat", "2", 1, 10),
 ]
 
 
@@ -70,20 +71,24 @@ KEPT = [
     ("selection", "left"),
     [
         (AnswerSelection(), []),
-        (AnswerSelection(tenant="acme"), KEPT[2:]),
-        (AnswerSelection(model="chat"), KEPT[1:2]),
-        (AnswerSelection(tenant="acme", model="code"), [KEPT[0], KEPT[2]]),
+        (AnswerSelection(tenant="acme"), KEPT[3:]),
+        (AnswerSelection(model="chat"), KEPT[2:3]),
+        (AnswerSelection(tenant="acme", model="code"), [*KEPT[:2], KEPT[3]]),
         (AnswerSelection(tenant="nobody"), KEPT),
-        (AnswerSelection(name=key(1).name), [CachedAnswers("acme", "chat", 2, 20), *KEPT[1:]]),
+        (AnswerSelection(epoch="2"), [KEPT[0], KEPT[2]]),
+        (AnswerSelection(epoch=""), [KEPT[1], KEPT[3]]),
+        (AnswerSelection(epoch="2", tenant="acme"), [KEPT[0], *KEPT[2:]]),
+        (AnswerSelection(epoch="3"), KEPT),
+        (AnswerSelection(name=key(1).name), [CachedAnswers("acme", "chat", "", 2, 20), *KEPT[1:]]),
         (AnswerSelection(name=key(1).name, tenant="other"), KEPT),
     ],
 )
 async def test_removes_what_is_selected_and_nothing_else(backend, selection, left):
     for group in KEPT:
         for n in range(group.answers):
-            backend.put(key(n, group.tenant, group.model), b"x" * 10, 60.0, "")
+            backend.put(key(n, group.tenant, group.model, epoch=group.epoch), b"x" * 10, 60.0, "")
     assert await backend.describe() == KEPT
-    assert await backend.remove(selection) == 6 - sum(group.answers for group in left)
+    assert await backend.remove(selection) == 8 - sum(group.answers for group in left)
     assert await backend.describe() == left
 
 
@@ -100,5 +105,5 @@ async def test_other_tasks_run_while_an_operator_looks_at_many_answers(clock, wo
             backend.put(key("new"), b"x", 60.0, "")
         await asyncio.sleep(0)
     assert turns >= 5
-    assert operator.result() == ([CachedAnswers("acme", "chat", 5000, 5000)] if work == "describe" else 5000)
+    assert operator.result() == ([CachedAnswers("acme", "chat", "", 5000, 5000)] if work == "describe" else 5000)
     assert await backend.get(key("new")) is not None

@@ -37,19 +37,21 @@ class CacheRoutes:
         ]
 
     async def show(self, exchange: HttpExchange) -> None:
-        """Answers with the state of the cache and its content by tenant and model."""
+        """Answers with the state of the cache and its content by tenant, model and epoch."""
         await self._admin.reply(exchange, await self._cache.describe())
 
     async def remove(self, exchange: HttpExchange) -> None:
         """Removes the selected answers, and answers with their number."""
         selection = decode_query(exchange.query, SelectAnswers)
-        is_selective = any((selection.tenant, selection.model, selection.key))
+        is_selective = any((selection.tenant, selection.model, selection.key)) or selection.epoch is not None
         if not is_selective and not selection.all:
             raise InvalidRequest(
-                "Which answers are to be removed? Name a tenant, a model or a key; or pass all=true to remove them all."
+                "Which answers are to be removed? Name a tenant, a model, a key or an epoch; or pass all=true to "
+                "remove them all."
             )
         if is_selective and selection.all:
             raise InvalidRequest(
-                "all=true removes all answers, so it stands alone. Leave it out, or tenant, model and key.", param="all"
+                "all=true removes all answers, so it stands alone. Leave it out, or tenant, model, key and epoch.",
+                param="all",
             )
         await self._admin.reply(exchange, RemovedAnswers(removed=await self._cache.remove(selection)))

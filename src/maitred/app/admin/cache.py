@@ -36,7 +36,13 @@ class CacheAdmin:
             store=self._backend.state(),
             use=self._recent.cache_use,
             data=[
-                CachedAnswersBody(tenant=group.tenant, model=group.model, answers=group.answers, bytes=group.size)
+                CachedAnswersBody(
+                    tenant=group.tenant,
+                    model=group.model,
+                    epoch=group.epoch,
+                    answers=group.answers,
+                    bytes=group.size,
+                )
                 for group in kept
             ],
         )
@@ -48,7 +54,12 @@ class CacheAdmin:
             StoreUnavailable: The Redis that keeps the answers is away.
         """
         removed = await self._backend.remove(
-            AnswerSelection(tenant=selection.tenant or None, model=selection.model or None, name=selection.key or None)
+            AnswerSelection(
+                tenant=selection.tenant or None,
+                model=selection.model or None,
+                name=selection.key or None,
+                epoch=selection.epoch,
+            )
         )
         _log.info("An operator has removed %d answers from the cache.", removed)
         return removed

@@ -253,6 +253,7 @@ def _make_lookup(
         organisation=principal.tenants[-1],
         model=target.name,
         server=server.hex(),
+        epoch=cache.config.epoch,
     )
     return AnswerLookup(
         *(cache, key, request.cache, policy.ttl_s),

@@ -121,8 +121,10 @@ def make_embedding_lookup(
         return None
     producer = engine_producer(card, "")
     scope = scope_of(policy.scope, principal)
-    digests = text_digests(texts, [model.name, producer, answers.config.epoch, control.namespace, *scope])
-    keys = [AnswerKey(digest, principal.tenants[0], principal.tenants[-1], model.name) for digest in digests]
+    epoch = answers.config.epoch
+    digests = text_digests(texts, [model.name, producer, epoch, control.namespace, *scope])
+    tenant, organisation = principal.tenants[0], principal.tenants[-1]
+    keys = [AnswerKey(digest, tenant, organisation, model.name, epoch=epoch) for digest in digests]
 
     def is_current() -> bool:
         try:

@@ -513,6 +513,7 @@ def _key_of(message: AnswerQuery | AnswerStored) -> AnswerKey:
         organisation=message.organisation,
         model=message.model,
         server=message.server,
+        epoch=message.epoch,
     )
 
 

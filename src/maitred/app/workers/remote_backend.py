@@ -34,5 +34,5 @@ class RemoteBackend:
             self._controller.send(AnswerStored(*_fields(key), answer, ttl_s, fingerprint))
 
 
-def _fields(key: AnswerKey) -> tuple[bytes, str, str, str, str]:
-    return key.digest, key.tenant, key.organisation, key.model, key.server
+def _fields(key: AnswerKey) -> tuple[bytes, str, str, str, str, str]:
+    return key.digest, key.tenant, key.organisation, key.model, key.server, key.epoch

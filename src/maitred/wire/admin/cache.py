@@ -15,6 +15,9 @@ class SelectAnswers(Struct, frozen=True, kw_only=True):
     key: Annotated[
         str | None, Meta(description="The one of this key, as `x-maitred-cache-key` names it in a response.")
     ] = None
+    epoch: Annotated[
+        str | None, Meta(description="Those of this `cache.epoch`; empty: of the time before one was set.")
+    ] = None
     all: Annotated[bool, Meta(description="All answers; needed where nothing else is given.")] = False
 
 
@@ -37,10 +40,11 @@ class CacheUseBody(Struct, frozen=True, kw_only=True):
 
 
 class CachedAnswersBody(Struct, frozen=True, kw_only=True):
-    """Kept answers of one tenant to requests for one model."""
+    """Kept answers of one tenant to requests for one model, in one epoch."""
 
     tenant: str
     model: str
+    epoch: str
     answers: int
     bytes: int
 
@@ -51,7 +55,7 @@ class CacheBody(Struct, frozen=True, kw_only=True):
     object: Literal["cache"] = "cache"
     store: CacheStoreBody
     use: CacheUseBody
-    data: Annotated[list[CachedAnswersBody], Meta(description="By tenant and model, in their order.")]
+    data: Annotated[list[CachedAnswersBody], Meta(description="By tenant, model and epoch, in their order.")]
 
 
 class RemovedAnswers(Struct, frozen=True, kw_only=True):
