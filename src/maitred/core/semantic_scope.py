@@ -58,7 +58,7 @@ class ScopePhase(StrEnum):
 
 
 class ScopeCounts(Struct, frozen=True, kw_only=True):
-    """What has happened in a scope since it began, or began anew.
+    """Counts of look-ups in a scope, since it began or began anew.
 
     Attributes:
         lookups: Look-ups.

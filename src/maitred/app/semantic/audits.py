@@ -65,13 +65,12 @@ class AuditQueue:
         self.reconfigure(tokens_per_hour, agreement)
 
     def reconfigure(self, tokens_per_hour: int, agreement: float) -> None:
-        """Applies other settings."""
+        """Sets how many tokens audits may compute, and which answers are the same."""
         self._tokens_per_hour = tokens_per_hour
         self._agreement = agreement
 
-    @property
-    def has_room(self) -> bool:
-        """Whether another look-up can be audited, whatever it finds."""
+    def has_capacity(self) -> bool:
+        """Returns whether another look-up can be audited, whatever it finds."""
         now_s = self._clock.monotonic_s()
         refill = self._tokens_per_hour * (now_s - self._refilled_s) / _HOUR_S
         self._left = min(self._left + refill, float(self._tokens_per_hour))
@@ -79,7 +78,7 @@ class AuditQueue:
         return len(self._waiting) < _MOST_WAITING and self._left > 0
 
     def add(self, record: Callable[[bool], None], answer: AuditedAnswer | None = None) -> None:
-        """Adds a look-up.
+        """Adds a look-up to the end of the queue.
 
         Args:
             record: Records it; gets whether the answer of the similar question was right.

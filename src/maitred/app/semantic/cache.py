@@ -89,6 +89,7 @@ class SemanticLookup:
         self,
         service: "SemanticCache",
         lookup: "AnswerLookup",
+        *,
         principal: Principal,
         context: RequestContext,
         flow: Flow,
@@ -218,7 +219,8 @@ class SemanticCache:
     def look_up(self, lookup: "AnswerLookup", principal: Principal, context: RequestContext) -> "SemanticLookup":
         """Returns the look-up of a request."""
         assert context.request is not None
-        return SemanticLookup(self, lookup, principal, context, flow_of(principal, context.request))
+        flow = flow_of(principal, context.request)
+        return SemanticLookup(self, lookup, principal=principal, context=context, flow=flow)
 
     async def find(self, lookup: SemanticLookup) -> CachedAnswer | None:
         """Returns the answer of a similar question that may be served; None: there is none.
@@ -236,7 +238,7 @@ class SemanticCache:
             self._note(machine, lookup.context, None, None)
             return None
         # This must be known before anybody knows what will be found.
-        is_audited = self.audits.has_room and len(scope.outcomes) < _MOST_OUTCOMES
+        is_audited = self.audits.has_capacity() and len(scope.outcomes) < _MOST_OUTCOMES
         if machine.threshold is not None:
             is_audited = is_audited and self._draw() < settings.audit_share
         try:
@@ -283,7 +285,9 @@ class SemanticCache:
         tokens = self._encoder.tokens_of(question.text)
         if tokens is None:
             return None
-        search = SimilarSearch(question.text, question.partition, question.scope, _CANDIDATES, LEAST_COSINE)
+        search = SimilarSearch(
+            question.text, question.partition, question.scope, count=_CANDIDATES, least_cosine=LEAST_COSINE
+        )
         return await self._encoder.search(search, tokens, lookup.flow, lookup.principal.tenants[-1])
 
     async def _best(self, found: Sequence[SimilarQuestion], lookup: SemanticLookup) -> SimilarAnswer | None:
@@ -352,7 +356,7 @@ class SemanticCache:
     # --- the database ---
 
     async def _load(self, name: str) -> None:
-        """Loads a scope.
+        """Loads a scope from the database.
 
         Raises:
             MaitredError: The encoder is down, or the database is away.

@@ -98,7 +98,7 @@ class SemanticScope:
 
     @property
     def state(self) -> CertificationState:
-        """What operators see of the phase."""
+        """State that operators see: whether the scope serves, learns, or has been stopped."""
         return CertificationState.SHADOW if self._certification is None else self._certification.state
 
     @property
