@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from maitred.app.workers.answer_peers import ControllerPeers, WorkerPeers
 from maitred.app.workers.controller_client import ControllerClient
 from maitred.cache.backend import MemoryBackend
+from maitred.cache.config import CacheConfig
 from maitred.core.clock import SystemClock
+from maitred.core.context import Outcome
 from maitred.core.errors import ReplicaLost
 from maitred.core.inference import CacheControl
 from maitred.wire.worker_protocol import ControllerSnapshot
-from tests.support.admission_services import ALICE, BOB
+from tests.support.admission_services import ALICE, BOB, AdmissionSetup, limit
 from tests.unit.app.request.test_coalescing import GatedReplica, Gateway, greedy
 from tests.unit.app.request.test_pipeline import text_of
 
@@ -48,8 +50,9 @@ class Link:
 class Process:
     """A process of the gateway, with the callers that are connected to it."""
 
-    def __init__(self, peers, backend):
-        self.gateway = Gateway(GatedReplica(WHOLE), backend=backend, peers=peers)
+    def __init__(self, peers, backend, books, bill):
+        config = CacheConfig(coalesced_bill=bill)
+        self.gateway = Gateway(GatedReplica(WHOLE), config, backend=backend, peers=peers, books=books)
         self.readers = peers.serve(self.gateway.sharing)
         self.callers = []
 
@@ -67,9 +70,9 @@ class Process:
 
 
 class Worker(Process):
-    def __init__(self, backend):
+    def __init__(self, *shared):
         self.client = ControllerClient(1, 2, Path("nowhere"), lambda _: None)
-        super().__init__(WorkerPeers(self.client), backend)
+        super().__init__(WorkerPeers(self.client), *shared)
         self.up = self.down = Link()
 
     def connect(self, controller):
@@ -86,13 +89,18 @@ class Worker(Process):
 
 
 class Fleet:
-    """All processes of one gateway."""
+    """All processes of one gateway; they have one admission, which remembers all over the death of a controller."""
 
-    def __init__(self, workers):
-        self.backend = MemoryBackend(1 << 20, SystemClock())
+    def __init__(self, workers, bill):
+        limits = [
+            limit("key:alice", kind, 1_000_000_000)
+            for kind in ("usd_total", "tokens_per_minute", "concurrent_requests")
+        ]
+        self.books = AdmissionSetup(*limits)
+        self.shared = MemoryBackend(1 << 20, SystemClock()), self.books, bill
         self.dead = []
-        self.controller = Process(ControllerPeers(), self.backend)
-        self.workers = [Worker(self.backend) for _ in range(workers)]
+        self.controller = Process(ControllerPeers(), *self.shared)
+        self.workers = [Worker(*self.shared) for _ in range(workers)]
         for worker in self.workers:
             worker.connect(self.peers)
 
@@ -111,7 +119,7 @@ class Fleet:
         worker.kill()
         self.peers.on_disconnect(down)
         self.dead.append(worker)
-        self.workers[number] = Worker(self.backend)
+        self.workers[number] = Worker(*self.shared)
         self.workers[number].connect(self.peers)
 
     def kill_controller(self):
@@ -119,7 +127,7 @@ class Fleet:
             worker.disconnect()
         self.controller.kill()
         self.dead.append(self.controller)
-        self.controller = Process(ControllerPeers(), self.backend)
+        self.controller = Process(ControllerPeers(), *self.shared)
         for worker in self.workers:
             worker.client._on_disconnect()
             worker.connect(self.peers)
@@ -149,8 +157,8 @@ def steps_of(random):
         yield (name, random.randrange(3), *facts), random.choice([0, 1, 2, 3, 5, 8, 20, 20])
 
 
-async def play(workers, steps, *, all_leave):
-    fleet = Fleet(workers)
+async def play(workers, bill, steps, *, all_leave):
+    fleet = Fleet(workers, bill)
     await turn(20)
     for (name, *facts), turns in steps:
         numbers = fleet.processes
@@ -233,13 +241,11 @@ def check(fleet, steps):
         assert not gateway.sharing._claims
         assert not process.readers._tasks
         assert not process.readers._by_number
-        begun = Counter(line.id for line in gateway.admission.ledger.begun)
-        assert begun == Counter(line.id for line in gateway.lines)
-        assert set(begun.values()) <= {1}
     for worker in fleet.workers:
         assert not worker.client._listeners
     for held in (fleet.peers._leaders, fleet.peers._readings, fleet.peers._own):
         assert not held
+    check_books(fleet)
     computed = Counter(
         tuple(request.prompt) for process in fleet.processes for request in process.gateway.replica.requests
     )
@@ -248,9 +254,32 @@ def check(fleet, steps):
         assert set(computed.values()) <= {1}, "one computes it, for all"
 
 
+def check_books(fleet):
+    """Each request has one line, all lines together have what was computed, and nothing is reserved."""
+    lines = fleet.books.ledger.events
+    begun = Counter(line.id for line in fleet.books.ledger.begun)
+    assert begun == Counter(line.id for line in lines)
+    assert set(begun.values()) <= {1}
+    replicas = [process.gateway.replica for process in [*fleet.processes, *fleet.dead]]
+    assert sum(line.output_tokens for line in lines) == sum(replica.output_tokens for replica in replicas)
+    # Who leaves behind the dispatch and before the first token pays for the prompt.
+    least, most = (
+        sum(replica.prompt_tokens for replica in replicas),
+        sum(len(request.prompt) for replica in replicas for request in replica.requests),
+    )
+    assert least <= sum(line.prompt_tokens for line in lines) <= most
+    admission = fleet.books.admission
+    assert not admission.leases.active
+    assert not admission._books.bills
+    for line in lines:
+        assert min(line.prompt_tokens, line.output_tokens, line.saved_tokens, line.cost_nusd) >= 0
+        if line.cache and line.outcome is not Outcome.FINISHED:
+            assert line.cost_nusd == 0
+
+
 @settings(max_examples=300, deadline=None)
-@given(st.integers(0, 1 << 40), st.integers(0, 2), st.booleans())
-def test_every_reader_gets_the_whole_answer_or_its_failure_and_nothing_is_left(seed, workers, all_leave):
+@given(st.integers(0, 1 << 40), st.integers(0, 2), st.sampled_from(["first", "split"]), st.booleans())
+def test_every_reader_gets_the_whole_answer_or_its_failure_and_nothing_is_left(seed, workers, bill, all_leave):
     steps = [*steps_of(Random(seed))]
-    fleet = asyncio.run(play(workers, steps, all_leave=all_leave))
+    fleet = asyncio.run(play(workers, bill, steps, all_leave=all_leave))
     check(fleet, steps)

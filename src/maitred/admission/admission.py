@@ -22,6 +22,7 @@ from maitred.admission.policy.refusal import RequestedTokens, find_denial, make_
 from maitred.admission.policy.retries import RetryTurns
 from maitred.admission.prices import PriceList
 from maitred.admission.request import AdmissionRequest
+from maitred.admission.shared_bills import SharedBills
 from maitred.core.clock import Clock
 from maitred.core.context import RateLimitStatus
 from maitred.core.counters import (
@@ -80,7 +81,7 @@ class Admission:
         self._jitter = jitter
         self._soft = SoftBudgets(on_soft_budget, clock)
         self._retry_turns = RetryTurns()
-        self._books = GrantServices(ledger, self.leases, clock, self._soft)
+        self._books = GrantServices(ledger, self.leases, clock, self._soft, SharedBills())
 
     def reconfigure(self, config: AdmissionConfig) -> None:
         """Applies new settings to later requests. Admitted requests stay unchanged."""
@@ -96,8 +97,8 @@ class Admission:
     async def admit(self, admission_request: AdmissionRequest) -> Grant:
         """Reserves the use of a request; exit from the grant settles it if nothing else has.
 
-        A request whose answer comes from a cache reserves what `AdmissionConfig.cached_answers` says, and its answer is
-        never clamped.
+        A request whose answer comes from a cache reserves what `AdmissionConfig.cached_answers` says, or all that it
+        may have to pay of a bill that it shares; its answer is never clamped.
 
         Raises:
             InvalidRequest: The request asks for more than any single request may have.
@@ -110,7 +111,7 @@ class Admission:
             admission_request.principal,
             admission_request.model,
             self._clock.wall_s(),
-            is_cached=bool(admission_request.cache),
+            is_cached=bool(admission_request.cache) and not admission_request.bill,
         )
         if admission_request.is_counted:
             plan = msgspec.structs.replace(plan, demand=plan.demand.without_request_rates())
@@ -182,7 +183,7 @@ class Admission:
             admission_request.principal,
             admission_request.model,
             self._clock.wall_s(),
-            is_cached=bool(admission_request.cache),
+            is_cached=bool(admission_request.cache) and not admission_request.bill,
         )
         if admission_request.is_counted:
             plan = msgspec.structs.replace(plan, demand=plan.demand.without_request_rates())

@@ -17,6 +17,7 @@ from maitred.admission.leases import Leases
 from maitred.admission.limit_plans import LimitPlan
 from maitred.admission.policy.claims import rate_amounts, reserved_amounts, spend_amounts
 from maitred.admission.request import AdmissionRequest
+from maitred.admission.shared_bills import SharedBills
 from maitred.core.clock import Clock
 from maitred.core.context import Outcome, RateLimitStatus
 from maitred.core.counters import CounterState, RequestSize
@@ -31,7 +32,7 @@ from maitred.core.errors import (
 )
 from maitred.core.request import Usage
 from maitred.core.timeline import SpanName
-from maitred.core.usage import Ledger, UsageEvent, to_usd
+from maitred.core.usage import Ledger, Settle, UsageEvent, to_usd
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +49,14 @@ class GrantServices:
         leases: Settles with the counters.
         clock: Clock for the times in the ledger.
         soft: Monitor of the soft budgets.
+        bills: Bills that several requests share.
     """
 
     ledger: Ledger
     leases: Leases
     clock: Clock
     soft: SoftBudgets
+    bills: SharedBills
 
 
 class Grant:
@@ -97,12 +100,23 @@ class Grant:
             books.clock.monotonic_s() if admission_request.context is None else admission_request.context.started_s
         )
         self._recorded = False
+        self._share = _NOTHING
+        """Share of the bill of an answer that is computed for another request."""
+        self._unpaid: Settle | None = None
+        """Charges the counters with this share, which is in the ledger already."""
+        if admission_request.bill and admission_request.cache:
+            books.bills.add(admission_request.bill, self)
         if resumed:
             return  # the ledger already has this request
         # If this process dies, this ledger entry is the only record of the request. The used part of its reservation is
         # then unknown, so the whole reservation counts: a restored rate never has more room than before.
         begun = Usage(admission_request.prompt_tokens, 0)
-        books.ledger.begin(self._event(begun, Outcome.FAILED, 0, {}, reserved_amounts(plan.demand, size, max_tokens)))
+        taken = reserved_amounts(plan.demand, size, max_tokens)
+        if admission_request.cache:
+            event = self._event(_NOTHING, Outcome.FAILED, 0, {}, taken, begun.total_tokens)
+        else:
+            event = self._event(begun, Outcome.FAILED, 0, {}, taken)
+        books.ledger.begin(event)
 
     async def __aenter__(self) -> Self:
         return self
@@ -133,7 +147,8 @@ class Grant:
         count in the rates. A budget is never charged more than was reserved in it: what a server counts beyond that is
         an error of its count, or of the estimate of its prompt.
 
-        An answer from a cache costs its own price, and its tokens are in the ledger as saved ones.
+        An answer from a cache costs its own price, and its tokens are in the ledger as saved ones. Of an answer whose
+        bill is shared, a request pays its share, and the first one what is left.
 
         Args:
             usage: Usage that the replica counted; of an answer from a cache, that of the request that was computed.
@@ -144,34 +159,74 @@ class Grant:
                 Nothing is settled yet.
         """
         if self._recorded:
+            unpaid, self._unpaid = self._unpaid, None
+            if unpaid is not None:
+                await unpaid()
             return
+        bill, is_first = self._work.bill, not self._work.cache
+        paid = usage
+        if bill and is_first and outcome is Outcome.FINISHED:
+            paid = self._books.bills.rest_of(bill, usage)
+        charge = self._record(usage, self._share if bill and not is_first else paid, outcome)
+        if bill and is_first and outcome is Outcome.FINISHED:
+            self._books.bills.divide(bill, usage)
+        if charge is not None:
+            await charge()
+
+    def take_share(self, share: Usage, whole: Usage) -> None:
+        """Takes the share of a bill; implements `BillSharer.take_share`.
+
+        It is in the ledger at once, where no response has to be stored with it, and is charged when this request ends.
+        """
+        self._share = share
+        context = self._work.context
+        if context is None or not context.stored_as:
+            try:
+                self._unpaid = self._record(whole, share, Outcome.FINISHED)
+            except MaitredError:
+                log.warning("The share of request %s is not in the ledger yet.", self._work.request_id)
+
+    def _record(self, usage: Usage, paid: Usage, outcome: Outcome) -> Settle | None:
+        """Writes the line into the ledger; returns what charges the counters, if that is left to the caller.
+
+        Args:
+            usage: Usage of the whole answer.
+            paid: The part of it that this request pays.
+            outcome: How the request ended.
+        """
+        work, demand, price, size = self._work, self._plan.demand, self._plan.tag.price, self._size
+        is_hit = bool(work.cache) and not work.bill
         cost_nusd = 0
         if outcome in _BILLED:
-            price, size = self._plan.tag.price, self._size
-            cost_nusd = price.cost_nusd(usage)
-            if self._plan.demand.budgets:
-                output_tokens = size.choices * self.max_tokens
-                cost_nusd = min(cost_nusd, price.max_cost_nusd(size.prompt_tokens, output_tokens))
-        demand = self._plan.demand
-        counted_nusd = cost_nusd
-        if outcome is Outcome.FINISHED and (saved_tokens := self._work.saved_tokens):
+            cost_nusd = price.cost_nusd(paid)
+            if demand.budgets:
+                cost_nusd = min(cost_nusd, price.max_cost_nusd(size.prompt_tokens, size.choices * self.max_tokens))
+        counted_nusd, saved_tokens = cost_nusd, 0
+        if work.cache:
+            saved_tokens = usage.total_tokens - (0 if is_hit else paid.total_tokens)
+        elif outcome is Outcome.FINISHED and (saved_tokens := work.saved_tokens):
             counted_nusd += self._plan.saved_cost_nusd(saved_tokens)
-            cost_nusd += self._plan.tag.price.of_hits.cost_nusd(Usage(saved_tokens, 0))
+            cost_nusd += price.of_hits.cost_nusd(Usage(saved_tokens, 0))
         spent = spend_amounts(demand, counted_nusd)
-        taken = rate_amounts(demand, usage, outcome, was_dispatched=bool(self.replica))
-        context = self._work.context
+        taken = rate_amounts(demand, paid, outcome, was_dispatched=bool(self.replica))
+        context = work.context
         response = context.stored_as if context is not None and outcome is Outcome.FINISHED else ""
-        event = self._event(usage, outcome, cost_nusd, spent, taken)
+        event = self._event(_NOTHING if is_hit else paid, outcome, cost_nusd, spent, taken, saved_tokens)
         charge = partial(self._charge, {**spent, **taken}) if demand.claims else None
         waits = self._books.ledger.record(event, response, charge)
         self._recorded = True
+        self._leave_bill()
         self._record_span(event)
-        if charge is not None and not waits:
-            await charge()
+        return None if waits else charge
+
+    def _leave_bill(self) -> None:
+        if self._work.bill and self._work.cache:
+            self._books.bills.remove(self._work.bill, self)
 
     async def end(self, error: BaseException | None) -> None:
         """Settles with the known usage if still unsettled; never raises in place of `error`."""
         if self._recorded:
+            await self.settle(_NOTHING, Outcome.FINISHED)  # a share that is not charged yet
             return
         usage = self._used or self._work.usage_so_far()
         processed = usage.completion_tokens > 0 or self._work.work_has_begun
@@ -183,6 +238,7 @@ class Grant:
         except Exception:
             log.exception("The usage of request %s could not be journaled; it is not billed.", self._work.request_id)
             self._recorded = True
+            self._leave_bill()
             if self._plan.demand.claims:
                 await self._charge(rate_amounts(self._plan.demand, usage, Outcome.FAILED))
             if error is None:
@@ -213,14 +269,18 @@ class Grant:
             self._books.soft.check(demand, self._readings, charges)
 
     def _event(
-        self, usage: Usage, outcome: Outcome, cost_nusd: int, charges: Mapping[str, int], taken: Mapping[str, int]
+        self,
+        usage: Usage,
+        outcome: Outcome,
+        cost_nusd: int,
+        charges: Mapping[str, int],
+        taken: Mapping[str, int],
+        saved_tokens: int = 0,
     ) -> UsageEvent:
         admission_request, principal, clock = self._work, self._work.principal, self._books.clock
         first_s = None if admission_request.context is None else admission_request.context.first_token_s
-        price, cache, saved_tokens = self._plan.tag.text, admission_request.cache, 0
-        if cache:
-            usage, saved_tokens = _NOTHING, usage.total_tokens
-        elif outcome is Outcome.FINISHED and (saved_tokens := admission_request.saved_tokens):
+        price, cache = self._plan.tag.text, admission_request.cache
+        if saved_tokens and not cache:
             cache = "partial"
             if hits := self._plan.tag.of_hits.text:
                 price += f", hits {hits}"

@@ -26,6 +26,8 @@ class AdmissionRequest(msgspec.Struct, frozen=True, kw_only=True):
         prompt_param: ...the prompt, for messages about them.
         cache: Cache that has the answer, so that nothing is computed; see `UsageEvent.cache`. Empty: none.
         cached_tokens: Output tokens of the longest choice of that answer, or as many as it may still get.
+        bill: Digest of the answer whose bill all its callers share, with `cache` those for whom it is not computed;
+            empty: nobody shares it.
         is_counted: Whether an earlier model of the request was asked, so that the rates of requests have counted it.
         saved_tokens: Tokens of further prompts that a cache has, so that only `prompt_tokens` are computed.
         context: Request context. Admission writes the rate limit status into it, and reads the usage from it if no
@@ -47,6 +49,7 @@ class AdmissionRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache: str = ""
     cached_tokens: int = 0
     saved_tokens: int = 0
+    bill: bytes = b""
     is_counted: bool = False
     context: RequestContext | None = None
 

@@ -44,6 +44,7 @@ class IdempotencyConfig(Struct, frozen=True, kw_only=True):
 
 CacheMode = Literal["off", "exact", "semantic"]
 CoalesceMode = Literal["off", "deterministic", "sampled"]
+CoalescedBill = Literal["first", "split"]
 CacheScope = Literal["key", "tenant", "organisation", "public"]
 CacheControlName = Literal["no-cache", "no-store", "ttl", "s-maxage", "namespace", "only-if-cached"]
 
@@ -167,6 +168,14 @@ class CacheConfig(Struct, frozen=True, kw_only=True):
     mode: _Mode = "exact"
     sampled: _Sampled = False
     coalesce: _Coalesce = "deterministic"
+    coalesced_bill: Annotated[
+        CoalescedBill,
+        Meta(
+            description="Who pays for an answer that several callers share while it is made. `first`: the caller for "
+            "whom it is computed, and the others the price `hit`; `split`: its tokens are divided equally among all "
+            "who get it to its end."
+        ),
+    ] = "first"
     scope: _Scope = "tenant"
     ttl_s: _TtlS = 3600.0
     rules: Annotated[

@@ -325,6 +325,38 @@ class Usage(msgspec.Struct, frozen=True):
         """Returns the prompt and completion tokens together."""
         return self.prompt_tokens + self.completion_tokens
 
+    def split(self, parts: int) -> tuple["Usage", "Usage"]:
+        """Returns an equal share for each part but one, in whole tokens, and the rest, which is for that one.
+
+        Prompt tokens of each price are divided by themselves, so that a share is priced as the whole is.
+        """
+        fresh_tokens = self.prompt_tokens - self.cached_tokens - self.cache_write_tokens
+        write_tokens = self.cache_write_tokens - self.cache_write_1h_tokens
+        if fresh_tokens < 0 or write_tokens < 0:
+            return Usage(0, 0), self  # a server has counted some tokens twice
+        cached_tokens, write_1h_tokens = self.cached_tokens // parts, self.cache_write_1h_tokens // parts
+        write_tokens = write_tokens // parts + write_1h_tokens
+        share = Usage(
+            fresh_tokens // parts + cached_tokens + write_tokens,
+            self.completion_tokens // parts,
+            cached_tokens,
+            self.estimated,
+            reasoning_tokens=self.reasoning_tokens // parts,
+            cache_write_tokens=write_tokens,
+            cache_write_1h_tokens=write_1h_tokens,
+        )
+        others = parts - 1
+        rest = msgspec.structs.replace(
+            self,
+            prompt_tokens=self.prompt_tokens - others * share.prompt_tokens,
+            completion_tokens=self.completion_tokens - others * share.completion_tokens,
+            cached_tokens=self.cached_tokens - others * share.cached_tokens,
+            reasoning_tokens=self.reasoning_tokens - others * share.reasoning_tokens,
+            cache_write_tokens=self.cache_write_tokens - others * share.cache_write_tokens,
+            cache_write_1h_tokens=self.cache_write_1h_tokens - others * share.cache_write_1h_tokens,
+        )
+        return share, rest
+
     def __add__(self, other: "Usage") -> "Usage":
         """Returns the usage of both together; details stay those of the first one that has some."""
         return Usage(

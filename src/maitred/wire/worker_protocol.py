@@ -80,6 +80,8 @@ class AdmitRequest(msgspec.Struct, frozen=True, array_like=True, tag="asks"):
     """Cache that has the answer; then the request waits in no queue, and no `Dispatched` follows. Empty: none."""
     cached_tokens: int = 0
     """Output tokens of the longest choice of that answer."""
+    bill: bytes = b""
+    """Digest of the answer whose bill its callers share; empty: nobody does."""
 
 
 class TokensUsed(msgspec.Struct, frozen=True, array_like=True, tag="took"):

@@ -152,3 +152,28 @@ async def test_all_apis_share_an_answer(system, client):
     assert responded["output"][0]["content"][0]["text"] == text
     tokens = chatted["usage"]["completion_tokens"]
     assert messaged["usage"]["output_tokens"] == responded["usage"]["output_tokens"] == tokens
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_a_split_bill_is_the_sum_that_the_engine_has_counted(workers):
+    callers = 30
+    with consoled(engine__threads=1, server__workers=workers, cache__coalesced_bill="split") as system:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        headers = {"authorization": f"Bearer {system.key('acme')}"}
+        async with httpx.AsyncClient(
+            base_url=system.url, headers=headers, timeout=LIMIT_S, limits=limits, trust_env=False
+        ) as client:
+            results = await asyncio.gather(*(stream(client, "split") for _ in range(callers)))
+        assert len({text for text, _ in results}) == 1
+        sharers = [status for _, status in results if status != "hit"]
+        deadline_s = time.monotonic() + LIMIT_S
+        while len(lines := system.admin.get("/admin/v1/usage/events?limit=100").json()["data"]) < callers:
+            assert time.monotonic() < deadline_s
+            await asyncio.sleep(0.05)
+        engine = counters(system)
+        assert sum(line["output_tokens"] for line in lines) == engine["maitred_output_tokens_total"] == LENGTH
+        assert sum(line["prompt_tokens"] for line in lines) == engine["maitred_prompt_tokens_total"]
+        shares = sorted(line["output_tokens"] for line in lines if line["output_tokens"])
+        assert len(sharers) > callers // 2
+        assert len(shares) <= len(sharers)
+        assert shares[:-1] == [LENGTH // len(shares)] * (len(shares) - 1)

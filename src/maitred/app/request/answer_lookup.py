@@ -98,6 +98,11 @@ class AnswerLookup:
         context.cache = CacheResult(CacheStatus.HIT, self._key.name, age_s)
         return answer
 
+    @property
+    def bill(self) -> bytes:
+        """Digest by which all callers of the answer share its bill; empty: each pays by itself."""
+        return self.digest if self.is_shared and self._cache.config.coalesced_bill == "split" else b""
+
     def note(self, status: CacheStatus, context: RequestContext) -> None:
         """Notes in the context of a request where its answer comes from."""
         context.cache = CacheResult(status, self._key.name)

@@ -316,7 +316,7 @@ class AnswerSharing:
             if not coalesced.can_be_joined:
                 return None
             context.priority = priority
-            joining = replace(admission_request, cache="coalesced", cached_tokens=lookup.most_tokens)
+            joining = replace(admission_request, cache="coalesced", cached_tokens=lookup.most_tokens, bill=lookup.bill)
             try:
                 reader.grant, _ = await flow_controller.admit(pool, None, joining, context.timeline, joined)
             except CachedAnswerTooLong:

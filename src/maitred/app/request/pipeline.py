@@ -21,7 +21,7 @@ from maitred.admission.policy.retries import RetryBudget
 from maitred.admission.request import AdmissionRequest
 from maitred.app.assembly.tracing import TappedStream
 from maitred.app.models.router import Router
-from maitred.app.request.answer_lookup import make_lookup
+from maitred.app.request.answer_lookup import AnswerLookup, make_lookup
 from maitred.app.request.answer_sharing import AnswerSharing
 from maitred.app.request.continuation import TextContinuation
 from maitred.app.request.engine_response import EngineResponse
@@ -191,7 +191,7 @@ class Pipeline:
         except BaseException as failure:
             context.timeline.fail(SpanName.PLAN, began_s, self._clock.monotonic_s(), {"model": target.name}, failure)
             raise
-        compute = partial(self._compute, target, prepared, principal, context)
+        compute = partial(self._compute, target, prepared, principal, context, lookup)
         if self._sharing is None or lookup is None:
             return await compute(stack)
         if self._planner.overflow_request(target, request, principal) is not None:
@@ -210,6 +210,7 @@ class Pipeline:
         prepared: PreparedRequest,
         principal: Principal,
         context: RequestContext,
+        lookup: AnswerLookup | None,
         stack: ResourceStack,
     ) -> ResponseStream:
         """Plans a prepared request, admits and enqueues it; returns its response."""
@@ -227,7 +228,8 @@ class Pipeline:
         if plan.target is target:
             overflow_request = self._planner.overflow_request(target, prepared.request, principal)
         if overflow_request is None:
-            return await self._admit(plan, principal, context, stack)
+            bill = b"" if lookup is None else lookup.bill
+            return await self._admit(plan, principal, context, stack, bill)
         # While the request waits, it may overflow to another model.
         movable_plan = replace(plan, dispatch_request=replace(plan.dispatch_request, movable=True))
         return await stack.enter_async_context(
@@ -258,11 +260,16 @@ class Pipeline:
         return route_plan
 
     async def _admit(
-        self, plan: RequestPlan, principal: Principal, context: RequestContext, stack: ResourceStack
+        self,
+        plan: RequestPlan,
+        principal: Principal,
+        context: RequestContext,
+        stack: ResourceStack,
+        bill: bytes = b"",
     ) -> ResponseStream:
         """Reserves what a planned request may use, enqueues it, and returns its response."""
         context.predicted_position = plan.position
-        admission_request = _admission_request(principal, context, plan.tokenized)
+        admission_request = _admission_request(principal, context, plan.tokenized, bill)
         try:
             grant, entry = await self._flow_controller.admit(
                 plan.target.pool, plan.dispatch_request, admission_request, context.timeline, stack
@@ -517,7 +524,9 @@ def _text_request(
     )
 
 
-def _admission_request(principal: Principal, context: RequestContext, tokenized: PreparedRequest) -> AdmissionRequest:
+def _admission_request(
+    principal: Principal, context: RequestContext, tokenized: PreparedRequest, bill: bytes = b""
+) -> AdmissionRequest:
     """Makes the admission request."""
     request = tokenized.request
     return AdmissionRequest(
@@ -533,6 +542,7 @@ def _admission_request(principal: Principal, context: RequestContext, tokenized:
         choices=tokenized.choice_count,
         max_tokens_param=request.max_tokens_param,
         prompt_param=request.prompt_param,
+        bill=bill,
         is_counted=context.is_counted,
         context=context,
     )

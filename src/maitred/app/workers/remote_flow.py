@@ -592,6 +592,7 @@ def _make_admit_request(
         longest_prompt=admission_request.longest_prompt,
         cache=admission_request.cache,
         cached_tokens=admission_request.cached_tokens,
+        bill=admission_request.bill,
     )
 
 

@@ -383,6 +383,7 @@ class WorkerRequest:
             prompt_param=admit_request.prompt_param,
             cache=admit_request.cache,
             cached_tokens=admit_request.cached_tokens,
+            bill=admit_request.bill,
             is_counted=admit_request.is_counted,
             context=self.context,
         )

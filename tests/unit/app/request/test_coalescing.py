@@ -49,6 +49,7 @@ class GatedReplica(MemoryReplica):
         super().__init__(*([TokenDelta(0, [token])] for token in ids(text)), [TokenDelta(0, [EOS], finish=STOP)])
         self.digest = DIGEST
         self.gate = asyncio.Semaphore(0)
+        self.prompt_tokens = self.output_tokens = 0
         self.may_end = asyncio.Event()
         self.may_end.set()
 
@@ -72,8 +73,10 @@ class GatedStream(MemoryStream):
     on_unread = None
 
     async def __aiter__(self):
-        for batch in self.replica.batches:
+        for number, batch in enumerate(self.replica.batches):
             await self.replica.gate.acquire()
+            self.replica.prompt_tokens += 0 if number else len(self.request.prompt)
+            self.replica.output_tokens += sum(len(delta.tokens) for delta in batch)
             yield batch
 
     def listen(self, on_tokens):
@@ -81,9 +84,9 @@ class GatedStream(MemoryStream):
 
 
 class Gateway:
-    def __init__(self, replica=None, config=None, limits=(), backend=None, peers=None, **admission):
+    def __init__(self, replica=None, config=None, limits=(), backend=None, peers=None, books=None, **admission):
         self.replica = replica or GatedReplica()
-        self.admission = AdmissionSetup(*limits, **admission)
+        self.admission = books or AdmissionSetup(*limits, **admission)
         self.clock = StillClock()
         self.backend = backend or MemoryBackend(1 << 20, self.clock)
         self.cache = AnswerCache(config or CacheConfig(), self.backend, self.clock)
@@ -580,3 +583,88 @@ async def test_the_first_caller_goes_on_elsewhere_before_another_asks_how_far_th
     record.reset_for_fallback("general=big")
     assert first.prefix == second.prefix == 7
     assert record.completion_tokens == 0
+
+
+SPLIT = CacheConfig(coalesced_bill="split")
+
+
+async def share(gateway, *leavers):
+    """Lines of three callers of an answer, the first one first, of whom some leave in the midst."""
+    contexts = [RequestContext(name, 0.0, principal=who) for name, who in [("a", ALICE), ("b", BOB), ("c", ALICE)]]
+    running = [gateway.start(principal=context.principal, context=context) for context in contexts]
+    await settle()
+    gateway.replica.let(2)
+    await settle()
+    for number in leavers:
+        running[number].cancel()
+    await settle()
+    gateway.replica.let()
+    await asyncio.wait(running)
+    lines = sorted(gateway.lines, key=lambda line: not line.cache)
+    assert sum(line.output_tokens for line in lines) == gateway.replica.output_tokens
+    assert sum(line.prompt_tokens for line in lines) == gateway.replica.prompt_tokens
+    assert not gateway.admission.admission.leases.active
+    return [[line for line in gateway.lines if line.request_id == context.request_id] for context in contexts]
+
+
+async def test_a_bill_is_split_among_all_who_get_the_answer():
+    gateway = Gateway(
+        config=SPLIT, limits=[limit("key:bob", "usd_total", 1_000_000), limit("key:bob", "tokens_per_minute", 100)]
+    )
+    (first,), (second,), (third,) = await share(gateway)
+    tokens = gateway.replica.output_tokens
+    assert second.output_tokens == third.output_tokens == tokens // 3 > 0
+    assert first.output_tokens == tokens - 2 * (tokens // 3)
+    assert (first.cache, second.cache, third.cache) == ("", "coalesced", "coalesced")
+    whole = gateway.replica.prompt_tokens + tokens
+    assert second.prompt_tokens + second.output_tokens + second.saved_tokens == whole
+    assert second.cost_nusd == second.prompt_tokens * 1000 + second.output_tokens * 2000
+    assert second.charges == {next(iter(second.charges)): second.cost_nusd}
+    assert [*second.taken.values()] == [second.prompt_tokens + second.output_tokens]
+    assert [dict(amounts) for _, amounts in gateway.admission.counters.settled] == [{**second.charges, **second.taken}]
+
+
+async def test_who_leaves_before_the_end_has_no_share_but_the_first_caller_has_one():
+    gateway = Gateway(config=SPLIT)
+    (first,), (second,), (third,) = await share(gateway, 0, 1)
+    tokens = gateway.replica.output_tokens
+    assert (second.output_tokens, second.cost_nusd, second.outcome) == (0, 0, Outcome.CANCELLED)
+    assert second.saved_tokens > 0
+    assert third.output_tokens == tokens // 2
+    assert first.output_tokens == tokens - tokens // 2
+
+
+async def test_when_all_leave_the_first_caller_pays():
+    gateway = Gateway(config=SPLIT)
+    (first,), (second,), (third,) = await share(gateway, 0, 1, 2)
+    assert first.output_tokens == gateway.replica.output_tokens == 2
+    assert second.output_tokens == third.output_tokens == 0
+
+
+async def test_a_share_of_who_leaves_behind_the_end_stays_in_its_line():
+    gateway, pace = Gateway(config=SPLIT), asyncio.Semaphore(0)
+    slow_context = RequestContext("slow", 0.0, principal=BOB)
+    running = gateway.start()
+    await settle()
+    slow = gateway.start(context=slow_context, principal=BOB, pace=pace)
+    await settle()
+    gateway.replica.let()
+    await running
+    slow.cancel()
+    await asyncio.wait([slow])
+    first, second = sorted(gateway.lines, key=lambda line: line.cache)
+    assert first.output_tokens + second.output_tokens == gateway.replica.output_tokens
+    assert second.output_tokens > 0
+    assert not gateway.admission.admission.leases.active
+
+
+async def test_who_cannot_pay_the_whole_answer_shares_none():
+    """A share is smaller, but nobody knows how many stay to the end."""
+    gateway = Gateway(config=SPLIT, limits=[limit("key:bob", "usd_total", 30_000)])
+    contexts = [RequestContext("a", 0.0, principal=ALICE), RequestContext("b", 0.0, principal=BOB)]
+    running = [gateway.start(principal=context.principal, context=context) for context in contexts]
+    await settle()
+    gateway.replica.let()
+    await asyncio.wait(running)
+    assert contexts[1].cache is None or contexts[1].cache.status is CacheStatus.MISS
+    assert sum(line.output_tokens for line in gateway.lines) == gateway.replica.output_tokens
