@@ -12,7 +12,7 @@ from maitred.api.admin.routes import admin_routes
 from maitred.cli.app import app
 from maitred.core.clock import SystemClock
 from maitred.core.limits import LimitKind
-from maitred.wire.admin import cache, requests
+from maitred.wire.admin import cache, requests, semantic
 
 PAGE = (Path(__file__).parents[2] / "docs" / "admin.md").read_text(encoding="utf-8")
 
@@ -37,6 +37,9 @@ def test_every_route_is_named_and_no_other() -> None:
         requests.UnloadModel,
         requests.PinPrefix,
         cache.SelectAnswers,
+        semantic.SemanticScopesQuery,
+        semantic.LabelledPairsQuery,
+        semantic.ResetSemanticScopes,
     ],
 )
 def test_every_field_is_explained(struct: type) -> None:

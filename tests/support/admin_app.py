@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from maitred.app.admin.rollouts import RolloutAdmin
 from maitred.app.admin.sleep import SleepableModelAdmin
 from maitred.app.workers.admin import WorkerAdmin
 from maitred.cache.backend import MemoryBackend
+from maitred.cache.config import SemanticConfig
 from maitred.core.clock import SystemClock
 from maitred.core.errors import Conflict, StoreUnavailable, Unauthenticated
 from maitred.core.tenancy import ApiKey, KeySecret, Principal, Scope, Tenant
@@ -51,6 +52,7 @@ from maitred.store.directory import DirectoryStore
 from maitred.store.journal import Journal
 from maitred.store.ledger import UsageLedger
 from maitred.store.rollouts import RolloutStore
+from maitred.store.semantic import SemanticStore
 from maitred.store.usage import UsageQueries
 from tests.support.applications import make_app
 from tests.support.dispatchers import DispatchSetup
@@ -95,6 +97,8 @@ class Administered:
     clock: SystemClock
     refresher: DirectoryRefresher
     answers: MemoryBackend
+    scopes: SemanticStore
+    changed_scopes: list[str] = field(default_factory=list)
     refresh_fails: bool = False
 
     async def call(
@@ -184,6 +188,9 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
                 raise StoreUnavailable
             await refresher.load()
 
+        async def on_scope_change(scope: str) -> None:
+            system.changed_scopes.append(scope)
+
         setup = DispatchSetup(replicas=2)
         names = NameResolver(
             RoutingConfig(aliases={"other": "m"}).make_routes_config({"m": PoolConfig(), "m2": PoolConfig()})
@@ -192,6 +199,7 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
         await rollouts.open({})
         loadables = OnDemandModelAdmin(ModelManager(ResidencyPolicy([], 0, 1.0), clock), clock)
         answers = MemoryBackend(1 << 20, clock)
+        scopes = SemanticStore(database, clock)
         routes = admin_routes(
             DirectoryAdmin(store, refresh, clock, identity.holds),
             UsageQueries(database),
@@ -200,7 +208,7 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
             rollouts,
             SleepableModelAdmin(loadables, {}),
             PinAdmin({}, clock),
-            CacheAdmin(answers, RecentTraffic(clock)),
+            CacheAdmin(answers, RecentTraffic(clock), scopes, SemanticConfig, on_scope_change),
             TimelineBuffer(8, clock),
             None,
             None,
@@ -226,6 +234,7 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
                 clock,
                 refresher,
                 answers,
+                scopes,
             )
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             while not server.started:  # noqa: ASYNC110 - it has no event

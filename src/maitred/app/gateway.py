@@ -285,7 +285,9 @@ async def open_gateway(
             replica_admin=replicas,
             sleepable_models=sleepables,
             pin_admin=PinAdmin(registry.pinnable, clock),
-            cache_admin=CacheAdmin(resources.stores.answers, recent),
+            cache_admin=CacheAdmin(
+                resources.stores.answers, recent, stores.semantic, lambda: answer_cache.config.semantic
+            ),
             idempotency_store=idempotency_store,
             sharing=sharing,
             background_responses=background_responses,

@@ -24,6 +24,7 @@ from maitred.cli import (
     pins,
     replicas,
     rollout,
+    semantic_cache,
     serve,
     tenants,
     top,
@@ -74,6 +75,12 @@ cache_app = typer.Typer(
     cls=CommandGroup,
     no_args_is_help=True,
     help="Answers that are kept for equal requests.",
+    rich_markup_mode="markdown",
+)
+semantic_app = typer.Typer(
+    cls=CommandGroup,
+    no_args_is_help=True,
+    help="Answers that are shared with similar questions.",
     rich_markup_mode="markdown",
 )
 rollout_app = typer.Typer(
@@ -161,6 +168,11 @@ _add(pins_app, "release", pins.release, pins.RELEASE_EXAMPLES)
 app.add_typer(cache_app, name="cache")
 _add(cache_app, "list", cache.list_answers, cache.LIST_EXAMPLES)
 _add(cache_app, "clear", cache.clear, cache.CLEAR_EXAMPLES)
+cache_app.add_typer(semantic_app, name="semantic")
+_add(semantic_app, "list", semantic_cache.list_scopes, semantic_cache.LIST_EXAMPLES)
+_add(semantic_app, "labels", semantic_cache.labels, semantic_cache.LABELS_EXAMPLES)
+_add(semantic_app, "reset", semantic_cache.reset, semantic_cache.RESET_EXAMPLES)
+_add(semantic_app, "remove", semantic_cache.remove, semantic_cache.REMOVE_EXAMPLES)
 app.add_typer(rollout_app, name="rollout")
 _add(rollout_app, "list", rollout.list_rollouts, rollout.LIST_EXAMPLES)
 _add(rollout_app, "show", rollout.show, rollout.SHOW_EXAMPLES)

@@ -8,12 +8,12 @@ as its training asks for, and they go with it. A scope that nobody has asked for
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import ColumnElement, delete, insert, or_, select, update
+from sqlalchemy import ColumnElement, and_, delete, insert, or_, select, update
 from sqlalchemy.engine import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -59,6 +59,26 @@ class StoredScope(Struct, frozen=True, kw_only=True):
     record: ScopeRecord
 
 
+class StoredLabel(Struct, frozen=True, kw_only=True):
+    """Compared questions of a scope, for operators.
+
+    Attributes:
+        id: Number that only grows.
+        scope: Name of the scope.
+        asked: The later question.
+        cached: The earlier one, whose answer was in the cache.
+        same: Whether their answers were the same.
+        created_s: Wall time of the comparison.
+    """
+
+    id: int
+    scope: str
+    asked: str
+    cached: str
+    same: bool
+    created_s: float
+
+
 class SemanticStore:
     """Store of the scopes of the semantic cache. Every method may raise `StoreUnavailable`.
 
@@ -95,6 +115,40 @@ class SemanticStore:
         async with self._database.begin_read() as connection:
             rows = (await connection.execute(query)).all()
         return [msgspec.convert(list(row), LabelledPair) for row in rows]
+
+    async def list_labels(
+        self,
+        *,
+        model: str | None = None,
+        tenant: str | None = None,
+        scope: str | None = None,
+        same: bool | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> list[StoredLabel]:
+        """Returns a page of labels with their times, the newest first.
+
+        Args:
+            model: Only those of this model.
+            tenant: Only those of this tenant and of the teams below it.
+            scope: Only those of the scope of this name.
+            same: Only those whose answers were the same, or were not.
+            before: Id of the last label of the page before.
+            limit: Most labels.
+        """
+        columns = semantic_labels.c
+        query = select(*(columns[name] for name in StoredLabel.__struct_fields__)).order_by(columns.id.desc())
+        if model is not None or tenant is not None:
+            query = query.join(semantic_scopes).where(*_selects(model, tenant))
+        if scope is not None:
+            query = query.where(columns.scope == scope)
+        if same is not None:
+            query = query.where(columns.same == same)
+        if before is not None:
+            query = query.where(columns.id < before)
+        async with self._database.begin_read() as connection:
+            rows = (await connection.execute(query.limit(limit))).all()
+        return [StoredLabel(**row._mapping) for row in rows]
 
     async def change(self, scope: str, change: ScopeChange) -> ScopeRecord:
         """Applies `change` to the state of a scope, stores the labels that count, and returns the new state.
@@ -179,7 +233,7 @@ class SemanticStore:
         Labels of a scope that all callers share, or all teams of an organisation, do not say whose they are: such a
         scope is removed as a whole.
         """
-        return await self._delete(or_(semantic_scopes.c.tenant == tenant, semantic_scopes.c.organisation == tenant))
+        return await self._delete(and_(*_selects(None, tenant)))
 
     async def scopes(
         self, *, model: str | None = None, tenant: str | None = None, after: str = "", limit: int = 100
@@ -193,11 +247,8 @@ class SemanticStore:
             limit: Most scopes.
         """
         columns = semantic_scopes.c
-        query = select(*_LISTED).where(columns.scope > after).order_by(columns.scope).limit(limit)
-        if model is not None:
-            query = query.where(columns.model == model)
-        if tenant is not None:
-            query = query.where(or_(columns.tenant == tenant, columns.organisation == tenant))
+        query = select(*_LISTED).where(columns.scope > after, *_selects(model, tenant))
+        query = query.order_by(columns.scope).limit(limit)
         async with self._database.begin_read() as connection:
             rows = (await connection.execute(query)).all()
         return [_parse_scope(row) for row in rows]
@@ -232,6 +283,15 @@ class SemanticStore:
     def _values(self, record: ScopeRecord) -> dict[str, Any]:
         data = msgspec.msgpack.encode(record)
         return {"encoder": record.encoder, "updated_s": self._clock.wall_s(), "record": data}
+
+
+def _selects(model: str | None, tenant: str | None) -> Iterator[ColumnElement[bool]]:
+    """Yields the conditions that scopes are of a model, and of a tenant or of the teams below it."""
+    columns = semantic_scopes.c
+    if model is not None:
+        yield columns.model == model
+    if tenant is not None:
+        yield or_(columns.tenant == tenant, columns.organisation == tenant)
 
 
 async def _delete_parts(connection: AsyncConnection, scope: str, *, keep_labels: bool) -> None:

@@ -71,11 +71,11 @@ async def test_removes_what_is_selected(operator, query, left):
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ({}, "Which answers are to be removed?"),
-        ({"all": "false"}, "Which answers are to be removed?"),
-        ({"tenant": ""}, "Which answers are to be removed?"),
-        ({"all": "true", "model": "chat"}, "all=true removes all answers"),
-        ({"all": "true", "epoch": ""}, "all=true removes all answers"),
+        ({}, "Which answers are meant?"),
+        ({"all": "false"}, "Which answers are meant?"),
+        ({"tenant": ""}, "Which answers are meant?"),
+        ({"all": "true", "model": "chat"}, "all=true means all answers"),
+        ({"all": "true", "epoch": ""}, "all=true means all answers"),
         ({"all": "perhaps"}, "all must be"),
         ({"age": "1"}, "age"),
         ([("tenant", "acme"), ("tenant", "other")], "comes twice"),

@@ -24,12 +24,21 @@ from maitred.wire.admin.responses import (
     TimelineHead,
     WorkerBody,
 )
+from maitred.wire.admin.semantic import (
+    LabelledPairList,
+    LabelledPairsQuery,
+    ResetSemanticScopes,
+    SelectSemanticScopes,
+    SemanticScopeList,
+    SemanticScopesQuery,
+)
 
 
 class CacheService(Protocol):
     """Service for the cache of answers of this gateway, or of all gateways that share a Redis.
 
-    Its methods raise StoreUnavailable if the Redis is away.
+    Scopes of similar questions are those of all gateways that share the database. Its methods raise StoreUnavailable if
+    the Redis, or the database, is away.
     """
 
     async def describe(self) -> CacheBody:
@@ -38,6 +47,22 @@ class CacheService(Protocol):
 
     async def remove(self, selection: SelectAnswers) -> int:
         """Removes the selected answers and returns their number."""
+        ...
+
+    async def scopes(self, query: SemanticScopesQuery) -> SemanticScopeList:
+        """Returns a page of scopes of similar questions."""
+        ...
+
+    async def labels(self, query: LabelledPairsQuery) -> LabelledPairList:
+        """Returns a page of compared questions; `after` is empty or a number."""
+        ...
+
+    async def reset_scopes(self, selection: ResetSemanticScopes) -> int:
+        """Lets the selected scopes begin anew and returns their number."""
+        ...
+
+    async def remove_scopes(self, selection: SelectSemanticScopes) -> int:
+        """Deletes the selected scopes with all that they have learnt, and returns their number."""
         ...
 
 

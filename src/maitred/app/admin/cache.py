@@ -1,16 +1,38 @@
-"""The cache of answers for operators: its state, what it keeps, and removals."""
+"""The cache of answers for operators: its state, what it keeps, its scopes of similar questions, and removals."""
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, cast
+
+import msgspec
 
 from maitred.cache.backend import AnswerSelection, MemoryBackend
+from maitred.cache.config import CacheScope, SemanticConfig
+from maitred.cache.semantic.scope import SemanticScope
 from maitred.observe.recent import RecentTraffic
+from maitred.store.semantic import SemanticStore, StoredScope
 from maitred.wire.admin.cache import CacheBody, CachedAnswersBody, SelectAnswers
+from maitred.wire.admin.semantic import (
+    LabelledPairBody,
+    LabelledPairList,
+    LabelledPairsQuery,
+    ResetSemanticScopes,
+    SelectSemanticScopes,
+    SemanticScopeBody,
+    SemanticScopeList,
+    SemanticScopesQuery,
+)
+from maitred.wire.admin.times import to_iso
 
 if TYPE_CHECKING:
     from maitred.cache.redis_backend import RedisBackend
 
 _log = logging.getLogger(__name__)
+_CHUNK = 500
+
+
+async def _tell_nobody(_scope: str) -> None:
+    """Stands for the listener of a gateway that has no semantic cache."""
 
 
 class CacheAdmin:
@@ -19,11 +41,24 @@ class CacheAdmin:
     Args:
         backend: Where the answers are kept.
         recent: Counts the look-ups.
+        scopes: Store of the scopes of similar questions.
+        settings: Returns the settings of the semantic cache, as they are now.
+        on_change: Takes the name of a scope that an operator has let begin anew, or has removed.
     """
 
-    def __init__(self, backend: "MemoryBackend | RedisBackend", recent: RecentTraffic) -> None:
+    def __init__(
+        self,
+        backend: "MemoryBackend | RedisBackend",
+        recent: RecentTraffic,
+        scopes: SemanticStore,
+        settings: Callable[[], SemanticConfig],
+        on_change: Callable[[str], Awaitable[None]] = _tell_nobody,
+    ) -> None:
         self._backend = backend
         self._recent = recent
+        self._scopes = scopes
+        self._settings = settings
+        self._on_change = on_change
 
     async def describe(self) -> CacheBody:
         """Returns the state of the cache and what it keeps.
@@ -63,3 +98,99 @@ class CacheAdmin:
         )
         _log.info("An operator has removed %d answers from the cache.", removed)
         return removed
+
+    async def scopes(self, query: SemanticScopesQuery) -> SemanticScopeList:
+        """Returns a page of scopes of similar questions."""
+        found = await self._scopes.scopes(
+            model=query.model, tenant=query.tenant, after=query.after, limit=query.limit + 1
+        )
+        settings = self._settings()
+        data = [_scope_body(stored, settings) for stored in found[: query.limit]]
+        has_more = len(found) > query.limit
+        return SemanticScopeList(data=data, has_more=has_more, next=data[-1].scope if has_more else None)
+
+    async def labels(self, query: LabelledPairsQuery) -> LabelledPairList:
+        """Returns a page of compared questions; `after` is empty or a number."""
+        found = await self._scopes.list_labels(
+            model=query.model,
+            tenant=query.tenant,
+            scope=query.scope,
+            same=query.same,
+            before=int(query.after) if query.after else None,
+            limit=query.limit + 1,
+        )
+        data = [
+            LabelledPairBody(
+                scope=label.scope,
+                asked=label.asked,
+                cached=label.cached,
+                same=label.same,
+                created_at=to_iso(label.created_s),
+            )
+            for label in found[: query.limit]
+        ]
+        has_more = len(found) > query.limit
+        return LabelledPairList(data=data, has_more=has_more, next=str(found[query.limit - 1].id) if has_more else None)
+
+    async def reset_scopes(self, selection: ResetSemanticScopes) -> int:
+        """Lets the selected scopes begin anew and returns their number."""
+        changed = 0
+        async for scope in self._select(selection):
+            if await self._scopes.reset(scope, keep_labels=selection.keep_labels) is not None:
+                changed += 1
+                await self._on_change(scope)
+        _log.info("An operator has let %d scopes of the semantic cache begin anew.", changed)
+        return changed
+
+    async def remove_scopes(self, selection: SelectSemanticScopes) -> int:
+        """Deletes the selected scopes with all that they have learnt, and returns their number."""
+        changed = 0
+        async for scope in self._select(selection):
+            if await self._scopes.remove(scope):
+                changed += 1
+                await self._on_change(scope)
+        _log.info("An operator has removed %d scopes of the semantic cache.", changed)
+        return changed
+
+    async def _select(self, selection: SelectSemanticScopes | ResetSemanticScopes) -> AsyncIterator[str]:
+        """Yields the names of the scopes that have all of what is given."""
+        model, tenant, after = selection.model or None, selection.tenant or None, ""
+        while found := await self._scopes.scopes(model=model, tenant=tenant, after=after, limit=_CHUNK):
+            for stored in found:
+                if not selection.scope or stored.scope == selection.scope:
+                    yield stored.scope
+            after = found[-1].scope
+
+
+def _scope_body(stored: StoredScope, settings: SemanticConfig) -> SemanticScopeBody:
+    """Returns a scope as operators see it, by the settings of now."""
+    _, shared_by, *owners = msgspec.json.decode(stored.scope, type=list[str])
+    record, counts = stored.record, stored.record.counts
+    scope = SemanticScope(record, record.encoder, settings)
+    progress, needed = scope.progress
+    return SemanticScopeBody(
+        scope=stored.scope,
+        model=stored.model,
+        shared_by=cast(CacheScope, shared_by),
+        key=owners[-1] if shared_by == "key" else None,
+        tenant=stored.tenant if shared_by in ("key", "tenant") else None,
+        organisation=stored.organisation or None,
+        state=scope.state,
+        phase=scope.phase,
+        progress=progress,
+        progress_needed=needed,
+        threshold=scope.threshold,
+        false_hit_bound=None if scope.record.certification is None else scope.bound,
+        budget=settings.budget,
+        labels=record.labels,
+        same=counts.same,
+        different=counts.different,
+        lookups=counts.lookups,
+        audits=counts.audits,
+        served=counts.served,
+        saved_tokens=counts.saved_tokens,
+        false_hits=counts.false_hits,
+        encoder=record.encoder,
+        verifier=record.verifier,
+        updated_at=to_iso(stored.updated_s),
+    )

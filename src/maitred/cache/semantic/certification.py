@@ -93,6 +93,11 @@ class Certification:
         """Upper bound of false hits per look-up at the threshold that serves, or at the strictest if none does."""
         return upper_bound(self.lookups, sum(self._false_hits[: max(1, self._passed)]), self._confidence)
 
+    @property
+    def needed_lookups(self) -> int | None:
+        """Audited look-ups after which the strictest threshold passes without another false hit; None: none can."""
+        return self._test.fewest_trials(self._false_hits[0]) if self._open else None
+
     def record(self, score: float | None, *, is_false: bool = False) -> None:
         """Records an audited look-up.
 

@@ -116,6 +116,19 @@ class SemanticScope:
         """Upper bound of false hits per look-up, as `Certification.upper_bound`; 1: nothing is known."""
         return 1.0 if self._certification is None else self._certification.upper_bound
 
+    @property
+    def progress(self) -> tuple[int, int | None]:
+        """Progress of the phase: what it has counted, and how much ends it; None: it does not end by itself."""
+        match self.phase:
+            case ScopePhase.LEARNING | ScopePhase.TRAINING:
+                return self._record.labels, self._settings.training_labels
+            case ScopePhase.SCORING:
+                return len(self._record.scores), SCORED_LOOKUPS
+            case phase:
+                assert self._certification is not None, "the other phases have one"
+                needed = self._certification.needed_lookups if phase is ScopePhase.CERTIFYING else None
+                return self._certification.lookups, needed
+
     def wants_label(self, cosine: float) -> bool:
         """Whether the compared answers of a pair of questions with this cosine would teach a verifier something."""
         return self.phase is ScopePhase.LEARNING and LEAST_COSINE <= cosine <= MOST_COSINE

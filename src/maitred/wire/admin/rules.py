@@ -30,6 +30,7 @@ from maitred.wire.admin.requests import (
     UsageEventsQuery,
     UsageQuery,
 )
+from maitred.wire.admin.semantic import LabelledPairsQuery, SemanticScopesQuery
 from maitred.wire.admin.times import parse_time
 from maitred.wire.openai.decode import FieldSchema, NumberRange
 from maitred.wire.openai.faults import format_value
@@ -52,6 +53,8 @@ MAX_OVERLAP_S = 90 * 86_400
 _KEY_ID = re.compile(r"[a-z0-9]{16}", re.ASCII)
 WORD_PATTERN = "[A-Za-z0-9][A-Za-z0-9._:-]{0,62}"
 _WORD = re.compile(WORD_PATTERN, re.ASCII)
+_NUMBER_CURSOR = re.compile(r"\d{1,18}", re.ASCII)
+"""Ids of a database that only grow are below 2^63."""
 _WEIGHT = NumberRange(0.001, 1000)
 _PRIORITY = NumberRange(1, 10)
 _COUNT = NumberRange(1, MAX_COUNT)
@@ -92,6 +95,12 @@ def check_page(limit: int, after: str) -> None:
     """Raises InvalidRequest for a page size or a cursor out of range."""
     _PAGE.check("limit", limit)
     _check_text("after", after, MAX_CURSOR_CHARACTERS)
+
+
+def check_number_cursor(after: str) -> None:
+    """Raises InvalidRequest for a cursor that is no number."""
+    if after and not _NUMBER_CURSOR.fullmatch(after):
+        raise InvalidRequest(f"after must be `next` of another page; got {format_value(after)}.", param="after")
 
 
 def check_filter(field: str, name: str) -> None:
@@ -307,4 +316,6 @@ def body_schemas() -> dict[type, dict[str, FieldSchema]]:
         BudgetsQuery: {**page, "subject": subject},
         UsageQuery: {**page, **filters},
         UsageEventsQuery: {**page, **filters},
+        SemanticScopesQuery: page,
+        LabelledPairsQuery: page,
     }

@@ -36,6 +36,29 @@ def test_it_serves_nothing_before_the_bound_is_within_the_budget():
     assert made.upper_bound <= 0.005
 
 
+@pytest.mark.parametrize("false_hits", [0, 1, 3])
+def test_it_is_known_how_many_look_ups_are_still_needed(false_hits):
+    made = certification()
+    assert made.needed_lookups == FEWEST
+    for _ in range(false_hits):
+        made.record(0.95, is_false=True)
+    needed = made.needed_lookups
+    assert needed >= FEWEST + 400 * false_hits
+    while made.lookups < needed - 1:
+        made.record(None)
+    assert made.state is CertificationState.SHADOW
+    made.record(None)
+    assert made.state is CertificationState.CERTIFIED
+
+
+def test_nothing_is_needed_where_nothing_can_pass():
+    made = certification()
+    while made.loosest is not None:
+        assert made.needed_lookups is not None
+        made.record(0.95, is_false=True)
+    assert made.needed_lookups is None
+
+
 def test_a_false_hit_closes_looser_thresholds_only():
     made = certification()
     made.record(0.75, is_false=True)
