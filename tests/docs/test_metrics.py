@@ -36,6 +36,7 @@ from maitred.observe.metrics.reloads import ReloadMetrics, ReloadState
 from maitred.observe.metrics.replicas import ReplicaMetrics
 from maitred.observe.metrics.residency import ResidencyMetrics, ResidencyState, ResidentState
 from maitred.observe.metrics.rollouts import RolloutMetrics, RolloutMetricsState
+from maitred.observe.metrics.semantic import SemanticCacheMetrics, SemanticCacheState
 from maitred.observe.metrics.stores import AccountMetrics, AccountsState, CacheMetrics
 from maitred.observe.metrics.upstreams import UpstreamMetrics, UpstreamState
 from maitred.testing.script import SCRIPTED_CARD
@@ -86,6 +87,11 @@ def rendered():
             ReloadMetrics(lambda: ReloadState({"applied": 1})),
             AccountMetrics(accounts),
             CacheMetrics(MemoryBackend(1 << 20, clock).state),
+            SemanticCacheMetrics(
+                lambda: {
+                    "m": SemanticCacheState(scopes={"shadow": 1}, bound=0.01, labels={True: 1}, audits={"none": 1})
+                }
+            ),
         ],
         workers=lambda: [(1, os.getpid())],
         slos={"prompt": SLO},

@@ -7,6 +7,7 @@ from maitred.core.context import CacheResult, CacheStatus, Outcome, RequestConte
 from maitred.core.request import FinishReason
 from maitred.core.tenancy import Principal
 from maitred.observe.metrics.requests import RequestMetrics, TenantMetrics
+from maitred.observe.metrics.semantic import SemanticCacheMetrics, SemanticCacheState
 from maitred.observe.metrics.stores import CacheMetrics
 from maitred.observe.recent import RecentTraffic
 from maitred.wire.admin.cache import CacheStoreBody
@@ -62,6 +63,42 @@ def test_live_traffic_has_only_tokens_that_were_computed():
     assert (traffic.requests, traffic.prompt_tokens, traffic.output_tokens) == (5, 20, 6)
     assert recent.cache_use.lookups == {CacheStatus.MISS: 1} | dict.fromkeys(SERVED, 1)
     assert recent.cache_use.saved_tokens == 39
+
+
+def test_the_semantic_cache_is_shown_by_model():
+    states = {
+        "m": SemanticCacheState(
+            scopes={"certified": 2, "shadow": 1},
+            bound=0.0041,
+            labels={True: 7, False: 3},
+            audits={"same": 5, "false": 2, "none": 4},
+            false_hits=1,
+            audit_tokens=99,
+        ),
+        "n": SemanticCacheState(scopes={"shadow": 1}),
+    }
+    registry = CollectorRegistry()
+    registry.register(SemanticCacheMetrics(lambda: states))
+    shown = {
+        (sample.name.removeprefix("maitred_cache_semantic_"), *sorted(sample.labels.values())): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+    }
+    assert shown == {
+        ("scopes", "certified", "m"): 2,
+        ("scopes", "m", "shadow"): 1,
+        ("scopes", "n", "shadow"): 1,
+        ("bound", "m"): 0.0041,
+        ("labels_total", "m", "true"): 7,
+        ("labels_total", "false", "m"): 3,
+        ("audits_total", "m", "same"): 5,
+        ("audits_total", "false", "m"): 2,
+        ("audits_total", "m", "none"): 4,
+        ("false_hits_total", "m"): 1,
+        ("false_hits_total", "n"): 0,
+        ("audit_tokens_total", "m"): 99,
+        ("audit_tokens_total", "n"): 0,
+    }
 
 
 def test_a_store_that_knows_no_sizes_shows_none():
