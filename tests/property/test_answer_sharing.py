@@ -243,7 +243,7 @@ def check(fleet, steps):
         assert not process.readers._by_number
     for worker in fleet.workers:
         assert not worker.client._listeners
-    for held in (fleet.peers._leaders, fleet.peers._readings, fleet.peers._own):
+    for held in (fleet.peers._leaders, fleet.peers._readings, fleet.peers._readers_of, fleet.peers._own):
         assert not held
     check_books(fleet)
     computed = Counter(

@@ -38,6 +38,7 @@ class CachedAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 _DECODER = msgspec.msgpack.Decoder(CachedAnswer)
+_ENCODER = msgspec.msgpack.Encoder()
 
 
 def encode_answer(answer: CachedAnswer, seal: bytes) -> bytes:
@@ -79,7 +80,7 @@ class AnswerRecorder:
     Text of successive deltas is joined only now and then, because an answer has as many deltas as tokens.
 
     Args:
-        most_bytes: Length of text at which the recording is given up.
+        most_bytes: Size at which the recording is given up: of its text, and of the encoded deltas that have more.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -117,12 +118,16 @@ class AnswerRecorder:
         if self._is_given_up:
             return
         for part in new:
-            self._size += len(part.text)
             if part.plain:
+                self._size += len(part.text)
                 self._texts.setdefault(part.index, []).append(part.text)
             else:
                 self._flush(part.index)
                 self._deltas.append(part)
+                try:
+                    self._size += len(_ENCODER.encode(part))
+                except (TypeError, ValueError, OverflowError):
+                    self._is_given_up = True  # it has a number or a character that has no place in a store
                 if part.continued or part.finish in _INCOMPLETE:
                     self._is_given_up = True
         if self._size > self._most_bytes or self._is_given_up:

@@ -1,6 +1,7 @@
 """Cache of answers: which requests may use it, what it finds, and what it keeps."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import lru_cache
@@ -71,16 +72,29 @@ class AnswerCache:
         """Returns the wall time, which stands in answers."""
         return self._clock.wall_s()
 
-    def store(self, key: AnswerKey, answer: CachedAnswer, ttl_s: float) -> asyncio.Task[None] | None:
+    def monotonic_s(self) -> float:
+        """Returns the monotonic time, by which the cache knows what was computed before a removal."""
+        return self._clock.monotonic_s()
+
+    def store(
+        self, key: AnswerKey, answer: CachedAnswer, ttl_s: float, since_s: float = math.inf
+    ) -> asyncio.Task[None] | None:
         """Keeps an answer, without letting its client wait.
 
+        Args:
+            key: Its key.
+            answer: The answer.
+            ttl_s: Longest time in seconds for which it is kept.
+            since_s: Monotonic time since when it was computed.
+
         Returns:
-            The task at whose end the answer can be found; None: it can be found now, or is too large.
+            The task at whose end the answer can be found; None: it can be found now, is too large, or such answers were
+            removed while it was computed.
         """
         data = encode_answer(answer, key.seal)
         if len(data) > self.config.max_answer_bytes:
             return None
-        return self._backend.put(key, data, ttl_s, answer.fingerprint)
+        return self._backend.put(key, data, ttl_s, answer.fingerprint, since_s)
 
     def _resolve_policy(self, model: str, tenants: tuple[str, ...], route: str) -> CachePolicy:
         config = self.config

@@ -1,6 +1,8 @@
 """Where answers are kept: in the memory of this process, or in a Redis that gateways share."""
 
 import asyncio
+import math
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
@@ -49,7 +51,9 @@ class AnswerBackend(Protocol):
         """Returns an encoded answer; None: there is none, or the store is away."""
         ...
 
-    def put(self, key: AnswerKey, answer: bytes, ttl_s: float, fingerprint: str) -> asyncio.Task[None] | None:
+    def put(
+        self, key: AnswerKey, answer: bytes, ttl_s: float, fingerprint: str, since_s: float = math.inf
+    ) -> asyncio.Task[None] | None:
         """Keeps an encoded answer, in place of one with the same key.
 
         Args:
@@ -57,11 +61,33 @@ class AnswerBackend(Protocol):
             answer: The answer.
             ttl_s: Longest time in seconds for which it is kept.
             fingerprint: What the server of the key has said that it runs; empty: nothing.
+            since_s: Monotonic time since when it was computed: it is not kept if such answers were removed since then.
 
         Returns:
-            The task at whose end the answer can be found; None: it can be found now.
+            The task at whose end the answer can be found; None: it can be found now, or is not kept.
         """
         ...
+
+
+class RemovalLog:
+    """Removals of answers, so that answers which were being computed meanwhile are not kept behind them."""
+
+    def __init__(self) -> None:
+        self._removals: deque[tuple[float, AnswerSelection]] = deque()
+        self._forgotten_s = -math.inf
+        """Time of the last removal that is not known any more."""
+
+    def add(self, selection: AnswerSelection, now_s: float) -> None:
+        """Adds a removal."""
+        self._removals.append((now_s, selection))
+        if len(self._removals) > _MOST_REMOVALS:
+            self._forgotten_s, _ = self._removals.popleft()
+
+    def has_removed(self, key: AnswerKey, since_s: float) -> bool:
+        """Returns whether answers like that of a key were removed at a time or later; if in doubt, they were."""
+        if since_s <= self._forgotten_s:
+            return True
+        return any(at_s >= since_s and _is_chosen(key, selection) for at_s, selection in self._removals)
 
 
 class MemoryBackend:
@@ -76,6 +102,7 @@ class MemoryBackend:
         self._clock = clock
         self._answers: AdaptiveCache[str, tuple[AnswerKey, bytes]] = AdaptiveCache(max_bytes)
         self._fingerprints: SharedCache[str, str] = SharedCache(_MOST_SERVERS)
+        self._removals = RemovalLog()
         self._stores = self._evictions = 0
 
     def reconfigure(self, max_bytes: int) -> None:
@@ -98,11 +125,13 @@ class MemoryBackend:
         entry = self._answers.get(key.name, self._clock.monotonic_s())
         return None if entry is None else StoredAnswer(entry[1], self._fingerprints.get(key.server) or "")
 
-    def put(self, key: AnswerKey, answer: bytes, ttl_s: float, fingerprint: str) -> None:
+    def put(self, key: AnswerKey, answer: bytes, ttl_s: float, fingerprint: str, since_s: float = math.inf) -> None:
         """Keeps an encoded answer; implements `AnswerBackend.put`."""
         if fingerprint:
             self._fingerprints.pop(key.server)
             self._fingerprints.put(key.server, fingerprint, key.organisation)
+        if self._removals.has_removed(key, since_s):
+            return
         now_s = self._clock.monotonic_s()
         size = len(answer) + ENTRY_BYTES
         dropped = self._answers.put(
@@ -123,6 +152,7 @@ class MemoryBackend:
 
     async def remove(self, selection: AnswerSelection) -> int:
         """Removes answers and returns their number."""
+        self._removals.add(selection, self._clock.monotonic_s())
         removed = 0
         async for kept in self._batches():
             for key, _ in kept:
@@ -148,6 +178,7 @@ class MemoryBackend:
 
 _PER_TURN = 1000
 """Answers that a listing or a removal looks at before other tasks run."""
+_MOST_REMOVALS = 256
 _MOST_SERVERS = 4096
 """Most servers whose fingerprints are known; clients can choose names behind a name with a ``*``."""
 ENTRY_BYTES = 512

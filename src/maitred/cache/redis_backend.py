@@ -12,6 +12,7 @@ long, and so have look-ups of many vectors, which take as long as their replies 
 import asyncio
 import hashlib
 import logging
+import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Self
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from maitred.cache.answer_key import AnswerKey
-from maitred.cache.backend import AnswerSelection, CachedAnswers, StoredAnswer
+from maitred.cache.backend import AnswerSelection, CachedAnswers, RemovalLog, StoredAnswer
 from maitred.cache.config import CacheConfig
 from maitred.core.clock import Clock
 from maitred.core.errors import ConfigInvalid, StoreUnavailable
@@ -95,6 +96,7 @@ class RedisBackend:
         self._clock = clock
         self._answers = f"{config.namespace}:answer:"
         self._fingerprints = f"{config.namespace}:fingerprint:"
+        self._removals = RemovalLog()
         self._stores = 0
         self._puts: set[asyncio.Task[None]] = set()
 
@@ -125,8 +127,15 @@ class RedisBackend:
         answer = self._answer_in(value)
         return None if answer is None else StoredAnswer(answer, (fingerprint or b"").decode(errors="replace"))
 
-    def put(self, key: AnswerKey, answer: bytes, ttl_s: float, fingerprint: str) -> asyncio.Task[None] | None:
-        """Keeps an encoded answer; implements `AnswerBackend.put`. Of very many at once, the last are not kept."""
+    def put(
+        self, key: AnswerKey, answer: bytes, ttl_s: float, fingerprint: str, since_s: float = math.inf
+    ) -> asyncio.Task[None] | None:
+        """Keeps an encoded answer; implements `AnswerBackend.put`. Of very many at once, the last are not kept.
+
+        Of the removals it knows those of this gateway.
+        """
+        if self._removals.has_removed(key, since_s):
+            return None
         return self._start_put([(key, answer)], ttl_s, fingerprint)
 
     def put_many(self, entries: Sequence[tuple[AnswerKey, bytes]], ttl_s: float) -> asyncio.Task[None] | None:
@@ -176,6 +185,7 @@ class RedisBackend:
         Raises:
             StoreUnavailable: Redis is away.
         """
+        self._removals.add(selection, self._clock.monotonic_s())
         removed = 0
         async for entries in self._entries(selection.name):
             chosen = [entry.key for entry in entries if _is_chosen(entry, selection)]

@@ -285,6 +285,8 @@ class AnswerStored(msgspec.Struct, frozen=True, array_like=True, tag="stores"):
     answer: bytes
     ttl_s: float
     fingerprint: str
+    since_s: float
+    """Monotonic time since when it was computed."""
 
 
 class AnswerClaim(msgspec.Struct, frozen=True, array_like=True, tag="claims"):

@@ -1,5 +1,6 @@
 """Answers in the cache: what is recorded is what came, and what was changed is not found."""
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,7 +59,8 @@ def test_a_recording_has_what_came_in_order_for_each_choice(batches, looked_at):
 def test_a_recording_that_is_too_long_is_given_up_whole(deltas, most):
     recorder = AnswerRecorder(most)
     recorder.add(deltas)
-    assert recorder.given_up is (sum(len(delta.text) for delta in deltas) > most)
+    sizes = [len(delta.text) if delta.plain else len(msgspec.msgpack.encode(delta)) for delta in deltas]
+    assert recorder.given_up is (sum(sizes) > most)
     if recorder.given_up:
         recorder.add([TextDelta(0, "more")])
         assert recorder.deltas() == []

@@ -75,6 +75,7 @@ class AnswerLookup:
         self._cache = cache
         self._key = key
         self._control = control
+        self._since_s = cache.monotonic_s()
         self._ttl_s = ttl_s if control.ttl_s is None else min(ttl_s, control.ttl_s)
         self._is_current = is_current
         self._is_kept = is_kept
@@ -136,7 +137,7 @@ class AnswerLookup:
             is_passthrough=context.is_passthrough,
             fingerprint=fingerprint_in(deltas),
         )
-        stored = self._cache.store(self._key, answer, self._ttl_s)
+        stored = self._cache.store(self._key, answer, self._ttl_s, self._since_s)
         if self.on_stored is not None:
             self.on_stored(deltas)
         return stored

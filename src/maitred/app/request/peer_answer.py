@@ -50,6 +50,7 @@ class PeerAnswer:
         await self._wait_message()
         if isinstance(message := self._messages[0], AnswerEnded):
             raise PeerLost if message.is_lost or message.error is None else decode_error(message.error)
+        self._note(message)
         if not message.has_begun:
             del self._messages[0]
         return self
@@ -74,13 +75,17 @@ class PeerAnswer:
             if message.error is not None:
                 raise decode_error(message.error)
             raise StopAsyncIteration
-        assert self._context is not None
-        self._context.priority = message.priority
-        self._context.set_usage(message.usage)
-        self._context.finish_reasons = message.finish_reasons
-        self._context.ignored_fields = message.ignored_fields
-        self._context.is_passthrough = message.is_passthrough
+        self._note(message)
         return message.parts
+
+    def _note(self, message: AnswerPart) -> None:
+        context = self._context
+        assert context is not None
+        context.priority = message.priority
+        context.set_usage(message.usage)
+        context.finish_reasons = message.finish_reasons
+        context.ignored_fields = message.ignored_fields
+        context.is_passthrough = message.is_passthrough
 
     async def _wait_message(self) -> None:
         while not self._messages:

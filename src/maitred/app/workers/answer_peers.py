@@ -288,6 +288,8 @@ class ControllerPeers:
         self._released: OrderedDict[bytes, None] = OrderedDict()
         """Digests of answers that were computed last. Who has looked for one in vain may find it now."""
         self._readings: dict[int, _Reading] = {}
+        self._readers_of: dict[tuple[Peer, int], int] = {}
+        """Follower and the number that it knows -> number of the reader."""
         self._numbers = itertools.count(1)
         self._own: dict[int, PeerAnswer] = {}
         """Answers of workers that this process reads, by number."""
@@ -345,6 +347,7 @@ class ControllerPeers:
         if is_read:
             reader = next(self._numbers)
             self._readings[reader] = _Reading(leader, peer, number)
+            self._readers_of[peer, number] = reader
             leader.send(ReaderJoined(reader, digest))
         return reply
 
@@ -362,16 +365,14 @@ class ControllerPeers:
         if reading is None or reading.leader is not peer:
             return
         if isinstance(message, AnswerEnded):
-            del self._readings[message.number]
+            self._remove(message.number)
         reading.follower.send(replace(message, number=reading.number))
 
     def on_left(self, peer: Peer, number: int) -> None:
         """Handles that a peer does not read an answer any more."""
-        for reader, reading in self._readings.items():
-            if reading.follower is peer and reading.number == number:
-                del self._readings[reader]
-                reading.leader.send(ReaderLeft(reader))
-                return
+        reader = self._readers_of.get((peer, number))
+        if reader is not None:
+            self._remove(reader).leader.send(ReaderLeft(reader))
 
     def on_disconnect(self, peer: Peer) -> None:
         """Handles that a process has ended: what it computed has failed, and what it read is not read any more."""
@@ -381,8 +382,12 @@ class ControllerPeers:
             if reading.leader is peer:
                 self.on_part(peer, _lost(reader))
             elif reading.follower is peer:
-                del self._readings[reader]
-                reading.leader.send(ReaderLeft(reader))
+                self._remove(reader).leader.send(ReaderLeft(reader))
+
+    def _remove(self, reader: int) -> _Reading:
+        reading = self._readings.pop(reader)
+        del self._readers_of[reading.follower, reading.number]
+        return reading
 
     def handle(self, peer: Peer, message: ToController) -> None:
         """Handles a message of a worker about answers that processes share."""

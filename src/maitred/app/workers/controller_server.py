@@ -215,7 +215,9 @@ class WorkerSession:
             case AnswerQuery():
                 self._start_task(self._reply_answer(message), "reply about an answer in the cache")
             case AnswerStored():
-                self.controller.answers.put(_key_of(message), message.answer, message.ttl_s, message.fingerprint)
+                self.controller.answers.put(
+                    _key_of(message), message.answer, message.ttl_s, message.fingerprint, message.since_s
+                )
             case AnswerClaim() | AnswerReleased() | AnswerPart() | AnswerEnded() | ReaderLeft():
                 self.controller.answer_peers.handle(self.connection, message)
             case DirectoryQuery():

@@ -1,5 +1,7 @@
 """The cache of answers of a worker: the controller keeps the answers of all workers in its memory."""
 
+import math
+
 from maitred.app.workers.controller_client import ControllerClient
 from maitred.cache.answer_key import AnswerKey
 from maitred.cache.backend import StoredAnswer
@@ -28,10 +30,10 @@ class RemoteBackend:
         assert isinstance(reply, AnswerReply)
         return None if reply.answer is None else StoredAnswer(reply.answer, reply.fingerprint)
 
-    def put(self, key: AnswerKey, answer: bytes, ttl_s: float, fingerprint: str) -> None:
+    def put(self, key: AnswerKey, answer: bytes, ttl_s: float, fingerprint: str, since_s: float = math.inf) -> None:
         """Sends the controller an answer to keep, unless it is away."""
         if self._controller.is_connected:
-            self._controller.send(AnswerStored(*_fields(key), answer, ttl_s, fingerprint))
+            self._controller.send(AnswerStored(*_fields(key), answer, ttl_s, fingerprint, since_s))
 
 
 def _fields(key: AnswerKey) -> tuple[bytes, str, str, str, str, str]:

@@ -17,7 +17,8 @@ from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.request.pipeline import Pipeline
 from maitred.app.request.response import ContinuableResponse
 from maitred.cache.answer_cache import AnswerCache
-from maitred.cache.backend import MemoryBackend
+from maitred.cache.answer_key import AnswerKey
+from maitred.cache.backend import AnswerSelection, MemoryBackend, RemovalLog
 from maitred.cache.config import CacheConfig
 from maitred.core.context import CacheStatus, Outcome, RequestContext
 from maitred.core.errors import NotCached, ReplicaLost
@@ -668,3 +669,36 @@ async def test_who_cannot_pay_the_whole_answer_shares_none():
     await asyncio.wait(running)
     assert contexts[1].cache is None or contexts[1].cache.status is CacheStatus.MISS
     assert sum(line.output_tokens for line in gateway.lines) == gateway.replica.output_tokens
+
+
+@pytest.mark.parametrize(
+    ("selection", "status"),
+    [
+        (AnswerSelection(), CacheStatus.MISS),
+        (AnswerSelection(tenant="team", model="m"), CacheStatus.MISS),
+        (AnswerSelection(tenant="other"), CacheStatus.HIT),
+    ],
+)
+async def test_an_answer_that_was_being_computed_while_such_were_removed_is_not_kept(selection, status):
+    gateway = Gateway()
+    running = gateway.start()
+    await settle()
+    gateway.clock.now_s = 5.0
+    await gateway.backend.remove(selection)
+    gateway.clock.now_s = 6.0
+    gateway.replica.let()
+    await running
+    assert (await gateway.ask())[1].cache.status is status
+    assert (await gateway.ask())[1].cache.status is CacheStatus.HIT, "an answer from after the removal is kept"
+
+
+async def test_a_removal_that_is_not_known_any_more_counts_as_one_of_all():
+    log = RemovalLog()
+    key = AnswerKey(bytes(32), tenant="t", organisation="o", model="m")
+    for second in range(300):
+        log.add(AnswerSelection(tenant="other"), float(second))
+    assert log.has_removed(key, 10.0)
+    assert not log.has_removed(key, 100.0)
+    log.add(AnswerSelection(tenant="t"), 300.0)
+    assert log.has_removed(key, 300.0)
+    assert not log.has_removed(key, 300.1)

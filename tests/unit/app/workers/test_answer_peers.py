@@ -2,14 +2,20 @@
 
 import asyncio
 
+import pytest
+from msgspec.structs import replace
+
 from maitred.app.request.answer_sharing import ClaimResult
+from maitred.app.request.peer_answer import PeerAnswer
 from maitred.app.workers.answer_peers import ControllerPeers, PeerReaders
 from maitred.core.context import CacheStatus, RequestContext
 from maitred.core.errors import ReplicaLost
-from maitred.core.request import Usage
+from maitred.core.flow import PriorityClass
+from maitred.core.inference import TextDelta
+from maitred.core.request import FinishReason, Usage
 from maitred.wire.error_codec import decode_error
 from maitred.wire.worker_protocol import AnswerClaim, AnswerEnded, AnswerPart, ClaimReply, ReaderJoined
-from tests.unit.app.request.test_coalescing import Gateway, greedy, settle
+from tests.unit.app.request.test_coalescing import GatedReplica, Gateway, greedy, settle
 from tests.unit.app.request.test_pipeline import text_of
 
 
@@ -130,3 +136,55 @@ async def test_who_leaves_while_it_claims_claims_nothing():
     running.cancel()
     await asyncio.wait([running])
     assert not peers.is_claimed
+
+
+class ComputedElsewhere:
+    """Peers of which one computes the answer, but no part of it has come yet."""
+
+    def __init__(self, priority):
+        self.answer = PeerAnswer(lambda: None)
+        self.answer.on_part(AnswerPart(1, [], False, Usage(1, 0), [], [], False, priority))
+
+    async def claim(self, digest):
+        return ClaimResult(self.answer)
+
+    def release(self, digest):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("priority", "status"),
+    [(PriorityClass.BATCH, CacheStatus.MISS), (PriorityClass.STANDARD, CacheStatus.COALESCED)],
+)
+async def test_who_stands_before_the_first_caller_at_another_process_does_not_wait_behind_it(priority, status):
+    peers = ComputedElsewhere(priority)
+    gateway = Gateway(peers=peers)
+    gateway.replica.let()
+    running = gateway.start()
+    await settle()
+    peers.answer.on_part(replace(part(1), parts=[TextDelta(0, "elsewhere", FinishReason.STOP)]))
+    peers.answer.on_part(AnswerEnded(1))
+    parts, context = await running
+    assert context.cache.status is status
+    assert text_of(parts) == ("elsewhere" if status is CacheStatus.COALESCED else "one two three")
+
+
+async def test_an_answer_that_differs_from_what_was_sent_is_not_gone_on_with():
+    peers = ComputedElsewhere(None)
+    peers.wait_connected = settle
+    gateway = Gateway(GatedReplica("uno dos tres"), peers=peers)
+    gateway.replica.let()
+    running = gateway.start()
+    await settle()
+    peers.answer.on_part(replace(part(1), parts=[TextDelta(0, "one")]))
+    await settle()
+    peers.claim = no_peer
+    peers.answer.on_part(AnswerEnded(1, is_lost=True))
+    with pytest.raises(ReplicaLost):
+        await running
+    assert gateway.replica.open == 0
+    assert len(gateway.lines) == 2
+
+
+async def no_peer(digest):
+    return ClaimResult()
