@@ -20,7 +20,7 @@ expect.set_options(timeout=PATIENCE_MS)
 
 WIDE = {"width": 1280, "height": 900}
 PHONE = {"width": 375, "height": 780}
-PAGES = ("live", "playground", "use", "keys")
+PAGES = ("live", "playground", "use", "keys", "cache")
 
 
 @pytest.fixture(scope="module")
@@ -231,6 +231,41 @@ def test_what_the_cache_has_saved_is_shown(opened, system):
     expect(facts.filter(has_text="saved tokens")).not_to_contain_text("saved tokens0")
     assert [violation["id"] for violation in accessibility_violations(page, ".cache")] == []
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+def test_answers_are_removed_by_what_they_have(opened, system):
+    page = opened()
+    log_in(page, system.admin_key)
+    keys = {}
+    for tenant in ("kept", "one-gone", "all-gone"):
+        caller = {"authorization": f"Bearer {system.key(tenant)}"}
+        for prompt in ("One", "Two"):
+            body = {"model": "maitred-tiny", "prompt": prompt, "max_tokens": 2, "temperature": 0}
+            answered = httpx.post(f"{system.url}/v1/completions", json=body, headers=caller, timeout=300)
+            keys[tenant, prompt] = answered.raise_for_status().headers["x-maitred-cache-key"]
+    page.get_by_role("link", name="Cache").click()
+    rows = {tenant: page.get_by_role("row", name=f"{tenant} maitred-tiny – 2") for tenant, _ in keys}
+    for row in rows.values():
+        expect(row).to_be_visible()
+    rows["all-gone"].get_by_role("button", name="Remove").click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    expect(rows["all-gone"]).to_have_count(0)
+    form = page.get_by_role("form", name="Remove answers")
+    form.get_by_role("button", name="Remove", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("Which answers?")
+    form.get_by_label("Key").fill(keys["one-gone", "Two"])
+    form.get_by_role("button", name="Remove", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    expect(page.get_by_role("row", name="one-gone maitred-tiny – 1")).to_be_visible()
+    form.get_by_label("Key").fill("")
+    form.get_by_label("Epoch").fill("another")
+    form.get_by_role("button", name="Remove", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    expect(page.get_by_role("status").filter(has_text="removed")).to_have_text("0 removed.")
+    expect(rows["kept"]).to_be_visible()
+    form.get_by_role("button", name="Remove all").click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    expect(page.get_by_text("Nothing is kept.")).to_be_visible()
 
 
 @pytest.mark.parametrize(("size", "scheme"), [(WIDE, "light"), (PHONE, "dark")], ids=["wide", "phone"])

@@ -3,6 +3,7 @@
 import { el, field } from "./dom.js";
 import { livePage } from "./live.js";
 import { playgroundPage } from "./playground.js";
+import { answersPage } from "./answers.js";
 import { keysPage } from "./keys.js";
 import { usePage } from "./use.js";
 import { logIn, logOut, whenLoggedOut, who } from "./server.js";
@@ -13,6 +14,7 @@ const PAGES = {
   playground: { title: "Playground", page: playgroundPage, open: (me) => me.scopes.includes("inference") },
   use: { title: "My use", page: usePage, open: (me) => me.scopes.includes("inference") },
   keys: { title: "Keys and limits", page: keysPage, open: (me) => me.scopes.includes("admin") },
+  cache: { title: "Cache", page: answersPage, open: (me) => me.scopes.includes("admin") },
 };
 const LINKS = { ok: "Live", wait: "Connecting…", lost: "Reconnecting…", none: "" };
 
