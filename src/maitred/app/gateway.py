@@ -65,6 +65,7 @@ from maitred.observe.metrics.reloads import ReloadMetrics
 from maitred.observe.metrics.replicas import ReplicaMetrics
 from maitred.observe.metrics.residency import ResidencyMetrics
 from maitred.observe.metrics.rollouts import RolloutMetrics
+from maitred.observe.metrics.semantic import SemanticCacheMetrics
 from maitred.observe.metrics.stores import AccountMetrics, CacheMetrics
 from maitred.observe.metrics.upstreams import UpstreamMetrics
 from maitred.observe.observer_batch import ObserverBatch
@@ -212,6 +213,10 @@ async def open_gateway(
             answers=resources.stores.answers,
             on_worker_retires=websockets.drain_peer,
         )
+        answer_cache = AnswerCache(config.cache, resources.stores.answers, clock)
+        semantic = None
+        for encoder in resources.encoders.served:
+            semantic = SemanticCache(answer_cache, QuestionEncoder(encoder, clock), stores.semantic, clock)
         metrics = Metrics(
             lambda: in_flight.count,
             registry.states,
@@ -224,6 +229,7 @@ async def open_gateway(
                 ReloadMetrics(lambda: reloader.state),
                 AccountMetrics(accounts.state),
                 CacheMetrics(resources.stores.answers.state),
+                SemanticCacheMetrics(dict if semantic is None else semantic.states),
             ],
             tasks=lambda: len(asyncio.all_tasks()),
             websockets=lambda: websockets.count,
@@ -258,10 +264,6 @@ async def open_gateway(
         background_responses = BackgroundResponses(
             stores.responses, idempotency_store, in_flight, heartbeat_s=config.server.heartbeat_s
         )
-        answer_cache = AnswerCache(config.cache, resources.stores.answers, clock)
-        semantic = None
-        for encoder in resources.encoders.served:
-            semantic = SemanticCache(answer_cache, QuestionEncoder(encoder, clock), stores.semantic, clock)
         sharing = AnswerSharing(answer_cache, None if ipc is None else controller.answer_peers, semantic)
         background.push_async_callback(controller.answer_peers.serve(sharing).close)
         parts = GatewayServices(
@@ -286,7 +288,11 @@ async def open_gateway(
             sleepable_models=sleepables,
             pin_admin=PinAdmin(registry.pinnable, clock),
             cache_admin=CacheAdmin(
-                resources.stores.answers, recent, stores.semantic, lambda: answer_cache.config.semantic
+                resources.stores.answers,
+                recent,
+                stores.semantic,
+                settings=lambda: answer_cache.config.semantic,
+                on_change=None if semantic is None else semantic.forget,
             ),
             idempotency_store=idempotency_store,
             sharing=sharing,

@@ -31,10 +31,6 @@ _log = logging.getLogger(__name__)
 _CHUNK = 500
 
 
-async def _tell_nobody(_scope: str) -> None:
-    """Stands for the listener of a gateway that has no semantic cache."""
-
-
 class CacheAdmin:
     """Shows and clears the cache of answers. Implements `maitred.api.admin.service.CacheService`.
 
@@ -43,7 +39,8 @@ class CacheAdmin:
         recent: Counts the look-ups.
         scopes: Store of the scopes of similar questions.
         settings: Returns the settings of the semantic cache, as they are now.
-        on_change: Takes the name of a scope that an operator has let begin anew, or has removed.
+        on_change: Takes the name of a scope that an operator has let begin anew, or has removed; None: nobody
+            wants to know.
     """
 
     def __init__(
@@ -52,7 +49,7 @@ class CacheAdmin:
         recent: RecentTraffic,
         scopes: SemanticStore,
         settings: Callable[[], SemanticConfig],
-        on_change: Callable[[str], Awaitable[None]] = _tell_nobody,
+        on_change: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         self._backend = backend
         self._recent = recent
@@ -138,7 +135,8 @@ class CacheAdmin:
         async for scope in self._select(selection):
             if await self._scopes.reset(scope, keep_labels=selection.keep_labels) is not None:
                 changed += 1
-                await self._on_change(scope)
+                if self._on_change is not None:
+                    await self._on_change(scope)
         _log.info("An operator has let %d scopes of the semantic cache begin anew.", changed)
         return changed
 
@@ -148,7 +146,8 @@ class CacheAdmin:
         async for scope in self._select(selection):
             if await self._scopes.remove(scope):
                 changed += 1
-                await self._on_change(scope)
+                if self._on_change is not None:
+                    await self._on_change(scope)
         _log.info("An operator has removed %d scopes of the semantic cache.", changed)
         return changed
 

@@ -6,7 +6,7 @@ same reason an audit is never given up because there is no room: it waits, and n
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -52,14 +52,14 @@ class AuditQueue:
         agreement: See `are_same`.
 
     Attributes:
-        tokens: Tokens that audits have computed.
+        tokens: Model -> tokens that audits have computed.
     """
 
     def __init__(self, clock: Clock, tokens_per_hour: int, agreement: float) -> None:
         self._clock = clock
         self._waiting: deque[tuple[Callable[[bool], None], AuditedAnswer | None]] = deque()
         self._filled = asyncio.Event()
-        self.tokens = 0
+        self.tokens: Counter[str] = Counter()
         self._left = float(tokens_per_hour)
         self._refilled_s = clock.monotonic_s()
         self.reconfigure(tokens_per_hour, agreement)
@@ -113,7 +113,7 @@ class AuditQueue:
                 return None
             raise
         finally:
-            self.tokens += context.usage.total_tokens
+            self.tokens[context.model] += context.usage.total_tokens
             self._left -= context.usage.total_tokens
 
     async def _is_right(self, answer: AuditedAnswer) -> bool:

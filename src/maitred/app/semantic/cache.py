@@ -17,12 +17,13 @@ import hashlib
 import logging
 import math
 import random
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+import msgspec
 from msgspec.structs import replace
 
 from maitred.app.request.planner import flow_of
@@ -42,6 +43,7 @@ from maitred.core.inference import TextDelta
 from maitred.core.request import LabelledPair, SimilarQuestion, SimilarQuestions, SimilarSearch
 from maitred.core.semantic_scope import LookupLabel, LookupOutcome, LookupScore, LookupTally, LookupTrial, ScopePhase
 from maitred.core.tenancy import Principal
+from maitred.observe.metrics.semantic import SemanticCacheState
 from maitred.store.semantic import SemanticStore
 from maitred.text.question_guards import difference
 from maitred.text.wording import Wording
@@ -183,15 +185,18 @@ class SemanticCache:
         self._wanted: dict[str, None] = {}
         """Scopes that were asked for and are not loaded."""
         self._tasks: asyncio.TaskGroup | None = None
+        self._labels: Counter[tuple[str, bool]] = Counter()
+        self._results: Counter[tuple[str, str]] = Counter()
+        self._false_hits: Counter[str] = Counter()
 
     def reconfigure(self, config: CacheConfig) -> None:
         """Applies new settings to later look-ups."""
         self.audits.reconfigure(config.semantic.audit_tokens_per_hour, config.semantic.answer_agreement)
-        self.reload()
+        self._wanted.update(dict.fromkeys(self._scopes))  # their states depend on the settings
 
-    def reload(self) -> None:
-        """Reads all scopes from the database again, because an operator has changed them, or the settings are new."""
-        self._wanted.update(dict.fromkeys(self._scopes))
+    async def forget(self, scope: str) -> None:
+        """Drops what is known of a scope that an operator has changed; it is loaded when it is asked for again."""
+        self._scopes.pop(scope, None)
 
     async def run(self) -> None:
         """Records and stores what look-ups find, and trains verifiers, until the task is cancelled."""
@@ -213,6 +218,23 @@ class SemanticCache:
                 self._train_if_due(name, scope)
         except MaitredError as failure:
             _log.warning("The semantic cache learns nothing for now: %s", failure.message)
+
+    def states(self) -> Mapping[str, SemanticCacheState]:
+        """Returns the state for each model that requests have asked for."""
+        scopes: dict[str, list[SemanticScope]] = {}
+        for name, scope in self._scopes.items():
+            scopes.setdefault(msgspec.json.decode(name, type=list[str])[0], []).append(scope.machine)
+        return {
+            model: SemanticCacheState(
+                scopes=Counter(str(machine.state) for machine in machines),
+                bound=max((machine.bound for machine in machines if machine.threshold is not None), default=None),
+                labels={is_same: self._labels[model, is_same] for is_same in (True, False)},
+                audits={result: self._results[model, result] for result in ("same", "false", "none", "skipped")},
+                false_hits=self._false_hits[model],
+                audit_tokens=self.audits.tokens[model],
+            )
+            for model, machines in scopes.items()
+        }
 
     # --- a request ---
 
@@ -238,9 +260,10 @@ class SemanticCache:
             self._note(machine, lookup.context, None, None)
             return None
         # This must be known before anybody knows what will be found.
-        is_audited = self.audits.has_capacity() and len(scope.outcomes) < _MOST_OUTCOMES
-        if machine.threshold is not None:
-            is_audited = is_audited and self._draw() < settings.audit_share
+        is_audited = machine.threshold is None or self._draw() < settings.audit_share
+        if is_audited and not (self.audits.has_capacity() and len(scope.outcomes) < _MOST_OUTCOMES):
+            is_audited = False
+            self._results[question.model, "skipped"] += 1
         try:
             async with asyncio.timeout(settings.timeout_s):
                 found = await self._search(lookup)
@@ -305,7 +328,7 @@ class SemanticCache:
 
     def _audit(self, scope: _Scope, lookup: SemanticLookup, best: SimilarAnswer | None) -> None:
         """Lets a look-up be recorded: what its phase wants to know of it."""
-        machine = scope.machine
+        machine, model = scope.machine, lookup.question.model
         attempt, score = machine.attempt, None if best is None else best.question.score
         audited = None if best is None else AuditedAnswer(best.answer.deltas, lookup.own_answer, lookup.compute_copy)
         match machine.phase:
@@ -314,6 +337,7 @@ class SemanticCache:
 
                 def record_label(is_same: bool) -> None:
                     scope.outcomes.append(LookupLabel(LabelledPair(asked, found.question, is_same, found.surroundings)))
+                    self._labels[model, is_same] += 1
 
                 self.audits.add(record_label, audited)
             case ScopePhase.SCORING:
@@ -322,9 +346,14 @@ class SemanticCache:
                 loosest = machine.loosest
                 if score is None or loosest is None or score < loosest:
                     score, audited = None, None
-                self.audits.add(
-                    lambda is_same: scope.outcomes.append(LookupTrial(score, not is_same, attempt)), audited
-                )
+                would_serve = score is not None and machine.threshold is not None and score >= machine.threshold
+
+                def record_trial(is_same: bool) -> None:
+                    scope.outcomes.append(LookupTrial(score, not is_same, attempt))
+                    self._results[model, "none" if audited is None else "same" if is_same else "false"] += 1
+                    self._false_hits[model] += would_serve and not is_same
+
+                self.audits.add(record_trial, audited)
 
     def _note(
         self,

@@ -17,10 +17,11 @@ from maitred.text.wording import Wording
 _TURNS = frozenset({"user", "assistant"})
 
 
-class UserQuestion(Struct, frozen=True):
+class UserQuestion(Struct, frozen=True, kw_only=True):
     """Question of a request whose answer may be that of a similar one.
 
     Attributes:
+        model: Name of the model.
         text: What the user wrote last.
         wording: Its words.
         partition: Digest of all that must be equal: what stands before it, tools, format, parameters, what computes the
@@ -28,6 +29,7 @@ class UserQuestion(Struct, frozen=True):
         scope: Model and who shares its answers, as a JSON array; each scope is certified for itself.
     """
 
+    model: str
     text: str
     wording: Wording
     partition: bytes
@@ -62,7 +64,9 @@ def make_question(prepared: PreparedRequest, parts: Sequence[bytes | str], scope
         partition = answer_digest([*parts, asked])
     except (ValueError, OverflowError, TypeError):
         return None  # a number or a character that has no place in the digest
-    return UserQuestion(text, wording, partition, msgspec.json.encode(scope).decode())
+    return UserQuestion(
+        model=scope[0], text=text, wording=wording, partition=partition, scope=msgspec.json.encode(scope).decode()
+    )
 
 
 def _text_of(message: Mapping[str, Any]) -> str | None:

@@ -11,14 +11,14 @@ class SemanticCacheState(Struct, frozen=True, kw_only=True):
     """State of the semantic cache for one model, at the moment of a scrape."""
 
     scopes: Mapping[str, int]
-    """State of a scope, such as ``certified`` -> scopes in it, of all gateways that share the database."""
+    """State of a scope, such as ``certified`` -> scopes in it, that this gateway has been asked for."""
     bound: float | None = None
     """Largest upper bound of false hits per look-up in scopes that serve; None: none serves."""
     labels: Mapping[bool, int] = {}
     """Whether compared answers were the same -> pairs that this gateway has compared for training."""
     audits: Mapping[str, int] = {}
-    """Result -> audited look-ups of this gateway: ``same``, ``false``, ``none`` (there was no candidate), ``failed``
-    (its answer could not be computed) or ``dropped`` (the budget of tokens was used up)."""
+    """Result -> audited look-ups of this gateway: ``same``, ``false``, ``none`` (there was no candidate), or
+    ``skipped`` (too many wait, or the budget of tokens is used up)."""
     false_hits: int = 0
     """Of these, served answers, or those that would have been, that were wrong."""
     audit_tokens: int = 0
