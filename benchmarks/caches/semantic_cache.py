@@ -292,7 +292,7 @@ def question_of(text: str) -> EncodedQuestion:
     """A question whose vector does not matter, since only equal histories meet."""
     empty = np.zeros((0, 1))
     return EncodedQuestion(
-        wording=Wording.of(text), vector=np.ones(1), token_ids=np.zeros(0, np.int64), token_vectors=empty
+        text=text, wording=Wording.of(text), vector=np.ones(1), token_ids=np.zeros(0, np.int64), token_vectors=empty
     )
 
 

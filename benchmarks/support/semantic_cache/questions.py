@@ -65,6 +65,7 @@ class QuestionEncoder:
         starts = arrays["starts"]
         return [
             EncodedQuestion(
+                text=text,
                 wording=Wording.of(text),
                 vector=arrays["vectors"][i],
                 token_ids=arrays["ids"][starts[i] : starts[i + 1]],

@@ -17,6 +17,7 @@ A draining replica takes no new requests and finishes the running ones. A replic
 whatever it reports, and its behaviour is not recorded.
 """
 
+import hashlib
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -107,6 +108,16 @@ class ModelCard(msgspec.Struct, frozen=True):
     def max_sequence_tokens(self) -> int:
         """Most tokens of a prompt and its answer: the smaller of context window and KV cache."""
         return min(self.context_tokens, self.kv_capacity_tokens)
+
+    @property
+    def encoder_version(self) -> str:
+        """Version of an encoder's vectors; what was learnt from vectors of another version is of no use.
+
+        It changes with the settings of the model, its tokenizer, its weights, its pooling and its type of numbers.
+        """
+        digest = self.digest
+        parts = (digest.shape, digest.tokenizer, digest.content or digest.weights, self.pooling, self.dtype)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 class StepTimes(msgspec.Struct, frozen=True, array_like=True):

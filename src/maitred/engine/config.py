@@ -59,6 +59,20 @@ class KVShareConfig(Struct, frozen=True, kw_only=True):
     ] = 1.0
 
 
+SimilarQuestionsLimit = Annotated[
+    int,
+    Meta(
+        ge=0,
+        le=1_000_000,
+        description="Cached questions in which an encoder looks for similar ones, for `cache.mode: semantic`; the one "
+        "that was added or served longest ago goes first. A question takes about 12 KB with an encoder of 384 "
+        "dimensions, and at most 22 KB on average, in proportion to the dimensions; so 10,000 take 120 MB. 0: none, "
+        "and no similar question is found.",
+        extra={"unit": "questions"},
+    ),
+]
+
+
 class SpeculationConfig(Struct, frozen=True, kw_only=True):
     """Speculative decoding: draft tokens let one step compute several tokens of an answer.
 
@@ -300,6 +314,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
             "made for embeddings compute them, and the others generate."
         ),
     ] = None
+    similar_questions: SimilarQuestionsLimit = 10_000
     batching_window_requests: Annotated[
         int,
         Meta(

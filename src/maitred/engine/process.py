@@ -4,7 +4,7 @@ import gc
 import logging
 import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -59,8 +59,7 @@ def serve(
     # Reading all weights takes longer than mapping them, so a thread does it while the model is built.
     digest = ThreadPoolExecutor(1, "model digest").submit(_digest_of, model)
     try:
-        engine, card = _build_steps(model, config, weights)
-        card = replace(card, digest=digest.result())
+        engine, card = _build_steps(model, config, weights, digest)
         # The objects of the model and its libraries stay until the process ends. Without the freeze the garbage
         # collector would visit them repeatedly, which delays tokens.
         gc.freeze()
@@ -91,10 +90,13 @@ def _digest_of(model: Path) -> ModelFingerprint:
     return replace(fingerprint_of(model), content=content_digest(model))
 
 
-def _build_steps(model: Path, config: EngineConfig, weights: ServiceWeights) -> tuple[StepEngine, ModelCard]:
+def _build_steps(
+    model: Path, config: EngineConfig, weights: ServiceWeights, digest: Future[ModelFingerprint]
+) -> tuple[StepEngine, ModelCard]:
     """Builds the engine without its socket, for a model that generates text or embeddings."""
     if config.pooling is None and not is_encoder(model):
-        return build(model, config, weights)
+        engine, card = build(model, config, weights)
+        return engine, replace(card, digest=digest.result())
     if config.quantization != "none":
         raise ConfigInvalid(
             f"engine.quantization is for models that generate, and {model.name} computes embeddings. Set it to none."
@@ -102,7 +104,8 @@ def _build_steps(model: Path, config: EngineConfig, weights: ServiceWeights) -> 
     complete_torch()
     device = ComputeDevice.of(config.device).device
     torch.set_num_threads(step_threads(config.threads))
-    return build_encoder(model, config, dtype=PrecisionPlan.of(config, device).dtype, device=device)
+    dtype = PrecisionPlan.of(config, device).dtype
+    return build_encoder(model, config, dtype=dtype, device=device, digest=digest.result)
 
 
 def _gpu_index(card: ModelCard) -> Gpu | None:

@@ -159,13 +159,41 @@ def read_eos_token(folder: Path) -> int | None:
     return next((token for token, (piece, *_) in enumerate(vocabulary) if piece == text), None)
 
 
+def read_special_tokens(folder: Path) -> frozenset[int]:
+    """Returns the ids of the special tokens, such as those that begin and end every text of an encoder.
+
+    A folder without ``tokenizer.json`` has none.
+
+    Raises:
+        ConfigInvalid: The file cannot be used.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return frozenset()
+    try:
+        described = msgspec.json.decode(path.read_bytes(), type=_AddedTokens)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigInvalid(f"{path} cannot be read: {error}. Copy it from the model's publisher again.") from error
+    configured = TokenizerConfig.load(folder).added_tokens
+    return frozenset(entry.id for entry in described.added_tokens if entry.special) | {
+        token for token, added in configured.items() if added.special
+    }
+
+
 class _TokenEntry(msgspec.Struct):
     id: int
     content: str
+    special: bool = False
 
 
 class _Model(msgspec.Struct):
     vocab: dict[str, int] | list[list[Any]] = {}
+
+
+class _AddedTokens(msgspec.Struct):
+    """Section of a ``tokenizer.json`` with the tokens that were added to its vocabulary."""
+
+    added_tokens: list[_TokenEntry] = []
 
 
 class _Vocabulary(msgspec.Struct):

@@ -24,6 +24,7 @@ def encoded_question(text):
     tokens = np.array([word_vector(word) for word in wording.words])
     vector = tokens.mean(0)
     return EncodedQuestion(
+        text=text,
         wording=wording,
         vector=(vector / np.linalg.norm(vector)).astype(np.float32),
         token_ids=np.array([word_id(word) for word in wording.words]),

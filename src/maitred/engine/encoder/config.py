@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from maitred.engine.config import Device, EngineConfig, PoolingMode
+from maitred.engine.config import Device, EngineConfig, PoolingMode, SimilarQuestionsLimit
 
 
 class EncoderConfig(Struct, frozen=True, kw_only=True):
@@ -68,6 +68,7 @@ class EncoderConfig(Struct, frozen=True, kw_only=True):
             extra={"unit": "tokens"},
         ),
     ] = 512
+    similar_questions: SimilarQuestionsLimit = 10_000
 
     @property
     def folder(self) -> Path:
@@ -83,4 +84,5 @@ class EncoderConfig(Struct, frozen=True, kw_only=True):
             threads=self.threads,
             max_sequences=self.max_sequences,
             step_tokens=self.step_tokens,
+            similar_questions=self.similar_questions,
         )

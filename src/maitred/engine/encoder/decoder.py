@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from maitred.core.errors import ConfigInvalid
 from maitred.engine.config import PoolingMode
@@ -88,8 +89,26 @@ class PooledDecoder:
             rounding.
         """
         batch = pack_rows(texts, self._decoder.device)
-        rows = self._decoder.forward(_step(batch, [len(text) for text in texts]), self._nothing)
-        return pool(rows, batch, self.pooling).cpu()
+        return pool(self._last_rows(batch), batch, self.pooling).cpu()
+
+    @torch.inference_mode()
+    def encode_with_tokens(self, texts: Sequence[Sequence[int]]) -> tuple[Tensor, list[Tensor]]:
+        """Computes one vector for each text, and one for each of its tokens, in one forward pass.
+
+        Args:
+            texts: As for `encode`.
+
+        Returns:
+            What `encode` returns; and for each text its last rows, fp32 ``[tokens, hidden_size]`` on the CPU, of
+            length 1.
+        """
+        batch = pack_rows(texts, self._decoder.device)
+        rows = self._last_rows(batch)
+        pooled = pool(rows, batch, self.pooling).cpu()
+        return pooled, list(torch.split(functional.normalize(rows, dim=-1).cpu(), batch.lengths.tolist()))
+
+    def _last_rows(self, batch: PackedRows) -> Tensor:
+        return self._decoder.forward(_step(batch, batch.lengths.tolist()), self._nothing)
 
 
 def _step(batch: PackedRows, lengths: Sequence[int]) -> ForwardBatch:

@@ -6,6 +6,10 @@ texts as if they held blocks, so a gateway sends about two batches ahead and kee
 
 A new batch is formed for every step (continuous batching) from the head of the queue, until the next text would exceed
 the limit. Batches are packed, so long and short texts can share one.
+
+A text may bring a search for similar cached questions. It is computed in the same batch as all others, and its answer
+has the result of the search in place of the vector. A training of a verifier is a request without a text. It runs in
+units, one in each step for which no text waits, so a text waits for one unit at most.
 """
 
 from collections import defaultdict
@@ -16,14 +20,29 @@ from typing import Protocol
 from maitred.core.clock import Clock
 from maitred.core.prefix import BlockUpdate
 from maitred.core.replica import LoadReport, pairs_of
-from maitred.core.request import EngineRequest, FinishReason, SequenceStats, TokenDelta
+from maitred.core.request import (
+    EngineRequest,
+    FinishReason,
+    SequenceStats,
+    SimilarQuestions,
+    SimilarSearch,
+    TokenDelta,
+    VerifierTraining,
+)
 from maitred.engine import request_log
+from maitred.engine.encoder.training_queue import TrainingQueue
 from maitred.engine.scheduler.step_times import StepMeter, StepWork
+from maitred.engine.similar.cached_questions import CachedQuestions
 from maitred.fairness.fair_queue import FairQueue, QueueEntry, QueueOrderConfig, make_queue
 from maitred.wire.frames import Rejection, TokenOutput, UpdateSimilar
 
 BLOCK_TOKENS = 16
 """Tokens of a block in the load report, by which waiting texts are counted."""
+
+
+def capacity_blocks(step_tokens: int, context_tokens: int) -> int:
+    """Returns the blocks of the load report: so many hold two batches, or the longest text."""
+    return -(-max(2 * step_tokens, context_tokens) // BLOCK_TOKENS)
 
 
 class EncoderModel(Protocol):
@@ -47,6 +66,11 @@ class _Text:
         return len(self.request.prompt)
 
     @property
+    def search(self) -> SimilarSearch | None:
+        similar = self.request.similar
+        return similar if isinstance(similar, SimilarSearch) else None
+
+    @property
     def blocks(self) -> int:
         return -(-self.tokens // BLOCK_TOKENS)
 
@@ -66,6 +90,7 @@ class EncoderEngine:
         context_tokens: Maximum tokens of a text.
         max_sequences: Waiting texts from which on the load report shows no free sequence; no text is rejected for it.
         step_tokens: Maximum tokens of a batch, except for a single text that is longer.
+        questions: Cached questions; None: requests with a search or a training are rejected.
     """
 
     def __init__(
@@ -78,6 +103,7 @@ class EncoderEngine:
         context_tokens: int,
         max_sequences: int,
         step_tokens: int,
+        questions: CachedQuestions | None = None,
     ) -> None:
         self._encode = encode
         self._clock = clock
@@ -89,35 +115,42 @@ class EncoderEngine:
         self._context_tokens = context_tokens
         self._max_sequences = max_sequences
         self._step_tokens = step_tokens
-        self.total_blocks = -(-max(2 * step_tokens, context_tokens) // BLOCK_TOKENS)
+        self._questions = questions
+        self._trainings = TrainingQueue()
+        self.total_blocks = capacity_blocks(step_tokens, context_tokens)
         self._blocks = self._tokens = 0
         self._steps = self._prompt_tokens = self._finished = self._cancelled = 0
         self._step_s = 0.0
 
     def max_idle_s(self) -> float | None:
-        """Returns 0 while any text waits; else None: the engine may sleep until the next request."""
-        return 0.0 if len(self._line) else None
+        """Returns 0 while there is work; else None: the engine may sleep until the next request."""
+        return 0.0 if self.occupied else None
 
     @property
     def occupied(self) -> bool:
         """Whether any request has not ended."""
-        return len(self._line) > 0
+        return len(self._line) > 0 or len(self._trainings) > 0
 
     def submit(self, owner: Hashable, request: EngineRequest) -> None:
-        """Enqueues a text of an owner.
+        """Enqueues a text or a training of an owner.
 
         Raises:
-            ValueError: The text can never be computed here; the message says why, and the text was not enqueued.
+            ValueError: It can never be computed here; the message says why, and it was not enqueued.
         """
-        if request.id in self._entries[owner]:
+        if request.id in self._entries[owner] or (owner, request.id) in self._trainings:
             raise ValueError(f"A request with the id {request.id} is already running.")
         if request.sampling.max_tokens:
             raise ValueError("This engine computes embeddings and generates nothing.")
+        if request.similar is not None and self._questions is None:
+            raise ValueError("This engine keeps no questions. Set encoder.similar_questions where it is started.")
+        now_s = self._clock.monotonic_s()
+        if self._questions is not None and isinstance(request.similar, VerifierTraining):
+            self._trainings.add(owner, request, self._questions.train(request.similar.labels), now_s)
+            return
         if not 1 <= len(request.prompt) <= self._context_tokens:
             raise ValueError(f"A text must have at least one token and at most {self._context_tokens}.")
         if not all(0 <= token < self._vocab_size for token in request.prompt):
             raise ValueError(f"Token ids must be at least 0 and below the vocabulary's size, {self._vocab_size}.")
-        now_s = self._clock.monotonic_s()
         text = _Text(owner, request, now_s)
         entry = QueueEntry(text, request.flow, arrived_s=now_s, service=float(text.tokens))
         self._line.add(entry, now_s)
@@ -126,7 +159,10 @@ class EncoderEngine:
         self._tokens += text.tokens
 
     def cancel(self, owner: Hashable, request_id: str, index: int | None) -> None:
-        """Cancels a waiting request; an unknown or finished request is ignored."""
+        """Cancels a waiting request or a training; an unknown or finished request is ignored."""
+        if self._trainings.cancel(owner, request_id):
+            self._cancelled += 1
+            return
         entry = self._entries[owner].get(request_id)
         if entry is not None:
             self._line.remove(entry)
@@ -143,7 +179,9 @@ class EncoderEngine:
         """Does nothing: there is no cache with pinned prefixes."""
 
     def update_similar(self, update: UpdateSimilar) -> None:
-        """Does nothing: there is no index of questions."""
+        """Changes the cached questions or the verifiers, if there are any."""
+        if self._questions is not None:
+            self._questions.update(update)
 
     def rejections(self) -> list[tuple[Hashable, Rejection]]:
         """Returns no rejections: every enqueued text can be computed."""
@@ -154,22 +192,33 @@ class EncoderEngine:
         for request_id in list(self._entries[owner]):
             self.cancel(owner, request_id, None)
         del self._entries[owner]
+        self._trainings.cancel_owner(owner)
 
     def step(self) -> dict[Hashable, list[TokenOutput]]:
-        """Computes one batch and returns the vectors by owner."""
+        """Computes one batch, or else one unit of a training, and returns the answers by owner."""
         start_s = self._clock.monotonic_s()
         outputs: dict[Hashable, list[TokenOutput]] = defaultdict(list)
         batch = self._batch(start_s, outputs)
         if not batch:
+            if len(self._trainings) and (ended := self._trainings.run_unit(start_s)) is not None:
+                outputs[ended[0]].append(ended[1])
             return outputs
         with request_log.log_failed_step(text.request for text in batch):
-            vectors = self._encode([text.request.prompt for text in batch])
+            answers = self._answer(batch)
         took_s = self._clock.monotonic_s() - start_s
-        for text, vector in zip(batch, vectors, strict=True):
+        for text, answer in zip(batch, answers, strict=True):
             waited_s = start_s - text.arrived_s
             waited_ms = {"slots": round(1000 * waited_s, 1)} if waited_s >= 0.0001 else None
             stats = SequenceStats(waited_s, took_s, prefill_steps=1, prefill_batch=len(batch))
-            delta = TokenDelta(0, [], FinishReason.STOP, waited_ms=waited_ms, embedding=vector, stats=stats)
+            delta = TokenDelta(
+                0,
+                [],
+                FinishReason.STOP,
+                waited_ms=waited_ms,
+                embedding=answer if isinstance(answer, bytes) else None,
+                stats=stats,
+                similar=answer if isinstance(answer, SimilarQuestions) else None,
+            )
             outputs[text.owner].append(TokenOutput(text.request.id, delta))
             request_log.log_encoding(text.request, waited_s, len(batch))
             self._line.done(text.request.flow)
@@ -221,6 +270,12 @@ class EncoderEngine:
             batch.append(text)
             tokens += text.tokens
         return batch
+
+    def _answer(self, batch: Sequence[_Text]) -> Sequence[bytes | SimilarQuestions]:
+        """Computes the vector of each text, or the result of its search."""
+        if self._questions is None or all(text.search is None for text in batch):
+            return self._encode([text.request.prompt for text in batch])
+        return self._questions.answer([(text.request.prompt, text.search) for text in batch])
 
     def _forget(self, text: _Text) -> None:
         del self._entries[text.owner][text.request.id]

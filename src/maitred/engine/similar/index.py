@@ -3,6 +3,8 @@
 A partition is all that must be equal: scope, history, tools, parameters. Questions of different partitions never meet.
 Most partitions are small, and a matrix product over one of 10,000 vectors of 384 numbers takes about a millisecond, so
 there is no approximate search. When the index is full, the entry that was added or served longest ago goes.
+
+The states of its tokens are most of an entry's memory, so tokens are bounded as well: long questions push others out.
 """
 
 from collections import OrderedDict
@@ -13,6 +15,8 @@ import numpy as np
 
 from maitred.engine.similar.question import EncodedQuestion, Floats, QuestionPair, Surroundings
 
+MEAN_TOKENS = 24
+"""Tokens of an entry for which there is room, on average."""
 DENSITY_RANK = 10
 """Neighbour whose cosine says how densely questions lie around."""
 
@@ -27,12 +31,12 @@ class _Entry:
 
 
 class _Partition:
-    """Vectors of one partition, one row each, without gaps."""
+    """Vectors of one partition, one row each, without gaps; there is room for at most four times as many."""
 
     def __init__(self, dimensions: int) -> None:
         self.entries: list[_Entry] = []
         self._rows: dict[Hashable, int] = {}
-        self._matrix = np.empty((4, dimensions), dtype=np.float32)
+        self._matrix = np.empty((1, dimensions), dtype=np.float32)
 
     def cosines(self, vector: Floats) -> Floats:
         return self._matrix[: len(self.entries)] @ vector.astype(np.float32)
@@ -51,17 +55,27 @@ class _Partition:
             self._matrix[row] = last.question.vector
             self._rows[last.key] = row
             self.entries[row] = last
+        if 4 * len(self.entries) < len(self._matrix):
+            self._matrix = self._matrix[: len(self._matrix) // 2].copy()
+
+    def question(self, key: Hashable) -> EncodedQuestion:
+        return self.entries[self._rows[key]].question
 
 
 class SimilarIndex:
     """Index of cached questions in partitions.
 
     Args:
-        max_entries: Most entries of all partitions together.
+        max_entries: Most entries of all partitions together. All their questions have at most `MEAN_TOKENS` times as
+            many tokens.
+
+    Attributes:
+        tokens: Tokens of all questions.
     """
 
     def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
+        self.tokens = 0
         self._partitions: dict[Hashable, _Partition] = {}
         self._places: OrderedDict[Hashable, Hashable] = OrderedDict()
         """Key of each entry, the next to go first, and its partition."""
@@ -70,13 +84,20 @@ class SimilarIndex:
         return len(self._places)
 
     def add(self, partition: Hashable, key: Hashable, question: EncodedQuestion) -> list[Hashable]:
-        """Adds a question under a key that is unique in the index, and returns the keys that went for it."""
-        if key in self._places:
-            self.remove(key)
+        """Adds a question under a key that is unique in the index, and returns the keys that went for it.
+
+        A question with more tokens than there is room for in all is not added.
+        """
+        self.remove(key)
+        tokens = len(question.token_ids)
+        most_tokens = MEAN_TOKENS * self._max_entries
+        if tokens > most_tokens:
+            return []
         removed = []
-        while len(self._places) >= self._max_entries:
+        while len(self._places) >= self._max_entries or self.tokens + tokens > most_tokens:
             removed.append(next(iter(self._places)))
             self.remove(removed[-1])
+        self.tokens += tokens
         found = self._partitions.setdefault(partition, _Partition(len(question.vector)))
         found.append(_Entry(key, question, _density(found.cosines(question.vector))))
         self._places[key] = partition
@@ -88,6 +109,7 @@ class SimilarIndex:
         if partition is None:
             return
         found = self._partitions[partition]
+        self.tokens -= len(found.question(key).token_ids)
         found.remove(key)
         if not found.entries:
             del self._partitions[partition]

@@ -16,12 +16,14 @@ class EncodedQuestion:
     """Question with its vectors.
 
     Attributes:
+        text: Question.
         wording: Its words.
         vector: ``[dimensions]``, of length 1.
         token_ids: ``[tokens]``, without the tokens that begin and end every text.
         token_vectors: ``[tokens, hidden_size]``: the encoder's last rows, of length 1; kept in half precision.
     """
 
+    text: str
     wording: Wording
     vector: Floats
     token_ids: NDArray[np.int64]

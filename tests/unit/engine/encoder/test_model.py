@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from maitred.core.errors import ConfigInvalid
+from maitred.core.request import ModelFingerprint
 from maitred.engine.encoder.build import build_encoder
 from maitred.engine.encoder.config import EncoderConfig
 from maitred.engine.encoder.model import Encoder
@@ -91,7 +92,9 @@ def test_the_card_says_how_texts_are_pooled(tmp_path):
 
     def pooling(mode=None):
         config = EncoderConfig(pooling=mode).engine()
-        return build_encoder(tmp_path, config, dtype=torch.float32, device=torch.device("cpu"))[1].pooling
+        return build_encoder(
+            tmp_path, config, dtype=torch.float32, device=torch.device("cpu"), digest=ModelFingerprint
+        )[1].pooling
 
     make_encoder(tmp_path)
     assert pooling() == "mean, normalised"

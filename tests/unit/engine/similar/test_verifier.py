@@ -11,14 +11,7 @@ from maitred.engine.similar.features import TokenWeights, pair_features
 from maitred.engine.similar.index import SimilarIndex
 from maitred.engine.similar.verifier import MIN_LABELS, Verifier, VerifierRecord, train_verifier
 from tests.support.similar.encoded_questions import encoded_question
-
-THINGS = ["card", "fee", "bank", "limit", "loan", "salary", "deposit", "rate", "branch", "phone"]
-DOINGS = ["block", "find", "change", "close", "order", "lose"]
-FORMS = ("how do i {} my {}", "please tell me how i {} the {}", "can you {} a {} for me", "i would like to {} this {}")
-
-
-def questions():
-    return [(form.format(doing, thing), (doing, thing)) for form in FORMS for doing in DOINGS for thing in THINGS]
+from tests.support.similar.labels import questions
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,132 @@
+"""Training of a verifier in small units of work, so that whoever runs it can do something else between them."""
+
+import logging
+import random
+from collections.abc import Generator, Iterable, Sequence
+from itertools import islice
+from typing import TypeVar
+
+import numpy as np
+
+from maitred.core.request import LabelledPair
+from maitred.engine.similar.edits import make_edits
+from maitred.engine.similar.features import FEATURES, TokenWeights, pair_features
+from maitred.engine.similar.question import EncodedQuestion, Floats, QuestionPair, Surroundings
+from maitred.engine.similar.question_reader import QuestionReader
+from maitred.engine.similar.verifier import MIN_LABELS, train_verifier
+from maitred.text.question_guards import difference
+from maitred.text.wording import Wording
+
+UNIT_TEXTS = 4
+"""Texts that are encoded in one unit; more would be hardly faster, and others wait for a unit."""
+_UNIT_PAIRS = 32
+MOST_EDITED_TEXTS = 1_500
+"""Most questions of which edits are made."""
+
+T = TypeVar("T")
+
+logger = logging.getLogger("maitred.engine")
+
+
+def train_in_units(
+    labels: Sequence[LabelledPair], reader: QuestionReader, encoder: str
+) -> Generator[None, None, bytes]:
+    """Trains a verifier with labelled pairs and with edits of their questions; yields after each unit.
+
+    The same labels give the same verifier.
+
+    Args:
+        labels: Labelled pairs. Those with a text that does not fit the encoder's window are left out.
+        reader: Reads questions.
+        encoder: Version of the encoder's vectors.
+
+    Returns:
+        Its weights; empty if the labels are too few, or all the same.
+    """
+    if len(labels) < MIN_LABELS or len({label.same for label in labels}) < 2:
+        return b""
+    questions: dict[str, EncodedQuestion] = {}
+    for texts in _units(dict.fromkeys(text for label in labels for text in (label.asked, label.cached)), UNIT_TEXTS):
+        questions.update((question.text, question) for question in reader.read(texts))
+        yield
+    labels = [label for label in labels if label.asked in questions and label.cached in questions]
+    if not labels:
+        return b""
+    weights = TokenWeights.of([*questions.values()])
+    labelled, edited = _Examples(weights), _Examples(weights)
+    for pairs in _units(labels, _UNIT_PAIRS):
+        for label in pairs:
+            labelled.add(
+                QuestionPair(questions[label.asked], questions[label.cached], Surroundings(*label.surroundings))
+            )
+        yield
+    densities = _densities(labels)
+    source = random.Random(0)
+    originals = [questions[text] for text in source.sample([*densities], min(len(densities), MOST_EDITED_TEXTS))]
+    edits = make_edits([original.text for original in originals], source)
+    yield
+    for unit in _units(edits, UNIT_TEXTS):
+        # What the guards refuse, the verifier never meets.
+        judged = [
+            (originals[place], text)
+            for place, text in unit
+            if difference(Wording.of(text), originals[place].wording) is None
+        ]
+        read = {question.text: question for question in reader.read([text for _, text in judged])}
+        for original, text in judged:
+            if text in read:
+                edited.add(QuestionPair(read[text], original, densities[original.text]))
+        yield
+    dimensions = len(originals[0].vector)
+    try:
+        verifier = train_verifier(
+            labelled.arrays(dimensions),
+            np.array([label.same for label in labels]),
+            edited.arrays(dimensions),
+            encoder=encoder,
+            token_weights=weights,
+        )
+    except ValueError as fault:
+        logger.warning("no verifier was trained: %s", fault)
+        return b""
+    return verifier.to_bytes()
+
+
+class _Examples:
+    """Pairs for the training, of which only the numbers are kept."""
+
+    def __init__(self, weights: TokenWeights) -> None:
+        self._weights = weights
+        self._features: list[Floats] = []
+        self._middles: list[Floats] = []
+
+    def add(self, pair: QuestionPair) -> None:
+        self._features.append(pair_features(pair, self._weights))
+        self._middles.append(pair.middle)
+
+    def arrays(self, dimensions: int) -> tuple[Floats, Floats]:
+        """Returns ``[pairs, features]`` and ``[pairs, dimensions]``; there may be no pairs."""
+        pairs = len(self._features)
+        features, middles = np.array(self._features), np.array(self._middles)
+        return features.reshape(pairs, len(FEATURES)), middles.reshape(pairs, dimensions)
+
+
+def _densities(labels: Iterable[LabelledPair]) -> dict[str, Surroundings]:
+    """Returns for each question the surroundings of a pair of it and an edit of it.
+
+    Partitions differ in size, and so in density. An edit lies where its question lies, in the partition in which the
+    question was searched. So both have the question's own density, and nothing about it tells an edit from a question.
+    The edit's nearest neighbour is its question.
+    """
+    places: dict[str, Surroundings] = {}
+    for label in labels:
+        asked, cached, _ = label.surroundings
+        places.setdefault(label.asked, Surroundings(asked, asked, 0.0))
+        places.setdefault(label.cached, Surroundings(cached, cached, 0.0))
+    return places
+
+
+def _units(items: Iterable[T], size: int) -> Generator[list[T], None, None]:
+    left = iter(items)
+    while unit := list(islice(left, size)):
+        yield unit
