@@ -12,11 +12,12 @@ is compared with it and left out.
 """
 
 import asyncio
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self
+
+from msgspec.structs import replace
 
 from maitred.app.request.answer_comparison import AnswerComparison
 from maitred.app.request.answer_lookup import AnswerLookup, AnswerRecording
@@ -126,7 +127,8 @@ class CoalescedAnswer(StreamSink):
             compute: Begins the answer.
             on_end: Called when the answer is in the cache, or will never be.
         """
-        self._task = asyncio.create_task(self._run(compute, on_end), name=f"answer to {self.context.request_id}")
+        name = f"answer to {self.context.request_id}"
+        self._task = asyncio.get_running_loop().create_task(self._run(compute, on_end), name=name)
 
     @property
     def can_be_joined(self) -> bool:
@@ -142,7 +144,7 @@ class CoalescedAnswer(StreamSink):
         """Adds a reader; returns the answer so far."""
         self._readers.append(reader)
         self.on_read()
-        return self._recording.deltas()
+        return self._recording.deltas() if self.has_begun else []
 
     async def detach(self, reader: AnswerReader, error: BaseException | None) -> None:
         """Removes a reader; behind the last one, ends the task and waits until it holds nothing any more."""
@@ -238,7 +240,7 @@ class CoalescedAnswer(StreamSink):
                     self._unfinished -= 1
             if not self._unfinished:
                 # Behind the last part, the first caller may begin another answer with the same record.
-                self.context = copy.copy(self.context)
+                self.context = replace(self.context)
             self.send(parts)
             while self._readers and self._readers[0].unread >= _MOST_UNREAD and not self.open:
                 self._reader_waiter = asyncio.get_running_loop().create_future()
@@ -308,7 +310,7 @@ class CoalescedAnswer(StreamSink):
         if isinstance(failure, PeerLost):
             self.is_lost, failure = True, ReplicaLost()
         if self._unfinished:
-            self.context = copy.copy(self.context)
+            self.context = replace(self.context)
         response, self._response = self._response, None  # whose sink this is
         if failure is not None and isinstance(response, ContinuableResponse):
             self.prefix = response.prefix
