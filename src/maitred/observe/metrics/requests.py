@@ -127,6 +127,9 @@ class RequestMetrics:
         served = [ctx for ctx in contexts if ctx.first_token_s is not None and ctx.is_computed]
         for model in dict.fromkeys(ctx.model for ctx in served):
             self._observe_model(model, [ctx for ctx in served if ctx.model == model])
+        look_ups = Tallied([(ctx.model, ctx.cache.status) for ctx in contexts if ctx.cache is not None])
+        for (model, status), count in look_ups.items():
+            self._count("maitred_cache_lookups", model, status, by=count)
         for context in contexts:
             self._count_incidents(context)
 
@@ -176,10 +179,8 @@ class RequestMetrics:
         if (compaction := context.compaction) is not None:
             self._count("maitred_compactions", compaction.model)
             self._count_tokens(compaction.model, compaction.usage)
-        if (cached := context.cache) is not None:
-            self._count("maitred_cache_lookups", model, cached.status)
-            if saved_tokens := context.saved_tokens:
-                self._count("maitred_cache_saved_tokens", model, by=saved_tokens)
+        if context.cache is not None and (saved_tokens := context.saved_tokens):
+            self._count("maitred_cache_saved_tokens", model, by=saved_tokens)
         if context.hedged:
             self._count("maitred_hedges", model, context.hedged)
         if context.recoveries:
