@@ -15,6 +15,9 @@ from maitred.cache.eviction import CacheEntry, OwnerShare
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
+_ROOM = 8
+"""An owner that grows is listed anew when it is larger by one part in so many, not with each entry."""
+
 
 class AdaptiveCache(Generic[K, V]):
     """Cache of values by key, fair to owners, whose order of eviction is learnt.
@@ -124,11 +127,11 @@ class AdaptiveCache(Generic[K, V]):
         return size + sum(min(other.size, size) for other in others if other is not share) <= self.most
 
     def _resize(self, share: OwnerShare, size: int) -> None:
-        """Applies a new size of an owner. One that has become smaller is listed anew when it is the first."""
+        """Applies a new size of an owner. It is listed with room to grow, and anew as it is when it is the first."""
         share.size = size
         if size > share.listed:
-            share.listed = size
-            heappush(self._by_size, (-size, share.owner))
+            share.listed = size + size // _ROOM
+            heappush(self._by_size, (-share.listed, share.owner))
             if len(self._by_size) > 2 * len(self._shares) + 16:
                 self._list_all()
 
