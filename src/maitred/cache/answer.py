@@ -102,12 +102,14 @@ class AnswerRecorder:
     @property
     def given_up(self) -> bool:
         """Whether the deltas are not kept: they are too many, or the end of the answer is not that of one model."""
-        self._join()
+        if self._new:
+            self._join()
         return self._is_given_up
 
     def deltas(self) -> list[TextDelta]:
         """Returns the deltas so far, text of successive deltas joined; empty if they were given up."""
-        self._join()
+        if self._new:
+            self._join()
         for index in [*self._texts]:
             self._flush(index)
         return [*self._deltas]

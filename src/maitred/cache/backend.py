@@ -100,7 +100,7 @@ class MemoryBackend:
 
     def __init__(self, max_bytes: int, clock: Clock) -> None:
         self._clock = clock
-        self._answers: AdaptiveCache[str, tuple[AnswerKey, bytes]] = AdaptiveCache(max_bytes)
+        self._answers: AdaptiveCache[bytes, tuple[AnswerKey, bytes]] = AdaptiveCache(max_bytes)
         self._fingerprints: SharedCache[str, str] = SharedCache(_MOST_SERVERS)
         self._removals = RemovalLog()
         self._stores = self._evictions = 0
@@ -122,7 +122,7 @@ class MemoryBackend:
 
     async def get(self, key: AnswerKey) -> StoredAnswer | None:
         """Returns an encoded answer; implements `AnswerBackend.get`."""
-        entry = self._answers.get(key.name, self._clock.monotonic_s())
+        entry = self._answers.get(key.digest, self._clock.monotonic_s())
         return None if entry is None else StoredAnswer(entry[1], self._fingerprints.get(key.server) or "")
 
     def put(self, key: AnswerKey, answer: bytes, ttl_s: float, fingerprint: str, since_s: float = math.inf) -> None:
@@ -135,7 +135,7 @@ class MemoryBackend:
         now_s = self._clock.monotonic_s()
         size = len(answer) + ENTRY_BYTES
         dropped = self._answers.put(
-            key.name, (key, answer), key.organisation, size, expires_s=now_s + ttl_s, now_s=now_s
+            key.digest, (key, answer), key.organisation, size, expires_s=now_s + ttl_s, now_s=now_s
         )
         self._stores += 1
         self._evictions += len(dropped)
@@ -156,7 +156,7 @@ class MemoryBackend:
         removed = 0
         async for kept in self._batches():
             for key, _ in kept:
-                if _is_chosen(key, selection) and self._answers.pop(key.name) is not None:
+                if _is_chosen(key, selection) and self._answers.pop(key.digest) is not None:
                     removed += 1
         return removed
 

@@ -88,12 +88,11 @@ class AnswerLookup:
         self.compute_copy: ComputeCopy | None = None
 
     async def find(self, context: RequestContext) -> CachedAnswer | None:
-        """Returns the answer from the cache, and notes in the context whether there is one; None: there is none."""
-        found = None
-        if self._is_kept and not self._control.no_cache:
-            found = await self._cache.find(self._key, self._control.max_age_s)
+        """Returns the answer from the cache, and notes in the context that it has come from there; None: none has."""
+        if not self._is_kept or self._control.no_cache:
+            return None
+        found = await self._cache.find(self._key, self._control.max_age_s)
         if found is None:
-            self.note(CacheStatus.MISS, context)
             return None
         answer, age_s = found
         context.cache = CacheResult(CacheStatus.HIT, self._key.name, age_s)
@@ -135,7 +134,7 @@ class AnswerLookup:
             stored_s=self._cache.wall_s(),
             ignored_fields=[*context.ignored_fields],
             is_passthrough=context.is_passthrough,
-            fingerprint=fingerprint_in(deltas),
+            fingerprint=fingerprint_in(deltas) if self._key.server else "",
         )
         stored = self._cache.store(self._key, answer, self._ttl_s, self._since_s)
         if self.on_stored is not None:
