@@ -162,6 +162,10 @@ class CoalescedAnswer(StreamSink):
                 task.cancel(*(() if error is None else (error if isinstance(error, MaitredError) else Bug(),)))
         await asyncio.wait([task])
 
+    def work_for_others(self, reader: AnswerReader) -> "asyncio.Future[None] | None":
+        """Returns the task, if it goes on for others than this reader; None: it does not."""
+        return self._task if self._unfinished and self._readers != [reader] else None
+
     # --- the sink of the response ---
 
     @property
@@ -384,6 +388,7 @@ class CoalescedResponse(ContinuableResponse, AnswerReader):
         if self._answer.is_computed_for(self.context):
             # The answer may go on for others. Its line in the ledger must not wait for a response that nobody stores.
             self.context.stored_as = ""
+            self.context.work_for_others = self._answer.work_for_others(self)
         await self._answer.detach(self, error)
 
     async def __anext__(self) -> list[TextDelta]:
