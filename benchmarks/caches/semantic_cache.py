@@ -8,6 +8,9 @@ Minimal edits. Each edit of a question is looked up at the threshold that serves
 question in the cache. The words that make edits here are not those that the verifier was trained with; where they are
 drawn from the same text, the questions are others.
 
+Dialogues. Turns of real dialogues: how many have a history that was there before, and what answering them from a cache
+saves. Their replies are people's; two of them to the same words are hardly ever equal, so they label nothing.
+
 Planted rates. Simulated scopes whose rates of false hits are known, and grow at a known time.
 
     OMP_NUM_THREADS=1 python -m benchmarks semantic_cache --data ../shared/data [--encodings FOLDER] [--quick]
@@ -20,6 +23,7 @@ import random
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -38,6 +42,7 @@ from maitred.engine.similar.edits import make_edits
 from maitred.engine.similar.index import SimilarIndex
 from maitred.engine.similar.question import EncodedQuestion
 from maitred.text.question_guards import difference, skip_reason
+from maitred.text.tokenizer import Tokenizer
 from maitred.text.wording import Wording
 
 SEED = 20261128
@@ -49,6 +54,9 @@ EDITED = 1_500
 """Questions of which the training may use edits."""
 SUITE = {"number": 2_000, "negation": 2_000, "swap": 200, "antonym": 200, "entity": 200}
 """Most edits of each kind; those of the first two are never encoded, since a guard must refuse them before."""
+Turn = tuple[str, str]
+"""Who spoke, "u" for a user and "a" for an assistant, and the text."""
+Dialogue = list[Turn]
 QUICK_SPLITS = 2
 QUICK_PLAN = Plan(
     entries=800, warm=200, training_labels=600, certification_labels=600, serve_at=2_600, scored_lookups=200
@@ -64,7 +72,12 @@ DRIFTS = (0.01, 0.015, 0.02, 0.05)
 PLANTED_DRIFT = 0.02
 SCOPES = ("cosine", "verifier")
 DIALOGUES = "sgd_dialogues_dev.jsonl.xz"
-ORIGIN = "it is one of the public sets BANKING77, CLINC150 and SGD; name the folder of data with --data."
+GIVEN_DIALOGUES = {
+    "SGD": ("sgd_dialogues_train.jsonl.xz", DIALOGUES),
+    "Taskmaster-4 coffee": ("taskmaster4_coffee_dialogues.jsonl.xz",),
+    "Topical-Chat": ("topical_chat_valid_test.jsonl.xz",),
+}
+ORIGIN = "it is one of the public sets that the module names; name the folder of data with --data."
 
 
 def main() -> int:
@@ -80,11 +93,16 @@ def main() -> int:
 
     for file in FILES.values():
         require_file(arguments.data / "semantic_cache" / file, ORIGIN)
-    require_file(arguments.data / "text" / DIALOGUES, ORIGIN)
+    for file in (file for files in GIVEN_DIALOGUES.values() for file in files):
+        require_file(arguments.data / "text" / file, ORIGIN)
     report = Report("semantic_cache", seed=SEED, quick=arguments.quick)
     encoder = QuestionEncoder(Path(get_model_path()), arguments.encodings)
     planted(report, QUICK_RUNS if arguments.quick else RUNS)
-    other_history(report, arguments.data / "text" / DIALOGUES)
+    other_history(report, read_dialogues(arguments.data / "text" / DIALOGUES))
+    tokenizer = Tokenizer.load(Path(get_model_path()))
+    for name, files in GIVEN_DIALOGUES.items():
+        read = [dialogue for file in files for dialogue in read_dialogues(arguments.data / "text" / file)]
+        report.figures[f"dialogues of {name}"] = hits_in_dialogues(read[:300] if arguments.quick else read, tokenizer)
     folder = arguments.data / "semantic_cache"
     seeds = range(QUICK_SPLITS if arguments.quick else SPLITS)
     jobs = [(name, part) for name in arguments.sets for part in (seeds[0::2], seeds[1::2]) if part]
@@ -102,11 +120,12 @@ class SplitResult:
 
     Attributes:
         served: What each scope served.
-        passed: Number of minimal edits of each kind that would be served; None: nothing was certified at its end.
+        passed: Number of minimal edits of each kind that each scope would serve; a scope that has nothing certified
+            at the end is not there.
     """
 
     served: dict[str, Served]
-    passed: dict[str, int] | None
+    passed: dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True)
@@ -167,8 +186,13 @@ def judge(report: Report, name: str, runs: list[SetRun]) -> None:
     within = {
         scope: sum(each.false <= BUDGET * each.lookups for each in served[scope]) / len(splits) for scope in SCOPES
     }
-    judged = [split.passed for split in splits if split.passed is not None]
-    passed = {kind: sum(each[kind] for each in judged) / max(1, len(judged) * runs[0].made[kind]) for kind in KINDS}
+    judged = {scope: [split.passed[scope] for split in splits if scope in split.passed] for scope in SCOPES}
+    # The cosine has no guards: what these would refuse was not encoded, so its share is of the others.
+    edits = {"cosine": runs[0].unguarded, "verifier": runs[0].made}
+    passed = {
+        scope: {kind: sum(each[kind] for each in found) / max(1, len(found) * edits[scope][kind]) for kind in KINDS}
+        for scope, found in judged.items()
+    }
     report.figures[name] = {
         "splits": {scope: [line(each) for each in served[scope]] for scope in SCOPES},
         "right": right,
@@ -178,16 +202,21 @@ def judge(report: Report, name: str, runs: list[SetRun]) -> None:
         "within the budget": within,
         "skipped": runs[0].skipped,
         "minimal edits": {
-            kind: {"edits": runs[0].made[kind], "beyond the guards": runs[0].unguarded[kind], "passed": passed[kind]}
+            kind: {
+                "edits": runs[0].made[kind],
+                "beyond the guards": runs[0].unguarded[kind],
+                "passed": passed["verifier"][kind],
+                "of those beyond the guards, passed by the cosine": passed["cosine"][kind],
+            }
             for kind in KINDS
         },
-        "splits in which edits were judged": len(judged),
+        "splits in which edits were judged": {scope: len(found) for scope, found in judged.items()},
     }
     report.require(f"{name}: splits within the budget", within["verifier"], at_least=CONFIDENCE)
     report.require(f"{name}: labels", max(each.labels for each in served["verifier"]), at_most=2_300)
     report.require(f"{name}: recall over cosine's", right["verifier"] / max(1, right["cosine"]), at_least=1.3)
     for kind, most in (("number", 0.0), ("negation", 0.0), ("swap", 0.1), ("antonym", 0.1)):
-        report.require(f"{name}: {kind} edits passed", passed[kind], at_most=most)
+        report.require(f"{name}: {kind} edits passed", passed["verifier"][kind], at_most=most)
 
 
 def is_guarded(edit: MinimalEdit) -> bool:
@@ -201,16 +230,21 @@ def is_guarded(edit: MinimalEdit) -> bool:
 
 def passed_edits(
     split: Split, edits: list[tuple[MinimalEdit, EncodedQuestion, EncodedQuestion]]
-) -> dict[str, int] | None:
-    """Counts edits whose original would be served for them, by kind, at the threshold at the end of a split."""
-    scope = split.scopes.get("verifier")
-    threshold = None if scope is None else scope.certification.threshold
-    if split.verifier is None or threshold is None:
-        return None
-    passed = dict.fromkeys(KINDS, 0)
-    for edit, original, edited in edits:
-        pair = split.index.pair_with(PARTITION, edited, original)
-        passed[edit.kind] += bool(split.verifier.score([pair])[0] >= threshold)
+) -> dict[str, dict[str, int]]:
+    """Counts edits whose original each scope would serve for them, at its threshold at the end of a split."""
+    passed = {}
+    for name, scope in split.scopes.items():
+        threshold = scope.certification.threshold
+        if threshold is None:
+            continue
+        passed[name] = dict.fromkeys(KINDS, 0)
+        for edit, original, edited in edits:
+            if name == "cosine":
+                score = edited.vector @ original.vector
+            else:
+                assert split.verifier is not None
+                score = split.verifier.score([split.index.pair_with(PARTITION, edited, original)])[0]
+            passed[name][edit.kind] += bool(score >= threshold)
     return passed
 
 
@@ -259,11 +293,51 @@ def planted(report: Report, runs: int) -> None:
     report.require("planted drift to 2 %: tripped in time", within_twice, at_least=CONFIDENCE)
 
 
-def other_history(report: Report, file: Path) -> None:
+def read_dialogues(file: Path) -> list[Dialogue]:
+    """Reads dialogues."""
+    with lzma.open(file, "rt", encoding="utf-8") as lines:
+        return [[(who, text) for who, text in json.loads(line)["turns"]] for line in lines]
+
+
+def hits_in_dialogues(dialogues: list[Dialogue], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Looks up each turn of a user that was replied to, with all before it, as the exact cache does.
+
+    A reply that was given to another first turn before is the most that a cache of similar questions can find where
+    its label is that two replies are equal.
+    """
+    replies: dict[tuple[Turn, ...], str] = {}
+    replied: set[str] = set()
+    turns = hits = later_hits = equal = tokens = saved = first = again = similar = 0
+    for dialogue in dialogues:
+        for i, ((who, text), (other, reply)) in enumerate(pairwise(dialogue)):
+            if (who, other) != ("u", "a"):
+                continue
+            history, length = tuple(dialogue[: i + 1]), len(tokenizer.encode(reply, add_special_tokens=False))
+            turns, tokens, hit = turns + 1, tokens + length, history in replies
+            if hit:
+                hits, later_hits, saved = hits + 1, later_hits + (i > 0), saved + length
+                equal += replies[history] == reply
+            if i == 0:
+                looked_up = skip_reason(Wording.of(text), in_conversation=False) is None
+                first, again, similar = first + 1, again + hit, similar + (looked_up and not hit and reply in replied)
+                replied.add(reply)
+            replies.setdefault(history, reply)
+    return {
+        "turns": turns,
+        "first turns": first,
+        "hits of the exact cache": hits,
+        "of them first turns": again,
+        "of them later turns": later_hits,
+        "of them with the reply that was recorded": equal,
+        "hit rate of the exact cache": round(hits / turns, 5),
+        "tokens of replies that it saves": round(saved / tokens, 5),
+        "other first turns whose reply another one had before": similar,
+    }
+
+
+def other_history(report: Report, dialogues: list[Dialogue]) -> None:
     """Looks up turns of real dialogues: how many may be answered at all, and none with another history."""
     index, served, lookups = SimilarIndex(100_000), 0, 0
-    with lzma.open(file, "rt", encoding="utf-8") as lines:
-        dialogues = [[tuple(turn) for turn in json.loads(text)["turns"]] for text in lines]
     turns = [dialogue[: i + 1] for dialogue in dialogues for i in range(0, len(dialogue), 2)]
     first = later = 0
     for key, turn in enumerate(turns):

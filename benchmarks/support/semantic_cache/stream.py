@@ -49,8 +49,8 @@ class Plan:
     audit_labels: int = 150
     audit_share: float = 0.15
     serve_at: int = 6_000
-    thresholds: int = 30
-    scored_lookups: int = 400
+    thresholds: int = 100
+    scored_lookups: int = 200
     widest: float = 0.35
     candidates: int = 3
     least_cosine: float = 0.55

@@ -4,6 +4,9 @@ The cosine of two vectors says that two questions are about the same; whether th
 So each token is matched with the most similar token of the other question (late interaction: Khattab and Zaharia,
 "ColBERT", 2020), and what is left without a match counts more the rarer it is. Words tell what token states blur: which
 are missing, and in which order they stand.
+
+Two questions that are equal but for one word have a feature of their own. Edits in training are all of that kind
+(`maitred.engine.similar.edits`); without it what they teach falls on every other feature, and paraphrases pay for it.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -12,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from maitred.engine.similar.question import EncodedQuestion, Floats, QuestionPair
+from maitred.text.wording import is_content_word, stem
 
 FEATURES = (
     "cosine",
@@ -37,12 +41,14 @@ FEATURES = (
     "common_word_pairs",
     "one_word_replaced",
     "common_content_sequence",
+    "one_word_differs",
+    "one_content_word_differs",
     "asked_density",
     "cached_density",
     "behind",
 )
 """Names of the features, in their order; most are symmetric in the two questions."""
-FEATURE_VERSION = 1
+FEATURE_VERSION = 2
 """Changes with every change of what a feature means."""
 _QUESTION_WORDS = {
     *("what", "how", "why", "when", "where", "who", "which"),
@@ -137,7 +143,16 @@ def _word_features(a: EncodedQuestion, b: EncodedQuestion) -> list[float]:
         _jaccard(set(pairwise(words_a)), set(pairwise(words_b))),
         float(others == [1, 1]),
         in_order / max(1, len(content_a), len(content_b)),
+        *_sole_difference(words_a, words_b),
     ]
+
+
+def _sole_difference(a: Sequence[str], b: Sequence[str]) -> tuple[float, float]:
+    """Returns whether two questions are the same but for one word, and whether that is a content word in both."""
+    places = [(stem(x), stem(y)) for x, y in zip(a, b, strict=False) if stem(x) != stem(y)]
+    if len(a) != len(b) or len(places) != 1:
+        return 0.0, 0.0
+    return 1.0, float(all(map(is_content_word, places[0])))
 
 
 def _question_word(words: Sequence[str]) -> str | None:

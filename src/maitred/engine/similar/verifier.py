@@ -4,8 +4,9 @@ Three things are learnt from a deployment's own questions, and none of it is of 
 
 - a logistic regression over `maitred.engine.similar.features`;
 - where it went wrong before: which parts of the space of questions mix answers up. Each labelled pair is remembered by
-  the vector half-way between its questions, and the share of false pairs around a new one, weighted by a kernel, is a
-  feature of its own (its own label left out in training). It halves the errors, since they lie close together;
+  the vector half-way between its questions; the share of false pairs around a new one, weighted by kernels of three
+  widths, makes three more features (its own label left out in training). They halve the errors, which lie close
+  together;
 - what a minimal edit is: pairs of a question and itself with two words exchanged or one replaced
   (`maitred.engine.similar.edits`) are further false pairs. They need no label, and without them the verifier takes most
   swaps of arguments for paraphrases, since it hardly ever meets one among real questions.
@@ -24,13 +25,14 @@ from maitred.engine.similar.question import Floats, QuestionPair
 
 MIN_LABELS = 500
 """Labels below which plain cosine does better."""
-EDIT_SHARE = 0.04
+EDIT_SHARE = 0.03
 """Weight of all edits together, as a part of that of all labels."""
-_RIDGE = 10.0
-_KERNEL_WIDTH = 0.05
-"""Distance, in cosine, at which a remembered pair counts 1/e."""
-_PRIOR = 3 * float(np.exp(-0.3 / _KERNEL_WIDTH))
-"""Three remembered pairs at a distance of 0.3, with the mean share of errors, count with all others."""
+_RIDGE = 20.0
+_KERNEL_WIDTHS = (0.02, 0.05, 0.12)
+"""Distances, in cosine, at which a remembered pair counts 1/e: one feature for each."""
+_PRIOR_PAIRS = 3.0
+_PRIOR_DISTANCE = 0.3
+"""So many remembered pairs so far away, with the mean share of errors, count with all others."""
 
 
 class VerifierRecord(Struct, frozen=True, kw_only=True):
@@ -39,7 +41,7 @@ class VerifierRecord(Struct, frozen=True, kw_only=True):
     Attributes:
         encoder: Digest of the encoder whose vectors it judges.
         feature_version: Version of the features.
-        means: Of each feature, the share of errors nearby last.
+        means: Of each feature, the shares of errors nearby last.
         spreads: Standard deviation of each feature.
         weights: Weight of each feature.
         bias: Log-odds of a pair with the mean of all features.
@@ -93,7 +95,7 @@ class Verifier:
             raise ValueError(f"These are no weights of a verifier: {fault}.") from fault
         if record.encoder != encoder or record.feature_version != FEATURE_VERSION:
             raise ValueError("These weights were trained for another encoder or other features. Train again.")
-        if {len(record.means), len(record.spreads), len(record.weights)} != {len(FEATURES) + 1}:
+        if {len(record.means), len(record.spreads), len(record.weights)} != {len(FEATURES) + len(_KERNEL_WIDTHS)}:
             raise ValueError("These weights of a verifier have a wrong number of features.")
         return cls(record)
 
@@ -113,11 +115,8 @@ class Verifier:
             features: ``[pairs, features]``, as of `pair_features`.
             middles: ``[pairs, dimensions]``: vectors half-way between the questions of each pair.
         """
-        nearby = _errors_nearby(self._kernel(middles), self._same)
-        return self._model.log_odds(np.column_stack([features, nearby]))
-
-    def _kernel(self, middles: Floats) -> Floats:
-        return _kernel(middles.astype(np.float32), self._middles)
+        nearby = _errors_nearby(_cosines(middles, self._middles), self._same)
+        return self._model.log_odds(np.hstack([features, nearby]))
 
 
 def train_verifier(
@@ -146,12 +145,11 @@ def train_verifier(
     # As it will be stored, so that training and use agree.
     kept = middles.astype(np.float16)
     known = same.astype(np.float64)
-    kernel = _kernel(kept.astype(np.float32), kept.astype(np.float32))
-    np.fill_diagonal(kernel, 0.0)
-    rows = np.column_stack([features, _errors_nearby(kernel, known)])
+    cosines = _cosines(kept, kept)
+    np.fill_diagonal(cosines, -np.inf)
+    rows = np.hstack([features, _errors_nearby(cosines, known)])
     edit_features, edit_middles = edits
-    edit_kernel = _kernel(edit_middles.astype(np.float32), kept.astype(np.float32))
-    edit_rows = np.column_stack([edit_features, _errors_nearby(edit_kernel, known)])
+    edit_rows = np.hstack([edit_features, _errors_nearby(_cosines(edit_middles, kept), known)])
     count = len(edit_rows)
     model = fit_logistic(
         np.concatenate([rows, edit_rows]),
@@ -176,15 +174,26 @@ def train_verifier(
     )
 
 
-def _kernel(middles: Floats, remembered: Floats) -> Floats:
-    """Returns how much each remembered pair counts for each pair."""
-    result: Floats = np.exp((middles @ remembered.T - 1.0) / _KERNEL_WIDTH).astype(np.float64)
-    return result
+def _cosines(middles: Floats, remembered: Floats) -> Floats:
+    """Returns how similar each pair is to each remembered pair."""
+    return middles.astype(np.float32) @ remembered.astype(np.float32).T
 
 
-def _errors_nearby(kernel: Floats, same: Floats) -> Floats:
-    """Returns the logarithm of false pairs over true pairs nearby, which tends to the mean far from all."""
+def _errors_nearby(cosines: Floats, same: Floats) -> Floats:
+    """Returns the logarithms of false pairs over true pairs nearby, which tend to the mean far from all.
+
+    Args:
+        cosines: ``[pairs, remembered]``; minus infinity leaves a remembered pair out.
+        same: ``[remembered]``: 1 where the answers were the same, else 0.
+
+    Returns:
+        ``[pairs, widths]``
+    """
     false_share = 1.0 - float(same.mean())
-    false = kernel @ (1.0 - same) + _PRIOR * false_share
-    result: Floats = np.log(false / (kernel @ same + _PRIOR * (1.0 - false_share)))
-    return result
+    columns = []
+    for width in _KERNEL_WIDTHS:
+        counts = np.exp((cosines - 1.0) / width).astype(np.float64)
+        prior = _PRIOR_PAIRS * np.exp(-_PRIOR_DISTANCE / width)
+        false, true = counts @ (1.0 - same) + prior * false_share, counts @ same + prior * (1.0 - false_share)
+        columns.append(np.log(false / true))
+    return np.column_stack(columns)

@@ -41,6 +41,23 @@ def test_a_replaced_word_shows():
     assert features("where is my card", "how is my card")["other_question_word"] == 1.0
 
 
+@pytest.mark.parametrize(
+    ("other", "one_word", "one_content_word"),
+    [
+        ("where is my old card", 1.0, 1.0),
+        ("where was my new card", 1.0, 0.0),
+        ("where are my new cards", 1.0, 0.0),
+        ("where is my new card", 0.0, 0.0),
+        ("where is my new bank card", 0.0, 0.0),
+        ("where is your old card", 0.0, 0.0),
+        ("where is card my new", 0.0, 0.0),
+    ],
+)
+def test_questions_that_are_equal_but_for_one_word(other, one_word, one_content_word):
+    found = features("where is my new card", other)
+    assert (found["one_word_differs"], found["one_content_word_differs"]) == (one_word, one_content_word)
+
+
 def test_rare_tokens_weigh_more():
     weights = dict(zip(["the", "card", "unknown"], WEIGHTS[encoded_question("the card unknown")], strict=True))
     assert weights["the"] < weights["card"] < weights["unknown"] == pytest.approx(1.0, abs=1e-2)

@@ -76,6 +76,15 @@ def test_edits_teach_it_to_refuse_swaps(world, trained):
     assert trained.score([swapped])[0] < without.score([swapped])[0]
 
 
+def test_edits_cost_no_paraphrase(world, trained):
+    """A question with one word replaced stands behind a paraphrase of which it shares as many words."""
+    index, *_ = world
+    replaced = pair(index, "how do i close my loan", "how do i change my loan")
+    paraphrase = pair(index, "how do i close my loan", "please tell me how i close the loan")
+    scores = trained.score([replaced, paraphrase])
+    assert scores[1] > scores[0] + 1
+
+
 def test_errors_nearby_make_it_careful(world):
     """Two questions that look as good as any, in a part of the space in which labels were false before."""
     index, weights, pairs, same, edits = world
