@@ -128,8 +128,8 @@ class RequestMetrics:
         for model in dict.fromkeys(ctx.model for ctx in served):
             self._observe_model(model, [ctx for ctx in served if ctx.model == model])
         look_ups = Tallied([(ctx.model, ctx.cache.status) for ctx in contexts if ctx.cache is not None])
-        for (model, status), count in look_ups.items():
-            self._count("maitred_cache_lookups", model, status, by=count)
+        for (model, result), count in look_ups.items():
+            self._count("maitred_cache_lookups", model, result, by=count)
         for context in contexts:
             self._count_incidents(context)
 
