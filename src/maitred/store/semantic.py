@@ -165,13 +165,14 @@ class SemanticStore:
         """
         async with self._database.begin() as connection:
             before = await self._lock(connection, scope)
-            if before is None:
-                # Another gateway may make it at the same time; then this one waits for its row.
+            while before is None:
                 after, labels = change(None)
                 values = {**_owner_of(scope), **self._values(after)}
                 made = await connection.execute(self._insert(semantic_scopes).values(values).on_conflict_do_nothing())
-                if not made.rowcount:
-                    before = await self._lock(connection, scope)
+                if made.rowcount:
+                    break
+                # Another gateway has made it at the same time.
+                before = await self._lock(connection, scope)
             if before is not None:
                 after, labels = change(before)
                 if after.encoder != before.encoder:

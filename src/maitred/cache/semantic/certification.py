@@ -91,7 +91,7 @@ class Certification:
     @property
     def upper_bound(self) -> float:
         """Upper bound of false hits per look-up at the threshold that serves, or at the strictest if none does."""
-        return upper_bound(self.lookups, sum(self._false_hits[: max(1, self._passed)]), self._confidence)
+        return _upper_bound(self.lookups, sum(self._false_hits[: max(1, self._passed)]), self._confidence)
 
     @property
     def needed_lookups(self) -> int | None:
@@ -159,6 +159,10 @@ def make_thresholds(scores: Sequence[float], count: int) -> tuple[float, ...]:
     ordered = sorted(scores, reverse=True)
     places = {min(len(ordered) - 1, round((i + 1) * len(ordered) / count) - 1) for i in range(count)} if ordered else ()
     return tuple(sorted({ordered[place] for place in places if place >= 0}, reverse=True))
+
+
+_upper_bound = lru_cache(maxsize=4_096)(upper_bound)
+"""Every look-up tells its caller the bound, which changes with audits only."""
 
 
 @lru_cache(maxsize=16)
