@@ -6,8 +6,10 @@ import subprocess
 import sys
 
 import httpx
+import msgspec
 import pytest
 
+from maitred.wire.admin.semantic import SemanticScopeBody
 from tests.support.console_server import Complaints, accessibility_violations, consoled
 
 playwright = pytest.importorskip(
@@ -112,6 +114,10 @@ def draw_chart(page, values):
       }""",
         points,
     )
+
+
+def serious_violations(page, where=None):
+    return [each for each in accessibility_violations(page, where) if each["impact"] in ("serious", "critical")]
 
 
 def log_in(page, key):
@@ -268,6 +274,87 @@ def test_answers_are_removed_by_what_they_have(opened, system):
     expect(page.get_by_text("Nothing is kept.")).to_be_visible()
 
 
+def semantic_scope(tenant, phase, **fields):
+    """A scope as the administration answers with it."""
+    state = phase if phase in ("certified", "tripped") else "shadow"
+    scope = SemanticScopeBody(
+        **{
+            "scope": json.dumps(["chat", "tenant", tenant]),
+            "model": "chat",
+            "shared_by": "tenant",
+            "key": None,
+            "tenant": tenant,
+            "organisation": tenant,
+            "state": state,
+            "phase": phase,
+            "progress": 312,
+            "progress_needed": None,
+            "threshold": None,
+            "false_hit_bound": None,
+            "budget": 0.005,
+            **dict.fromkeys(("labels", "same", "different", "lookups", "audits", "served"), 0),
+            **dict.fromkeys(("saved_tokens", "false_hits"), 0),
+            "encoder": "e",
+            "verifier": "",
+            "updated_at": "2026-11-28T12:00:00Z",
+            **fields,
+        }
+    )
+    return json.loads(msgspec.json.encode(scope))
+
+
+@pytest.mark.parametrize(("size", "scheme"), [(WIDE, "light"), (PHONE, "dark")], ids=["wide", "phone"])
+def test_scopes_of_similar_questions_are_shown_and_reset(opened, system, size, scheme):
+    scopes = [
+        semantic_scope("acme", "certified", false_hit_bound=0.0041, same=1200, served=200, saved_tokens=54321),
+        semantic_scope("other", "learning", progress_needed=1000),
+        semantic_scope("third", "certifying", false_hit_bound=0.02),
+    ]
+    asked = []
+
+    def answer(route):
+        request, data = route.request, scopes
+        if request.method == "POST":
+            asked.append(request.post_data_json)
+            scopes[:] = [semantic_scope("acme", "training", progress_needed=1000), *scopes[1:]]
+        elif "/labels" in request.url:
+            text = "Where is my <b>card</b>?"
+            compared = {"scope": "s", "asked": text, "cached": "Where is my money?", "same": False}
+            data = [{**compared, "created_at": "2026-11-28T12:00:00Z"}]
+        route.fulfill(json={"object": "list", "data": data, "has_more": False, "next": None})
+
+    page = opened(viewport=size, color_scheme=scheme)
+    log_in(page, system.admin_key)
+    page.goto(f"{system.url}/console#cache")
+    expect(page.get_by_role("form", name="Remove answers")).to_be_visible()
+    panel = page.get_by_role("heading", name="Similar questions")
+    expect(panel).to_be_hidden()
+    page.route("**/admin/v1/cache/semantic**", answer)
+    page.reload()
+    expect(panel).to_be_visible()
+    rows = page.locator("tr")
+    acme = rows.filter(has_text="tenant acme")
+    expect(acme.locator(".badge.good")).to_have_text("certified")
+    for text in ("0.41 % of 0.50 %", "1,200", "200", "54.3K"):
+        expect(acme).to_contain_text(text)
+    expect(rows.filter(has_text="tenant other")).to_contain_text("learning: 312 of 1,000 labels")
+    expect(rows.filter(has_text="tenant third")).to_contain_text("cannot pass any more")
+    assert serious_violations(page, ".panel:has(.bound)") == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+    page.get_by_role("button", name="Labels of chat, tenant acme").click()
+    compared = page.get_by_role("dialog").get_by_role("listitem")
+    expect(compared).to_contain_text("Where is my <b>card</b>?")
+    expect(compared.locator(".badge")).to_have_text("different")
+    assert serious_violations(page, "dialog") == []
+    page.get_by_role("dialog").get_by_role("button", name="Close").click()
+    page.get_by_role("button", name="Reset chat, tenant acme").click()
+    page.get_by_role("dialog").get_by_role("button", name="Leave it").click()
+    page.get_by_role("button", name="Reset chat, tenant acme").click()
+    page.get_by_role("dialog").get_by_role("button", name="Keep labels").click()
+    expect(acme).to_contain_text("training: 312 of 1,000 labels")
+    assert asked == [{"scope": scopes[0]["scope"], "keep_labels": True}]
+
+
 @pytest.mark.parametrize(("size", "scheme"), [(WIDE, "light"), (PHONE, "dark")], ids=["wide", "phone"])
 def test_a_chart_shows_whatever_values_there_are(opened, size, scheme):
     page = opened("#use", viewport=size, color_scheme=scheme)
@@ -351,8 +438,7 @@ def test_the_console_has_no_accessibility_violations(opened, system, scheme):
         page.evaluate("name => { location.hash = name }", name)
         expect(page.get_by_role("navigation").locator("[aria-current]")).to_have_attribute("href", f"#{name}")
         page.wait_for_timeout(700)  # filled, and drawn
-        serious = [each for each in accessibility_violations(page) if each["impact"] in ("serious", "critical")]
-        assert serious == [], name
+        assert serious_violations(page) == [], name
 
 
 def test_a_phone_scrolls_down_only(opened, system):

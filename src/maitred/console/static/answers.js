@@ -1,7 +1,9 @@
-// What the cache of answers keeps, and how it is removed: through the administration's API like everybody else.
+// What the cache of answers keeps, and how it is removed, with its similar questions: through the administration's API
+// like everybody else.
 
 import { ask, el, field, panel, row, table } from "./dom.js";
 import { count } from "./format.js";
+import { similarPanel } from "./similar.js";
 import { get, send } from "./server.js";
 
 const KEPT = [["Tenant"], ["Model"], ["Epoch"], ["Answers", true], ["Bytes", true], [""]];
@@ -11,7 +13,8 @@ export function answersPage() {
   const said = el("p", { class: "hint", role: "status" });
   const kept = panel("Kept answers", { wide: true });
   const list = table("Kept answers", KEPT);
-  const node = el("div", { class: "grid single" }, fault, kept.node);
+  const similar = similarPanel();
+  const node = el("div", { class: "grid single" }, fault, kept.node, similar.node);
 
   /** Does something, shows what went wrong, and looks at what is kept now. */
   async function doing(work) {
@@ -62,5 +65,12 @@ export function answersPage() {
   }
 
   kept.body.append(form(), said, list.node);
-  return { node, enter: () => doing(() => {}) };
+  return {
+    node,
+    leave: similar.leave,
+    enter() {
+      similar.enter();
+      return doing(() => {});
+    },
+  };
 }
