@@ -19,8 +19,8 @@ SCORING = '["code","tenant","research","acme"]'
 NAMES = sorted([LEARNING, CERTIFIED, CERTIFYING, STUCK, TRIPPED, SCORING])
 
 
-def certification(lookups, *false_hits, tripped=False):
-    return CertificationRecord(thresholds=(3.0, 1.5), lookups=lookups, false_hits=false_hits, tripped=tripped)
+def certification(lookups, *false_hits, **more):
+    return CertificationRecord(thresholds=(3.0, 1.5), lookups=lookups, false_hits=false_hits, **more)
 
 
 RECORDS = {
@@ -30,7 +30,12 @@ RECORDS = {
         encoder="e1", labels=1000, verifier="v1", certification=certification(300, 1, 2), budget=0.005, confidence=0.95
     ),
     STUCK: ScopeRecord(
-        encoder="e1", labels=1000, verifier="v1", certification=certification(90, 40, 0), budget=0.005, confidence=0.95
+        encoder="e1",
+        labels=1000,
+        verifier="v1",
+        certification=certification(90, 40, 0, open=0),
+        budget=0.005,
+        confidence=0.95,
     ),
     CERTIFIED: ScopeRecord(
         encoder="e1",
