@@ -33,7 +33,7 @@ class TrainingQueue:
         return key in self._trainings
 
     def add(self, owner: Hashable, request: EngineRequest, units: Generator[None, None, bytes], now_s: float) -> None:
-        """Enqueues a training.
+        """Appends a training, which runs when those before it have ended.
 
         Args:
             owner: Who gets the weights.

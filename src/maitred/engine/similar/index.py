@@ -57,6 +57,7 @@ class _Partition:
             self.entries[row] = last
         if 4 * len(self.entries) < len(self._matrix):
             self._matrix = self._matrix[: len(self._matrix) // 2].copy()
+            self._rows = dict(self._rows)  # a dictionary never shrinks, but its copy is small
 
     def question(self, key: Hashable) -> EncodedQuestion:
         return self.entries[self._rows[key]].question

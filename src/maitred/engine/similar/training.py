@@ -60,9 +60,9 @@ def train_in_units(
                 QuestionPair(questions[label.asked], questions[label.cached], Surroundings(*label.surroundings))
             )
         yield
-    densities = _densities(labels)
+    places = _places(labels)
     source = random.Random(0)
-    originals = [questions[text] for text in source.sample([*densities], min(len(densities), MOST_EDITED_TEXTS))]
+    originals = [questions[text] for text in source.sample([*places], min(len(places), MOST_EDITED_TEXTS))]
     edits = make_edits([original.text for original in originals], source)
     yield
     for unit in _units(edits, UNIT_TEXTS):
@@ -75,7 +75,7 @@ def train_in_units(
         read = {question.text: question for question in reader.read([text for _, text in judged])}
         for original, text in judged:
             if text in read:
-                edited.add(QuestionPair(read[text], original, densities[original.text]))
+                edited.add(QuestionPair(read[text], original, places[original.text]))
         yield
     dimensions = len(originals[0].vector)
     try:
@@ -111,18 +111,16 @@ class _Examples:
         return features.reshape(pairs, len(FEATURES)), middles.reshape(pairs, dimensions)
 
 
-def _densities(labels: Iterable[LabelledPair]) -> dict[str, Surroundings]:
-    """Returns for each question the surroundings of a pair of it and an edit of it.
+def _places(labels: Iterable[LabelledPair]) -> dict[str, Surroundings]:
+    """Returns for each question the surroundings of a pair of it and an edit of it: those of its labelled pair.
 
-    Partitions differ in size, and so in density. An edit lies where its question lies, in the partition in which the
-    question was searched. So both have the question's own density, and nothing about it tells an edit from a question.
-    The edit's nearest neighbour is its question.
+    Partitions differ in size, and so in density. With surroundings of edits that are never those of labelled pairs, a
+    verifier would learn to know edits by them, and not by the words.
     """
     places: dict[str, Surroundings] = {}
     for label in labels:
-        asked, cached, _ = label.surroundings
-        places.setdefault(label.asked, Surroundings(asked, asked, 0.0))
-        places.setdefault(label.cached, Surroundings(cached, cached, 0.0))
+        for text in (label.asked, label.cached):
+            places.setdefault(text, Surroundings(*label.surroundings))
     return places
 
 

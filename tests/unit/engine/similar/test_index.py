@@ -1,9 +1,11 @@
 """Search among cached questions."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
-from maitred.engine.similar.index import SimilarIndex
+from maitred.engine.similar.index import MEAN_TOKENS, SimilarIndex
 from tests.support.similar.encoded_questions import encoded_question
 
 TEXTS = [f"where can i find {thing} in {place}" for thing in ("bread", "milk", "tea") for place in ("town", "shops")]
@@ -89,3 +91,40 @@ def test_a_pair_can_be_had_as_if_a_question_were_cached():
     found = dict(index.search("p", asked, count=10, least_cosine=-1.0))["new"]
     assert pair.surroundings == pytest.approx(found.surroundings, abs=1e-6)
     assert index.pair_with("nowhere", asked, cached).surroundings.behind == 0.0
+
+
+def test_long_questions_push_others_out():
+    index = filled(max_entries=5, texts=TEXTS[:2])
+    long = encoded_question("bread " * (4 * MEAN_TOKENS))
+    index.add("p", "long", long)
+    assert index.tokens == 4 * MEAN_TOKENS + 2 * 7 <= 5 * MEAN_TOKENS
+    assert index.add("p", "next", long) == [0, 1, "long"]
+    assert index.add("p", "too long", encoded_question("bread " * (5 * MEAN_TOKENS + 1))) == []
+    assert keys(index, "bread") == ["next"]
+    index.remove("next")
+    assert (len(index), index.tokens) == (0, 0)
+
+
+def test_partitions_that_have_shrunk_give_their_memory_back():
+    """Each of many partitions fills the whole index for a while, and keeps one question that is served."""
+    entries, question = 500, encoded_question(TEXTS[0])
+    index = SimilarIndex(entries)
+
+    def fill(partition):
+        for number in range(entries - 30):
+            index.add(partition, (partition, number), question)
+            for served in range(partition + 1):
+                index.touch((served, 0))
+
+    tracemalloc.start()
+    try:
+        fill(0)
+        fill(1)
+        before = tracemalloc.get_traced_memory()[0]
+        for partition in range(2, 20):
+            fill(partition)
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert all(keys(index, TEXTS[0], partition=partition, count=1) for partition in range(20))
+    assert grown < 18 * entries * question.vector.nbytes / 10  # a tenth of what they had
