@@ -169,9 +169,10 @@ class AnswerRecording(AnswerRecorder):
         """
         is_changed = context.recoveries or context.degraded or context.clamped_max_tokens is not None
         is_changed = is_changed or (context.cache is not None and context.cache.status is CacheStatus.SEMANTIC)
-        if self._store is None or self.given_up or is_changed:
+        if self._store is None or is_changed:
             return None
-        return self._store(self.deltas(), context)
+        deltas = self.deltas()
+        return None if self.given_up else self._store(deltas, context)
 
 
 def make_lookup(

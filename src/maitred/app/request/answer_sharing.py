@@ -13,7 +13,6 @@ Whoever gets an answer that was not computed for it has a reservation and a line
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -128,9 +127,10 @@ class AnswerSharing:
         context = admission_request.context
         assert context is not None
         choices = admission_request.choices
-        with ExitStack() as claim:
+        claims: list[bytes] = []
+        try:
             for _ in range(_MOST_LOOK_UPS):
-                answer, is_remote = await self._look_up(lookup, context, choices, claim)
+                answer, is_remote = await self._look_up(lookup, context, choices, claims)
                 while answer is None and (shared := self._find(lookup)) is not None:
                     response = await self._join(
                         flow_controller, shared, lookup, pool, admission_request, priority, context, stack, compute
@@ -148,19 +148,21 @@ class AnswerSharing:
                 except CachedAnswerTooLong:
                     lookup.is_shared = False  # another caller's limits allow what those of this one do not
             lookup.note(CacheStatus.MISS, context)
-            claimed = claim.pop_all()
-            coalesced = CoalescedAnswer(context, lookup.record(), choices, partial(self._recover, lookup, claimed))
+            held, claims = claims, []
+            coalesced = CoalescedAnswer(context, lookup.record(), choices, partial(self._recover, lookup, held))
             reader = stack.push_async_exit(CoalescedResponse(coalesced, context, lookup, choices, compute))
             if lookup.question is not None and self.semantic is not None:
                 compute = partial(
                     self._respond_similar, self.semantic, flow_controller, lookup, pool, admission_request, compute
                 )
-            coalesced.start(compute, self._add(lookup, coalesced, claimed.close))
+            coalesced.start(compute, self._add(lookup, coalesced, held))
+        finally:
+            self._release(claims)
         await reader.wait_started()
         return reader
 
     async def _look_up(
-        self, lookup: AnswerLookup, context: RequestContext, choices: int, claim: ExitStack
+        self, lookup: AnswerLookup, context: RequestContext, choices: int, claims: list[bytes]
     ) -> tuple[CachedAnswer | None, bool]:
         """Looks for the answer in the cache, and then among the peers.
 
@@ -168,7 +170,7 @@ class AnswerSharing:
             lookup: Look-up of the request.
             context: Record of the request.
             choices: Number of choices of the answer.
-            claim: Gets the release of the claim.
+            claims: Gets the digest of the answer when it is claimed.
 
         Returns:
             The answer from the cache, or None; and whether a peer computes it, so that it can be joined here.
@@ -180,26 +182,26 @@ class AnswerSharing:
             return answer, False
         if self._find(lookup) is not None:
             return None, False
-        answer, remote = await self._claim(self._peers, lookup, context, claim)
+        answer, remote = await self._claim(self._peers, lookup, context, claims)
         if remote is not None:
             self._read_remote(remote, lookup, context, choices)
             return None, True
         return answer, False
 
     async def _claim(
-        self, peers: AnswerPeers, lookup: AnswerLookup, context: RequestContext, claim: ExitStack
+        self, peers: AnswerPeers, lookup: AnswerLookup, context: RequestContext, claims: list[bytes]
     ) -> tuple[CachedAnswer | None, PeerAnswer | None]:
-        """Claims an answer among the processes; `claim` gets the release.
+        """Claims an answer among the processes; `claims` gets its digest.
 
         Returns:
             The answer from the cache, or that of a peer which computes it; twice None: it is to be computed here.
         """
         self._claims[lookup.digest] += 1
-        claim.callback(self._release, lookup.digest)
+        claims.append(lookup.digest)
         remote, may_be_stored = await peers.claim(lookup.digest)
         answer = None
         if remote is None and may_be_stored and (answer := await lookup.find(context)) is not None:
-            claim.close()
+            self._release(claims)
         return answer, remote
 
     def _read_remote(self, remote: PeerAnswer, lookup: AnswerLookup, context: RequestContext, choices: int) -> None:
@@ -207,13 +209,13 @@ class AnswerSharing:
         if self._find(lookup) is not None:
             remote.leave()  # it was begun meanwhile
             return
-        state, claim = RequestContext(context.request_id, context.started_s), ExitStack()
-        recover = partial(self._recover, lookup, claim)
+        state, claims = RequestContext(context.request_id, context.started_s), list[bytes]()
+        recover = partial(self._recover, lookup, claims)
         coalesced = CoalescedAnswer(state, lookup.record(), choices, recover, is_remote=True)
-        coalesced.start(partial(remote.read, state), self._add(lookup, coalesced, claim.close))
+        coalesced.start(partial(remote.read, state), self._add(lookup, coalesced, claims))
 
     async def _recover(
-        self, lookup: AnswerLookup, claim: ExitStack, answer: CoalescedAnswer, lost: MaitredError
+        self, lookup: AnswerLookup, claims: list[bytes], answer: CoalescedAnswer, lost: MaitredError
     ) -> Compute:
         """Returns what goes on with an answer whose computation is lost while callers read it here.
 
@@ -222,20 +224,20 @@ class AnswerSharing:
 
         Args:
             lookup: Look-up of the request.
-            claim: Gets the release of the claim.
+            claims: Claims on the answer, which are released; gets the next one.
             answer: The answer.
             lost: Why it is lost.
         """
         if not isinstance(lost, PeerLost) or self._peers is None:
             answer.fail_first(lost)
             return answer.compute_for_next
-        claim.close()
+        self._release(claims)
         await self._peers.wait_connected()
         state = RequestContext(answer.context.request_id, answer.context.started_s)
         if answer.recoveries < _MOST_RECOVERIES:
             stored, remote = await lookup.find(state), None
             if stored is None:
-                stored, remote = await self._claim(self._peers, lookup, state, claim)
+                stored, remote = await self._claim(self._peers, lookup, state, claims)
             if stored is not None or remote is not None:
                 answer.next_context = state
             if stored is not None:
@@ -339,15 +341,13 @@ class AnswerSharing:
                 return answer
         return None
 
-    def _add(
-        self, lookup: AnswerLookup, answer: CoalescedAnswer, release: Callable[[], None]
-    ) -> Callable[[object], None]:
+    def _add(self, lookup: AnswerLookup, answer: CoalescedAnswer, claims: list[bytes]) -> Callable[[object], None]:
         """Adds an answer that new readers can get, if it is shared; returns the function that removes it.
 
         Args:
             lookup: Look-up of its request.
             answer: The answer.
-            release: Releases the claim on it; the removal calls it.
+            claims: Claims on it, which the removal releases.
         """
         place = lookup.digest, lookup.in_one_piece
         if lookup.is_shared:
@@ -356,17 +356,19 @@ class AnswerSharing:
         def remove(_: object) -> None:
             if self._coalesced.get(place) is answer:
                 del self._coalesced[place]
-            release()
+            self._release(claims)
 
         return remove
 
-    def _release(self, digest: bytes) -> None:
-        """Releases the claim of one request; behind the last one, a peer may compute the next answer."""
-        assert self._peers is not None
-        self._claims[digest] -= 1
-        if not self._claims[digest]:
-            del self._claims[digest]
-            self._peers.release(digest)
+    def _release(self, claims: list[bytes]) -> None:
+        """Releases claims of one request; behind the last one on an answer, a peer may compute the next one."""
+        while claims:
+            digest = claims.pop()
+            self._claims[digest] -= 1
+            if not self._claims[digest]:
+                del self._claims[digest]
+                assert self._peers is not None
+                self._peers.release(digest)
 
 
 async def _replay(
