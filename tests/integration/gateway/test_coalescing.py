@@ -181,3 +181,65 @@ async def test_a_split_bill_is_the_sum_that_the_engine_has_counted(workers):
         assert len(sharers) > callers // 2
         assert len(shares) <= len(sharers)
         assert shares[:-1] == [LENGTH // len(shares)] * (len(shares) - 1)
+
+
+def usages(response):
+    """Everything that a response, whole or streamed, says of its tokens."""
+    if "event-stream" not in response.headers["content-type"]:
+        return response.json()["usage"]
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
+    (*_, last) = (found for found in map(usage_in, map(json.loads, lines)) if found)
+    return last
+
+
+def usage_in(event):
+    return event.get("usage") or (event.get("response") or {}).get("usage")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"max_tokens": 4, "stream_options": {"include_usage": True}}),
+        ("/v1/completions", {"max_tokens": 4, "stream_options": {"include_usage": True}}),
+        ("/v1/messages", {"max_tokens": 4}),
+        ("/v1/responses", {"max_output_tokens": 4}),
+    ],
+)
+async def test_a_hit_has_its_headers_and_the_usage_of_the_first_answer(client, path, fields):
+    """The first answer finds a part of its prompt in the KV cache, and so all hits say that."""
+
+    async def ask(prompt, *, stream):
+        named = {"/v1/completions": {"prompt": prompt}, "/v1/responses": {"input": prompt}}
+        asked = named.get(path, {"messages": [{"role": "user", "content": prompt}]})
+        body = {"model": CHAT["model"], "temperature": 0, **fields, **asked, "stream": stream}
+        if not stream:
+            body.pop("stream_options", None)
+        response = await client.post(path, json=body)
+        assert response.status_code == 200, response.text
+        return response
+
+    text = f"Tell the one who asks {path} a long story about a king, his three sons and the forest. "
+    await ask(text, stream=False)
+    first = await ask(text + "Begin!", stream=False)
+    key = first.headers["x-maitred-cache-key"]
+    assert (first.headers["x-maitred-cache"], "age" in first.headers) == ("miss", False)
+    cached = [value for name, value in flat(usages(first)) if name in ("cached_tokens", "cache_read_input_tokens")]
+    assert cached[0] >= 16
+    for stream in (True, False, True):
+        again = await ask(text + "Begin!", stream=stream)
+        while again.headers["x-maitred-cache"] == "coalesced":  # it is not kept yet
+            again = await ask(text + "Begin!", stream=stream)
+        assert again.headers["x-maitred-cache"] == "hit"
+        assert 0 <= int(again.headers["age"]) < LIMIT_S
+        assert again.headers["x-maitred-cache-key"] == again.headers["x-litellm-cache-key"] == key
+        assert again.headers["x-request-id"] != first.headers["x-request-id"]
+        assert dict(flat(usages(again))) == dict(flat(usages(first)))
+
+
+def flat(usage):
+    """The numbers of a usage, by their names."""
+    for name, value in usage.items():
+        if isinstance(value, dict):
+            yield from flat(value)
+        else:
+            yield name, value
