@@ -113,8 +113,9 @@ class AuditQueue:
                 return None
             raise
         finally:
-            self.tokens[context.model] += context.usage.total_tokens
-            self._left -= context.usage.total_tokens
+            if context.dispatched_s is not None:  # else its usage is a plan
+                self.tokens[context.model] += context.usage.total_tokens
+                self._left -= context.usage.total_tokens
 
     async def _is_right(self, answer: AuditedAnswer) -> bool:
         own = await answer.own
