@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from maitred.testing.scripted_openai import DelayDistribution, ServerScript, scripted_openai
-from tests.integration.gateway.test_coalescing import counters, ledger
+from tests.integration.cache.test_coalescing import counters, ledger
 from tests.integration.gateway.test_workers import (
     USER,
     administer,
