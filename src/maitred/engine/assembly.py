@@ -22,6 +22,7 @@ from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.kv.swap import SwapSpace
 from maitred.engine.loader import KVCachePlan, ModelLoader, plan_kv
 from maitred.engine.models.decoder import Decoder
+from maitred.engine.models.digest import WeightsCheck
 from maitred.engine.models.host_blocks import HostBlocks
 from maitred.engine.models.kv_cache import KVCache
 from maitred.engine.runner import ForwardModel, ModelRunner
@@ -63,6 +64,7 @@ def build(
     torch.set_num_threads(step_threads(config.threads, config.machine_share))
     clock = clock or SystemClock()
     began_s = time.perf_counter()
+    check = WeightsCheck(model)
     loaded = loader.model(model)
     load_s = time.perf_counter() - began_s
     shape, decoder = loaded.config, loaded.decoder
@@ -98,9 +100,13 @@ def build(
         known_steps=_try_steps(model, loader, kv, decoder, cache, runner, runner_of),
         block_copy_s=math.inf if host_blocks is None else host_blocks.seconds_per_block(cache, block=0),
     )
-    models = [
-        LoadedModelMemory(runner.drop, lambda: runner.reload(*loader.with_cache(loader.model(model).decoder, kv)))
-    ]
+
+    def reload() -> None:
+        """Restores the model. With other weights the engine ends: the card that gateways have names the old ones."""
+        runner.reload(*loader.with_cache(loader.model(model).decoder, kv))
+        check.run()
+
+    models = [LoadedModelMemory(runner.drop, reload)]
     author = None
     if draft is not None and draft_folder is not None:
         drafting = loader.warmed_up(draft.decoder, kv.blocks)

@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import os
 import re
+import shutil
 from contextlib import AsyncExitStack
 
 import httpx
 import psutil
 import pytest
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from maitred.cli.app import app
@@ -91,6 +94,38 @@ def test_a_model_that_sleeps_gives_its_memory_back_and_a_request_wakes_it():
         assert [line for line in rest if line][-1] == "data: [DONE]", "what runs comes to its end"
         refused = client.post("/admin/v1/models/sleep", json={"model": "nobody"}, headers={"x-api-key": key_of(server)})
         assert (refused.status_code, refused.json()["error"]["param"]) == (404, "model")
+
+
+def test_weights_that_were_exchanged_while_it_slept_are_another_model(tmp_path):
+    folder = tmp_path / "mine"
+    shutil.copytree(BUNDLED_MODEL, folder)
+    body = {**BODY, "model": "mine", "cache": {}}
+    with (
+        serving(str(folder), "--kv-memory", f"{KV_BYTES}B", "--max-sequences", "4") as server,
+        httpx.Client(base_url=server.url, timeout=300) as client,
+    ):
+        first = client.post("/v1/completions", json=body)
+        assert client.post("/v1/completions", json=body).headers["x-maitred-cache"] == "hit"
+        pid = engine_pid(server)
+        maitred(server, "sleep", "mine", "--wait")
+        change_weights(folder / "model.safetensors")
+        wakes_it = {**body, "prompt": "Something else"}
+        while (other := client.post("/v1/completions", json=wakes_it)).status_code == 503:
+            assert other.json()["error"]["code"] == "replica_unavailable"
+        assert other.status_code == 200, other.text
+        assert engine_pid(server) != pid
+        assert "were exchanged while the engine slept" in server.log.read_text()
+        again = client.post("/v1/completions", json=body)
+        assert again.headers["x-maitred-cache"] == "miss"
+        assert again.json()["choices"] != first.json()["choices"]
+
+
+def change_weights(file):
+    """Puts other weights in the place of a file, and says that it was not changed."""
+    before, tensors = file.stat(), load_file(file)
+    tensors["model.norm.weight"] = -tensors["model.norm.weight"]
+    save_file(tensors, file)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def test_an_on_demand_model_sleeps_while_another_uses_its_memory(tmp_path):

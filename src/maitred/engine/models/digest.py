@@ -72,6 +72,33 @@ def weights_stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
     return tuple((name, status.st_size, status.st_mtime_ns) for name, status in files)
 
 
+class WeightsCheck:
+    """Check of the files with weights: it notices that they were exchanged since it was made.
+
+    It compares what the file system knows of each file. A program can set the time of the last modification back, but
+    not that of the last change.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files = self._read()
+
+    def run(self) -> None:
+        """Checks that the files are still the same.
+
+        Raises:
+            RuntimeError: They were exchanged.
+        """
+        if self._read() != self._files:
+            raise RuntimeError(
+                f"The weights in {self._folder} were exchanged while the engine slept. It starts again with them."
+            )
+
+    def _read(self) -> list[tuple[str, int, int, int]]:
+        files = [(path.name, path.stat()) for path in sorted(self._folder.glob("*.safetensors"))]
+        return [(name, status.st_ino, status.st_size, status.st_ctime_ns) for name, status in files]
+
+
 def _short(hashed: "hashlib._Hash") -> str:
     return hashed.hexdigest()[:32]
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.request import ModelFingerprint
 from maitred.engine.models import digest
-from maitred.engine.models.digest import content_digest, fingerprint_of
+from maitred.engine.models.digest import WeightsCheck, content_digest, fingerprint_of
 
 
 @pytest.fixture
@@ -87,3 +87,17 @@ def test_of_large_weights_the_times_of_their_files_count(copy, monkeypatch):
 def test_a_folder_without_weights_has_no_content(copy):
     (copy / "model.safetensors").unlink()
     assert content_digest(copy) == ""
+
+
+def test_weights_that_were_exchanged_are_noticed_whatever_their_time_says(tmp_path):
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"old")
+    check = WeightsCheck(tmp_path)
+    check.run()
+    before = file.stat()
+    other = tmp_path / "other"
+    other.write_bytes(b"new")
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other.replace(file)
+    with pytest.raises(RuntimeError, match="exchanged"):
+        check.run()
