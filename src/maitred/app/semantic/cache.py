@@ -315,15 +315,18 @@ class SemanticCache:
 
     async def _best(self, found: Sequence[SimilarQuestion], lookup: SemanticLookup) -> SimilarAnswer | None:
         """Returns the answer of the found question that most probably is an answer to this one; None: there is none."""
+        assert lookup.context.request is not None
         asked, principal = lookup.question.wording, lookup.principal
+        max_age_s = lookup.context.request.cache.max_age_s
         candidates = [each for each in found if difference(asked, Wording.of(each.question)) is None]
         candidates.sort(key=lambda each: each.cosine if each.score is None else each.score, reverse=True)
         for candidate in candidates:
             key = AnswerKey(candidate.key, principal.tenants[0], principal.tenants[-1], lookup.context.model)
             kept = await self._answers.find(key)
-            if kept is not None:
+            if kept is None:
+                self._encoder.update(UpdateSimilar(removed=[candidate.key]))
+            elif max_age_s is None or kept[1] <= max_age_s:
                 return SimilarAnswer(*kept, key, candidate)
-            self._encoder.update(UpdateSimilar(removed=[candidate.key]))
         return None
 
     def _audit(self, scope: _Scope, lookup: SemanticLookup, best: SimilarAnswer | None) -> None:

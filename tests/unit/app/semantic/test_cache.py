@@ -1,0 +1,561 @@
+"""Semantic cache of a gateway, from the first label to a served answer and to its end, with a scripted encoder."""
+
+import asyncio
+import hashlib
+import re
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from msgspec.structs import replace
+
+from maitred.app.models.router import Router
+from maitred.app.request.answer_sharing import AnswerSharing
+from maitred.app.request.flow_control import LocalFlowController
+from maitred.app.request.pipeline import Pipeline
+from maitred.app.semantic import audits
+from maitred.app.semantic.cache import SemanticCache
+from maitred.cache.answer_cache import AnswerCache
+from maitred.cache.backend import MemoryBackend
+from maitred.cache.config import CacheConfig, SemanticConfig
+from maitred.cache.semantic.scope import SCORED_LOOKUPS
+from maitred.core.context import CacheStatus, RequestContext
+from maitred.core.errors import LimitReached, NotCached, ReplicaUnavailable
+from maitred.core.inference import CacheControl, Conversation, InferenceRequest
+from maitred.core.request import SamplingParams, SimilarQuestion, SimilarQuestions, TokenDelta
+from maitred.core.semantic_scope import (
+    CertificationRecord,
+    CertificationState,
+    LookupLabel,
+    LookupScore,
+    LookupTrial,
+    ScopePhase,
+    ScopeRecord,
+)
+from maitred.dispatch.config import DispatchConfig
+from maitred.dispatch.dispatcher import Dispatcher
+from maitred.dispatch.request import Endpoint
+from maitred.routing.catalog import Catalog, ServedModel
+from maitred.store.config import StoreConfig
+from maitred.store.database import open_database
+from maitred.store.semantic import SemanticStore
+from tests.support.admission_services import ALICE, BOB, AdmissionSetup, StillClock, limit
+from tests.support.stores import DEADLINE_S
+from tests.unit.app.request.test_coalescing import DIGEST, GatedStream
+from tests.unit.app.request.test_pipeline import EOS, STOP, TOKENIZER, MemoryReplica, ids, text_of
+
+SETTINGS = SemanticConfig(training_labels=500, budget=0.1, audit_tokens_per_hour=1 << 40, timeout_s=10)
+SCOPE = '["m","tenant","team","acme"]'
+WEIGHTS = b"weights of a verifier"
+VERSION = hashlib.sha256(WEIGHTS).hexdigest()[:16]
+RIGHT, WRONG = 3.0, -3.0
+SYLLABLES = ("ba", "ke", "lo", "mu", "pi", "ra", "so", "ti")
+WAYS = ("simple", "short", "full", "clear", "plain", "formal", "polite", "rough")
+
+
+def subject(number):
+    """A word without a meaning."""
+    return "".join(SYLLABLES[number >> shift & 7] for shift in (9, 6, 3, 0))
+
+
+def question(number, way=0):
+    return f"please tell me about the {subject(number)} in a {WAYS[way]} way"
+
+
+def subject_of(text):
+    return re.findall(r"the (\w+) in", text)[-1]
+
+
+async def until(condition):
+    while not condition():  # noqa: ASYNC110 - what is waited for has no event
+        await asyncio.sleep(0)
+
+
+class ScriptedEncoder:
+    """Finds questions about the same subject at 0.9, and all others at 0.6; `mistaken` subjects count as all others."""
+
+    version = "an encoder"
+
+    def __init__(self):
+        self.index, self.recent, self.verifiers = {}, set(), {}
+        self.updates, self.trained, self.mistaken = [], [], set()
+        self.searches, self.is_up, self.longest = 0, True, 1000
+        self.weights = WEIGHTS
+
+    def restart(self):
+        self.index, self.recent, self.verifiers = {}, set(), {}
+
+    @property
+    def texts(self):
+        return {text for _, text in self.index.values()}
+
+    def tokens_of(self, text):
+        if not self.is_up:
+            raise ReplicaUnavailable
+        return [1, 2] if len(text) <= self.longest else None
+
+    async def search(self, search, tokens, flow, organisation):
+        if not self.is_up:
+            raise ReplicaUnavailable
+        self.searches += 1
+        self.recent.add((search.partition, search.question))
+        verifier = self.verifiers.get(search.scope)
+        found = [
+            SimilarQuestion(
+                key, text, 0.9 if same else 0.6, None if not verifier else RIGHT if same else WRONG, (0.5, 0.5, 0.0)
+            )
+            for key, (partition, text) in self.index.items()
+            if partition == search.partition
+            for same in [self._same(text, search.question)]
+        ]
+        found.sort(key=lambda each: -each.cosine)
+        version = f"{self.version}:1:{hashlib.sha256(verifier).hexdigest()[:16]}" if verifier else ""
+        return SimilarQuestions(found[: search.count], version)
+
+    async def train(self, labels):
+        self.trained.append(labels)
+        return self.weights
+
+    def update(self, update):
+        self.updates.append(update)
+        for kept in update.kept:
+            if (kept.partition, kept.question) in self.recent:
+                self.index[kept.key] = (kept.partition, kept.question)
+        for key in update.removed:
+            self.index.pop(key, None)
+        self.verifiers |= update.verifiers
+
+    def _same(self, one, other):
+        one, other = subject_of(one), subject_of(other)
+        return one == other or bool({one, other} & self.mistaken)
+
+
+class AnsweringReplica(MemoryReplica):
+    """Answers each question by its subject."""
+
+    gate = None
+
+    def card(self):
+        return replace(super().card(), digest=DIGEST, context_tokens=4096, kv_capacity_tokens=1 << 20)
+
+    @asynccontextmanager
+    async def generate(self, request):
+        async with super().generate(request):
+            yield AnsweringStream(self, request)
+
+
+class AnsweringStream(GatedStream):
+    async def __aiter__(self):
+        asked = TOKENIZER.decode(self.request.prompt)
+        if self.replica.gate is not None:
+            await self.replica.gate.wait()
+        yield [TokenDelta(0, ids(f"all about {subject_of(asked)}"))]
+        yield [TokenDelta(0, [EOS], finish=STOP)]
+
+
+class World:
+    """A gateway with a semantic cache over a database."""
+
+    def __init__(self, database, settings=SETTINGS, draw=0.0, limits=()):
+        self.clock, self.replica, self.encoder = StillClock(), AnsweringReplica(), ScriptedEncoder()
+        self.admission = AdmissionSetup(*limits)
+        self.opened = 0
+        self.cache = AnswerCache(
+            CacheConfig(mode="semantic", semantic=settings), MemoryBackend(1 << 24, self.clock), self.clock
+        )
+        self.store = SemanticStore(database, self.clock)
+        self.semantic = SemanticCache(self.cache, self.encoder, self.store, self.clock, lambda: draw)
+        self.pipeline = Pipeline(
+            Router(Catalog([ServedModel("m", [self.replica], TOKENIZER)])),
+            LocalFlowController(
+                {"m": Dispatcher("m", [Endpoint("local", self.replica)], DispatchConfig(), self.clock)},
+                self.admission.admission,
+                self.clock,
+            ),
+            clock=self.clock,
+            sharing=AnswerSharing(self.cache, None, self.semantic),
+        )
+
+    async def ask(self, text, *, principal=ALICE, system=None, cache=None, **fields):
+        """Returns the answer and what the cache has found."""
+        messages = [{"role": "user", "content": text}]
+        messages[:0] = [] if system is None else [{"role": "system", "content": system}]
+        sampling = SamplingParams(0, 0, temperature=0.0)
+        request = InferenceRequest("m", [Conversation(messages)], sampling, max_tokens=100, **fields)
+        context = RequestContext("req", 0.0, principal=principal)
+        parts = []
+        request = replace(request, cache=cache or CacheControl())
+        async with self.pipeline.generate(request, context) as answer:
+            async for batch in answer:
+                parts += batch
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return text_of(parts), context.cache
+
+    async def store_now(self):
+        """Waits until all look-ups are recorded, and stores them."""
+        await until(lambda: not self.semantic.audits._waiting)
+        await self.semantic.store()
+
+    async def record(self):
+        return await self.store.load(SCOPE)
+
+    async def begin(self, record):
+        """Goes on with a state that is in the database."""
+        await self.store.remove(SCOPE)
+        await self.store.change(SCOPE, lambda _: (replace(record, verifier=""), []))
+        if record.verifier:
+            await self.store.set_verifier(SCOPE, record.attempt, record.verifier, WEIGHTS)
+            await self.store.change(SCOPE, lambda before: (replace(record, attempt=before.attempt), []))
+        await self.open()
+
+    async def open(self):
+        """Lets the scope be loaded, and the verifier reach the encoder."""
+        for _ in range(2):
+            self.opened += 1
+            await self.ask(question(4000 + self.opened), system="nothing else")
+            await self.semantic.store()
+
+    async def until(self, phase):
+        await until(lambda: self.semantic._scopes[SCOPE].machine.phase is phase)
+
+    @property
+    def lines(self):
+        return self.admission.ledger.events
+
+
+CERTIFIED = ScopeRecord(
+    encoder="an encoder",
+    labels=500,
+    verifier=VERSION,
+    certification=CertificationRecord(thresholds=(2.0,), lookups=500),
+    budget=0.1,
+    confidence=0.95,
+)
+NEARLY = replace(CERTIFIED, certification=CertificationRecord(thresholds=(2.0,), lookups=0))
+SCORING = replace(CERTIFIED, certification=None)
+TRIPPED = replace(CERTIFIED, certification=CertificationRecord(thresholds=(2.0,), lookups=500, tripped=True))
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch):
+    monkeypatch.setattr(audits, "_RETRY_S", 0.0)
+
+
+@pytest.fixture
+async def world(tmp_path, request):
+    settings = getattr(request, "param", {})
+    async with open_database(StoreConfig(folder=str(tmp_path), deadline_s=DEADLINE_S)) as database:
+        system = World(database, **settings)
+        task = asyncio.create_task(system.semantic.run())
+        yield system
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_from_the_first_label_to_a_served_answer_and_its_audits(world):
+    states = []
+    await world.open()
+    number = 0
+    while (await world.record() or ScopeRecord(encoder="")).labels < 500:  # learning
+        for _ in range(60):
+            # Of each subject two questions: the first one's nearest is another subject, the second one's the first.
+            _, found = await world.ask(question(number // 2, number % 2))
+            states.append(found.semantic_state)
+            number += 1
+        await world.store_now()
+    assert set(states) == {CertificationState.SHADOW}
+    await world.until(ScopePhase.SCORING)
+    (labels,) = world.encoder.trained
+    assert len(labels) == 500
+    assert {label.same for label in labels} == {True, False}
+    assert all((label.asked.split()[5] == label.cached.split()[5]) == label.same for label in labels)
+    record = await world.record()
+    assert (record.verifier, record.labels) == (VERSION, 500)
+    for _ in range(SCORED_LOOKUPS + 5):
+        await world.ask(question(number // 2, number % 2))
+        number += 1
+    assert world.encoder.verifiers[SCOPE] == WEIGHTS
+    await world.store_now()
+    assert world.semantic._scopes[SCOPE].machine.phase is ScopePhase.CERTIFYING
+    while world.semantic._scopes[SCOPE].machine.phase is ScopePhase.CERTIFYING:
+        for _ in range(20):
+            _, found = await world.ask(question(number // 2, number % 2))
+            assert found.status is CacheStatus.MISS
+            number += 1
+        await world.store_now()
+    await world.until(ScopePhase.CERTIFIED)
+    computed = len(world.replica.requests)
+    await world.ask(question(3000))
+    text, found = await world.ask(question(3000, 1))
+    assert (text, found.status) == (f"all about {subject(3000)}", CacheStatus.SEMANTIC)
+    assert found.semantic_state is CertificationState.CERTIFIED
+    assert found.similarity == 0.9
+    assert found.false_hit_bound <= 0.1
+    await world.store_now()
+    record = await world.record()
+    assert record.counts.served == 1
+    assert record.counts.false_hits == 0
+    assert record.counts.saved_tokens == sum(line.saved_tokens for line in world.lines) > 0
+    assert len(world.replica.requests) == computed + 2, "one for its own, and one for the audit"
+    assert {line.organisation for line in world.lines} == {"acme", "operators"}
+
+
+async def certified(world):
+    """A certified scope, with one question in the cache."""
+    await world.begin(CERTIFIED)
+    _, found = await world.ask(question(1))
+    assert (found.status, found.semantic_state) == (CacheStatus.MISS, CertificationState.CERTIFIED)
+
+
+@pytest.mark.parametrize("world", [{"draw": 1.0}], indirect=True)
+async def test_a_served_answer_costs_its_tenant_nothing_and_is_not_kept_again(world):
+    await certified(world)
+    for way in (1, 2):
+        text, found = await world.ask(question(1, way))
+        assert (text, found.status) == (f"all about {subject(1)}", CacheStatus.SEMANTIC)
+        line = world.lines[-1]
+        assert (line.cache, line.prompt_tokens, line.output_tokens, line.cost_nusd) == ("semantic", 0, 0, 0)
+        assert line.saved_tokens > 0
+    assert question(1) in world.encoder.texts
+    assert world.encoder.texts.isdisjoint({question(1, 1), question(1, 2)})
+    assert len(world.replica.requests) == 3
+    assert len(world.encoder.updates[-1].served) == 1
+    _, found = await world.ask(question(1))
+    assert found.status is CacheStatus.HIT, "the own answer stands above"
+
+
+@pytest.mark.parametrize("world", [{"draw": 1.0}], indirect=True)
+async def test_look_ups_that_are_not_drawn_are_not_audited(world):
+    await certified(world)
+    for number in range(20):
+        await world.ask(question(1, number % 8))
+    await world.store_now()
+    assert (await world.record()).certification.lookups == 500
+    assert {line.organisation for line in world.lines} == {"acme"}
+
+
+@pytest.mark.parametrize("world", [{"draw": 0.05}], indirect=True)
+async def test_false_hits_trip_the_scope_and_nothing_is_served_any_more(world):
+    await certified(world)
+    world.encoder.mistaken = {subject(1)}
+    served = 0
+    for number in range(2, 200):
+        text, found = await world.ask(question(number))
+        served += found.status is CacheStatus.SEMANTIC
+        assert text == f"all about {subject(1 if found.status is CacheStatus.SEMANTIC else number)}"
+        await world.store_now()
+        if world.semantic._scopes[SCOPE].machine.phase is ScopePhase.TRIPPED:
+            break
+    assert 2 < served < 60
+    searches = world.encoder.searches
+    for number in range(300, 310):
+        _, found = await world.ask(question(number))
+        assert (found.status, found.semantic_state) == (CacheStatus.MISS, CertificationState.TRIPPED)
+        assert found.similarity is None
+    assert world.encoder.searches == searches, "nobody searches in vain"
+    counts = (await world.record()).counts
+    assert (counts.served, counts.false_hits) == (served, served)
+
+
+async def test_an_operator_lets_a_tripped_scope_begin_anew(world):
+    await world.begin(TRIPPED)
+    assert (await world.ask(question(1)))[1].semantic_state is CertificationState.TRIPPED
+    await world.store.reset(SCOPE, keep_labels=False)
+    await world.semantic.forget(SCOPE)
+    await world.open()
+    _, found = await world.ask(question(2))
+    assert found.semantic_state is CertificationState.SHADOW
+    assert world.encoder.verifiers.get(SCOPE, b"") == b""
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"principal": replace(BOB, tenants=("other", "acme"))},
+        {"system": "Be brief."},
+        {"seed": 7},
+        {"stops": ("x",)},
+        {"cache": CacheControl(namespace="mine")},
+    ],
+)
+async def test_others_get_nothing(world, other):
+    await certified(world)
+    _, found = await world.ask(question(1, 1), **other)
+    assert found.status is CacheStatus.MISS
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        question(1, 1).replace("please", "please do not"),
+        question(1, 1) + " for 3 cards",
+        question(1, 1) + " on Monday",
+        question(1, 1) + " of Berlin",
+        question(1, 1) + " in `config.yaml`",
+    ],
+)
+async def test_guards_stand_before_every_score(world, text):
+    await certified(world)
+    _, found = await world.ask(text)
+    assert (found.status, found.semantic_state) == (CacheStatus.MISS, CertificationState.CERTIFIED)
+    assert found.similarity == 0.9
+
+
+@pytest.mark.parametrize("control", [CacheControl(no_cache=True), CacheControl(no_store=True)])
+async def test_controls_of_a_caller_keep_its_question_from_being_looked_up(world, control):
+    await certified(world)
+    searches = world.encoder.searches
+    _, found = await world.ask(question(1, 1), cache=control)
+    assert (found.status, found.semantic_state) == (CacheStatus.MISS, "")
+    assert world.encoder.searches == searches
+    await world.ask(question(2), cache=control)
+    assert question(2) not in world.encoder.texts
+
+
+async def test_the_answer_is_no_older_than_its_caller_wants(world):
+    await certified(world)
+    world.clock.now_s = 30.0
+    _, found = await world.ask(question(1, 1), cache=CacheControl(max_age_s=30.0))
+    assert (found.status, found.age_s) == (CacheStatus.SEMANTIC, 30.0)
+    _, found = await world.ask(question(1, 2), cache=CacheControl(max_age_s=29.0))
+    assert found.status is CacheStatus.MISS
+    _, found = await world.ask(question(1, 3))
+    assert found.status is CacheStatus.SEMANTIC, "it is still there for others"
+
+
+async def test_only_if_cached_takes_the_answer_of_a_similar_question(world):
+    await certified(world)
+    control = CacheControl(only_if_cached=True)
+    assert (await world.ask(question(1, 1), cache=control))[1].status is CacheStatus.SEMANTIC
+    with pytest.raises(NotCached):
+        await world.ask(question(2), cache=control)
+
+
+async def test_a_question_whose_answer_is_gone_is_removed_from_the_index(world):
+    await certified(world)
+    assert question(1) in world.encoder.texts
+    world.clock.now_s = 3600.0
+    _, found = await world.ask(question(1, 1))
+    assert found.status is CacheStatus.MISS
+    assert question(1) not in world.encoder.texts
+    assert question(1, 1) in world.encoder.texts
+
+
+async def test_a_restarted_encoder_gets_the_verifier_again_and_the_look_up_counts_for_nothing(world):
+    await certified(world)
+    await world.store_now()
+    lookups = (await world.record()).certification.lookups
+    world.encoder.restart()
+    _, found = await world.ask(question(1, 1))
+    assert (found.status, found.semantic_state) == (CacheStatus.MISS, "")
+    assert world.encoder.verifiers == {SCOPE: WEIGHTS}
+    await world.store_now()
+    assert (await world.record()).certification.lookups == lookups
+    # The question that brought the verifier stands in the index again.
+    _, found = await world.ask(question(1, 2))
+    assert found.status is CacheStatus.SEMANTIC
+
+
+async def test_without_its_encoder_every_answer_is_computed(world):
+    await certified(world)
+    world.encoder.is_up = False
+    for way in (1, 2):
+        text, found = await world.ask(question(1, way))
+        assert (text, found.status) == (f"all about {subject(1)}", CacheStatus.MISS)
+    world.encoder.is_up = True
+    assert (await world.ask(question(1, 3)))[1].status is CacheStatus.SEMANTIC
+
+
+async def test_an_encoder_that_takes_too_long_is_not_waited_for(world):
+    await certified(world)
+    world.cache.reconfigure(replace(world.cache.config, semantic=replace(SETTINGS, timeout_s=0.005)))
+
+    async def search(*_):
+        await asyncio.Event().wait()
+
+    world.encoder.search = search
+    assert (await world.ask(question(1, 1)))[1].status is CacheStatus.MISS
+
+
+async def test_a_question_that_the_encoder_cannot_read_whole_is_not_looked_up(world):
+    await certified(world)
+    world.encoder.longest = 10
+    assert (await world.ask(question(1, 1)))[1].semantic_state == ""
+
+
+async def test_a_database_that_is_away_loses_no_outcome_and_stops_no_answer(world, monkeypatch):
+    await certified(world)
+    await world.store_now()
+    before = await world.record()
+
+    async def away(*_, **__):
+        raise ReplicaUnavailable
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.store, "change", away)
+        for way in range(1, 8):
+            assert (await world.ask(question(1, way)))[1].status is CacheStatus.SEMANTIC
+        await world.store_now()
+    await world.store_now()
+    after = await world.record()
+    assert after.counts.served - before.counts.served == 7
+    assert after.certification.lookups - before.certification.lookups == 7
+
+
+async def test_an_own_answer_that_its_client_left_is_computed_as_a_copy(world):
+    await world.begin(NEARLY)
+    await world.ask(question(1))
+    await world.store_now()
+    before = (await world.record()).certification.lookups
+    world.replica.gate = asyncio.Event()
+    asking = asyncio.create_task(world.ask(question(1, 1)))
+    await until(lambda: world.replica.open)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    world.replica.gate.set()
+    await world.store_now()
+    assert (await world.record()).certification.lookups == before + 1
+    assert world.semantic.audits.tokens["m"] > 0
+    assert world.lines[-1].organisation == "operators"
+
+
+@pytest.mark.parametrize("world", [{"draw": 1.0}], indirect=True)
+async def test_equal_requests_share_one_look_up(world):
+    await certified(world)
+    searches = world.encoder.searches
+    found = [found.status for _, found in await asyncio.gather(*(world.ask(question(1, 1)) for _ in range(5)))]
+    assert found[0] is CacheStatus.SEMANTIC
+    assert set(found[1:]) <= {CacheStatus.COALESCED, CacheStatus.SEMANTIC}
+    assert world.encoder.searches - searches <= 5
+    assert len(world.replica.requests) == 3
+
+
+@pytest.mark.parametrize("world", [{"limits": [limit("key:alice", "requests_per_minute", 3)]}], indirect=True)
+async def test_a_served_answer_is_a_request_that_is_admitted(world):
+    await certified(world)
+    with pytest.raises(LimitReached):
+        await world.ask(question(1, 1))
+
+
+async def test_scores_without_labels_become_thresholds_and_labels_of_another_phase_do_not_count(world):
+    await world.begin(SCORING)
+    await world.ask(question(1))
+    await world.ask(question(1, 1))
+    await world.store_now()
+    record = await world.record()
+    assert record.scores[-2:] == (None, RIGHT)
+    assert (record.labels, record.counts.same) == (500, 0)
+
+
+async def test_outcomes_are_told_apart_by_phase(world):
+    for record, kind in ((None, LookupLabel), (SCORING, LookupScore), (NEARLY, LookupTrial)):
+        await world.semantic.forget(SCOPE)
+        await (world.open() if record is None else world.begin(record))
+        await world.ask(question(1), system="a")
+        await world.ask(question(1, 1), system="a")
+        await until(lambda: not world.semantic.audits._waiting)
+        assert type(world.semantic._scopes[SCOPE].outcomes[-1]) is kind
+        world.cache._backend = MemoryBackend(1 << 24, world.clock)
+        world.encoder.restart()
