@@ -62,6 +62,7 @@ _MOST_OUTCOMES = 1_000
 _MOST_SCOPES = 1_000
 """Scopes that are kept in memory, each with the weights of a verifier."""
 _TRAIN_AGAIN_S = 60.0
+_SEND_AGAIN_S = 1.0
 _VERSION_DIGITS = 16
 
 
@@ -141,6 +142,7 @@ class _Scope:
         outcomes: What look-ups have found since it was stored last.
         tally: Their number.
         train_at_s: Time from which on its verifier may be trained; infinite while that is done.
+        send_at_s: Time from which on its weights may be sent to the encoder.
     """
 
     def __init__(self, machine: SemanticScope) -> None:
@@ -150,6 +152,7 @@ class _Scope:
         self.outcomes: list[LookupOutcome] = []
         self.tally = LookupTally()
         self.train_at_s = 0.0
+        self.send_at_s = 0.0
 
 
 class SemanticCache:
@@ -185,6 +188,7 @@ class SemanticCache:
         self._wanted: dict[str, None] = {}
         """Scopes that were asked for and are not loaded."""
         self._tasks: asyncio.TaskGroup | None = None
+        self._has_failed = False
         self._labels: Counter[tuple[str, bool]] = Counter()
         self._results: Counter[tuple[str, str]] = Counter()
         self._false_hits: Counter[str] = Counter()
@@ -217,7 +221,11 @@ class SemanticCache:
                     await self._store_outcomes(name, scope)
                 self._train_if_due(name, scope)
         except MaitredError as failure:
-            _log.warning("The semantic cache learns nothing for now: %s", failure.message)
+            if not self._has_failed:
+                _log.warning("The semantic cache learns nothing for now: %s", failure.message)
+            self._has_failed = True
+        else:
+            self._has_failed = False
 
     def states(self) -> Mapping[str, SemanticCacheState]:
         """Returns the state for each model that requests have asked for."""
@@ -273,7 +281,10 @@ class SemanticCache:
             return None
         if _version_of(found.verifier) != scope.version:
             # The encoder has restarted, or the scope has another verifier: this look-up counts for nothing.
-            self._encoder.update(UpdateSimilar(verifiers={question.scope: scope.weights}))
+            now_s = self._clock.monotonic_s()
+            if now_s >= scope.send_at_s:  # not once for each look-up that is under way
+                scope.send_at_s = now_s + _SEND_AGAIN_S
+                self._encoder.update(UpdateSimilar(verifiers={question.scope: scope.weights}))
             return None
         best = await self._best(found.found, lookup)
         score = None if best is None else best.question.score
@@ -410,7 +421,7 @@ class SemanticCache:
         before, version = scope.machine, machine.record.verifier
         if version != scope.version:
             scope.weights = (version and await self._store.weights(name, version)) or b""
-            scope.version = version
+            scope.version, scope.send_at_s = version, 0.0
         scope.machine = machine
         if machine.state is not before.state:
             _log.info("The semantic cache of %s is %s now.", name, machine.state)
