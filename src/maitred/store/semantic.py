@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import ColumnElement, and_, delete, insert, or_, select, update
+from sqlalchemy import ColumnElement, delete, insert, or_, select, update
 from sqlalchemy.engine import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -227,14 +227,6 @@ class SemanticStore:
     async def remove(self, scope: str) -> bool:
         """Deletes a scope with its labels and its verifier; returns whether there was one."""
         return await self._delete(semantic_scopes.c.scope == scope) > 0
-
-    async def forget_tenant(self, tenant: str) -> int:
-        """Deletes all scopes of a tenant, of its keys and of the teams below it; returns their number.
-
-        Labels of a scope that all callers share, or all teams of an organisation, do not say whose they are: such a
-        scope is removed as a whole.
-        """
-        return await self._delete(and_(*_selects(None, tenant)))
 
     async def scopes(
         self, *, model: str | None = None, tenant: str | None = None, after: str = "", limit: int = 100

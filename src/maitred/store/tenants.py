@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, insert, select, update
+from sqlalchemy import Column, ColumnElement, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound
 from maitred.core.tenancy import Tenant, is_id
 from maitred.store.rules import apply_changes, check_tenant
-from maitred.store.schema import keys, tenants
+from maitred.store.schema import keys, semantic_scopes, tenants
 
 _COLUMNS = (
     tenants.c.id,
@@ -89,7 +89,7 @@ async def change_tenant(
 
 
 async def delete_tenant(connection: AsyncConnection, version: int, tenant_id: str, now_s: float) -> None:
-    """Deletes a tenant that has no teams and no key that could still be used."""
+    """Deletes a tenant that has no teams and no key that could still be used, and the questions of its users."""
     await get_tenant(connection, tenant_id)
     teams = select(tenants.c.id).where(tenants.c.parent == tenant_id, ~tenants.c.deleted)
     await _require_none(connection, teams.order_by(tenants.c.id), f"The tenant {tenant_id} has teams", "Delete them")
@@ -97,6 +97,8 @@ async def delete_tenant(connection: AsyncConnection, version: int, tenant_id: st
     live = select(keys.c.id).where(keys.c.tenant == tenant_id, ~keys.c.deleted, ~keys.c.revoked, unexpired)
     await _require_none(connection, live.order_by(keys.c.id), f"The tenant {tenant_id} has keys", "Revoke them")
     await connection.execute(update(tenants).where(tenants.c.id == tenant_id).values(deleted=True, version=version))
+    # Questions of a scope that all callers share do not say whose they are; it goes only as a whole.
+    await connection.execute(delete(semantic_scopes).where(semantic_scopes.c.tenant == tenant_id))
 
 
 async def missing_tenants(connection: AsyncConnection, ids: set[str]) -> set[str]:

@@ -14,8 +14,10 @@ from maitred.core.errors import StoreUnavailable
 from maitred.core.request import LabelledPair
 from maitred.core.secret import Secret
 from maitred.core.semantic_scope import CertificationRecord, LookupLabel, LookupTally, LookupTrial, ScopeRecord
+from maitred.core.tenancy import Tenant
 from maitred.store.config import StoreConfig
 from maitred.store.database import open_database
+from maitred.store.directory import DirectoryStore
 from maitred.store.schema import metadata, semantic_labels, semantic_scopes, semantic_verifiers
 from maitred.store.semantic import SemanticStore
 from tests.support.clock import FakeClock
@@ -184,9 +186,12 @@ async def test_scopes_are_listed_and_forgotten(store):
 
     assert await store.remove('["chat","tenant","other"]')
     assert not await store.remove('["chat","tenant","other"]')
-    assert await store.forget_tenant("team") == 2
+    directory = DirectoryStore(store._database, FakeClock())
+    await directory.create_tenant(Tenant(id="acme", name="Acme"))
+    await directory.create_tenant(Tenant(id="team", name="Team", parent="acme"))
+    await directory.delete_tenant("team")
     assert [each.scope for each in await store.scopes()] == ['["chat","organisation","acme"]', '["chat","public"]']
-    assert await store.forget_tenant("acme") == 1
+    await directory.delete_tenant("acme")
     for table in (semantic_labels, semantic_verifiers, semantic_scopes):
         assert await rows(store, table) == 1
 
@@ -227,7 +232,6 @@ async def all_refuse(store):
         lambda: store.set_verifier(SCOPE, 0, "v1", b""),
         lambda: store.reset(SCOPE, keep_labels=True),
         lambda: store.remove(SCOPE),
-        lambda: store.forget_tenant("acme"),
         lambda: store.scopes(),
         lambda: store.sweep(),
     ):
