@@ -15,6 +15,8 @@ from maitred.text.estimate import LearntBound, LearntRatio
 from maitred.text.generation_defaults import GenerationDefaults
 from maitred.text.tokenizer import Tokenizer
 
+_MOST_FINGERPRINTS = 1024
+
 
 class _CatalogModel:
     """Base of every model of the catalog: a name, and replicas that have its card."""
@@ -138,6 +140,8 @@ class TextModel(_CatalogModel):
         self.output_ratio = LearntRatio()
         self.least_ratio = LearntBound()
         self.least_per_chunk = LearntBound()
+        self._fingerprints: dict[str | None, str] = {}
+        """Name of a model at its servers -> what they have said last that they run."""
         self._card: ModelCard | None = None
         """Last known card."""
 
@@ -163,6 +167,16 @@ class TextModel(_CatalogModel):
     def is_refusing(self) -> bool:
         """Returns whether all replicas refuse requests for want of room; see `TextReplica.is_refusing`."""
         return all(replica.is_refusing() for replica in self.replicas)
+
+    def note_fingerprint(self, name: str | None, fingerprint: str) -> None:
+        """Notes what a server says that it runs under a name."""
+        if name not in self._fingerprints and len(self._fingerprints) >= _MOST_FINGERPRINTS:
+            self._fingerprints.clear()  # clients can choose names
+        self._fingerprints[name] = fingerprint
+
+    def fingerprint(self, name: str | None) -> str:
+        """Returns what a server has said last that it runs under a name; empty: nothing."""
+        return self._fingerprints.get(name, "")
 
     def with_replicas(
         self,

@@ -6,6 +6,7 @@ at random, the weights are known, and no server looks anything up for it.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from maitred.app.request.shadow_traffic import ComputeCopy
@@ -43,6 +44,7 @@ class AnswerLookup:
         control: What the caller says about answers from a cache.
         ttl_s: Longest time in seconds for which the answer is kept.
         is_current: Returns whether what computes answers is still what the key was made for.
+        said: Returns what the server has said last that it runs; empty: nothing.
         is_kept: Whether the cache keeps answers to such requests.
         is_shared: Whether callers who ask at the same time share an answer.
         in_one_piece: Whether the answer may come in one piece, at its end.
@@ -65,6 +67,7 @@ class AnswerLookup:
         control: CacheControl,
         ttl_s: float,
         is_current: Callable[[], bool],
+        said: Callable[[], str],
         *,
         is_kept: bool,
         is_shared: bool,
@@ -78,6 +81,7 @@ class AnswerLookup:
         self._since_s = cache.monotonic_s()
         self._ttl_s = ttl_s if control.ttl_s is None else min(ttl_s, control.ttl_s)
         self._is_current = is_current
+        self._said = said
         self._is_kept = is_kept
         self.is_shared = is_shared and not control.no_cache
         self.in_one_piece = in_one_piece
@@ -95,6 +99,8 @@ class AnswerLookup:
         if found is None:
             return None
         answer, age_s = found
+        if answer.fingerprint and self._said() not in ("", answer.fingerprint):
+            return None  # another answer, which was not kept, has said that the server runs something else
         context.cache = CacheResult(CacheStatus.HIT, self._key.name, age_s)
         return answer
 
@@ -219,6 +225,7 @@ def _make_lookup(
 ) -> AnswerLookup | None:
     request, server, native = prepared.request, b"", None
     is_current: Callable[[], bool] = _always
+    said: Callable[[], str] = str
     is_drawn = _is_drawn(prepared)
     is_kept, is_shared = policy.sampled or not is_drawn, _is_shared(prepared, policy, is_drawn=is_drawn)
     if not (is_kept or is_shared):
@@ -235,6 +242,7 @@ def _make_lookup(
         else:
             fields = prepared.fields
             replicas, native = prepared.model.replicas, request.native
+            said = partial(prepared.model.fingerprint, target.model)
             if native is not None and native.api not in {replica.native_api for replica in replicas}:
                 native = None
             if _is_looked_up(fields) or (
@@ -264,6 +272,7 @@ def _make_lookup(
     return AnswerLookup(
         *(cache, key, request.cache, policy.ttl_s),
         is_current=is_current,
+        said=said,
         is_kept=is_kept,
         is_shared=is_shared,
         in_one_piece=request.whole and isinstance(prepared, UpstreamRequest),

@@ -19,6 +19,7 @@ from maitred.app.request.flow_control import DispatchHandle, GrantHandle
 from maitred.app.request.response import ReplicaAttempt, ReplicaResponse
 from maitred.app.request.upstream_request import UpstreamRequest
 from maitred.app.request.usage_counter import UpstreamUsageCounter
+from maitred.cache.answer import fingerprint_in
 from maitred.core.backoff import GiveUpReason, RetryState
 from maitred.core.clock import Clock
 from maitred.core.cohort import COHORT, CohortStage
@@ -120,6 +121,7 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         self.continues_at_fallback = continuation is not None and continuation.at_fallback
         self._next_is_continuation = upstream_request.request.prefix is not None
         """Whether the next delta is the first of a continuing server."""
+        self._model = upstream_request.model
         self._prompt_count = len(upstream_request.prompts)
         self._requested_stops = upstream_request.request.stops
         self._usage_counter = usage_counter
@@ -304,6 +306,8 @@ class UpstreamResponse(ReplicaResponse[UpstreamAttempt]):
         self._grant.record_usage(context.usage)
         shown: list[TextDelta] = []
         for part in parts:
+            if part.metadata is not None and (fingerprint := fingerprint_in([part])):
+                self._model.note_fingerprint(self._request.model, fingerprint)
             if part.finish is not None:
                 self._finish_reasons[part.index] = part.finish
                 if part.stop is not None and part.stop in self._requested_stops:
