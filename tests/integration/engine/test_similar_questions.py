@@ -63,7 +63,7 @@ async def test_what_is_kept_is_found_and_judged_until_the_process_ends(tokenizer
         assert (await search(engine, tokenizer, CARD)).verifier == judged.verifier
 
 
-async def test_without_room_for_questions_searches_are_refused(tokenizer):
+async def test_an_encoder_that_keeps_no_questions_refuses_searches(tokenizer):
     async with started(similar_questions=0) as engine:
         await engine.wait_started()
         with pytest.raises(CallerError, match="similar_questions"):
