@@ -256,6 +256,15 @@ async def test_labels_can_be_kept_for_the_next_verifier(operator):
     assert len(listed["data"]) == 1
 
 
+async def test_scopes_go_with_their_tenant(operator):
+    for tenant in ({"id": "acme"}, {"id": "research", "parent": "acme"}):
+        await operator.system.done("POST", "tenants", tenant)
+    await operator.system.done("DELETE", "tenants/research")
+    assert set(await shown(operator)) == {LEARNING, CERTIFYING, STUCK, TRIPPED}
+    await operator.system.done("DELETE", "tenants/acme")
+    assert set(await shown(operator)) == {STUCK, TRIPPED}
+
+
 @pytest.mark.parametrize(
     ("selection", "message"),
     [

@@ -106,6 +106,30 @@ async def test_labels_are_kept_as_they_are_and_no_more_than_the_training_asks_fo
     assert await store.load(SCOPE) == record
 
 
+async def test_labels_are_listed_by_what_is_asked_for(store):
+    for number, scope in enumerate((SCOPE, '["chat","public"]', '["mail","tenant","team","acme"]')):
+        one, other = LookupLabel(pair(10 * number)), LookupLabel(pair(10 * number + 1, same=False))
+        await store.change(scope, found(one, other))
+
+    async def listed(**chosen):
+        return [label.asked.rpartition(" ")[2] for label in await store.list_labels(**chosen)]
+
+    newest_first = ["21?", "20?", "11?", "10?", "1?", "0?"]
+    assert await listed() == newest_first
+    assert await listed(limit=2) == newest_first[:2]
+    before = (await store.list_labels(limit=2))[-1].id
+    assert await listed(before=before) == newest_first[2:]
+    assert await listed(same=True) == newest_first[1::2]
+    assert await listed(same=False, model="chat") == ["11?", "1?"]
+    assert await listed(tenant="acme") == ["21?", "20?", "1?", "0?"]
+    assert await listed(tenant="team") == ["21?", "20?"]
+    assert await listed(scope=SCOPE, same=True) == ["0?"]
+    assert await listed(scope=SCOPE, model="mail") == []
+    label = (await store.list_labels(scope=SCOPE))[-1]
+    assert (label.scope, label.cached, label.same) == (SCOPE, "How can I pay?", True)
+    assert label.created_s == FakeClock().wall_s()
+
+
 async def test_a_change_that_raises_changes_nothing(store):
     before = await store.change(SCOPE, labels(1))
     with pytest.raises(ZeroDivisionError):
@@ -233,6 +257,7 @@ async def all_refuse(store):
         lambda: store.reset(SCOPE, keep_labels=True),
         lambda: store.remove(SCOPE),
         lambda: store.scopes(),
+        lambda: store.list_labels(),
         lambda: store.sweep(),
     ):
         with pytest.raises(StoreUnavailable):
