@@ -9,7 +9,7 @@ import struct
 from array import array
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from maitred.cache.answer import add_seal, remove_seal
 from maitred.cache.answer_cache import AnswerCache
@@ -39,6 +39,14 @@ class EmbeddingBackend(Protocol):
         ...
 
 
+class VectorComputation(NamedTuple):
+    """Computation of a vector for one request, for which others can wait."""
+
+    rank: int
+    """Rank of the priority class of the request."""
+    is_over: asyncio.Future[None]
+
+
 class EmbeddingCache:
     """Cache of vectors, one for each text.
 
@@ -48,10 +56,12 @@ class EmbeddingCache:
 
     Attributes:
         answers: Cache of answers, whose settings hold for vectors, too.
+        computing: Digest of a text -> the computation of its vector, which may be kept when it is over.
     """
 
     def __init__(self, answers: AnswerCache, backend: EmbeddingBackend) -> None:
         self.answers = answers
+        self.computing: dict[bytes, VectorComputation] = {}
         self._backend = backend
 
     async def find(

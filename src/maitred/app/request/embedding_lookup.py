@@ -1,15 +1,20 @@
 """Look-up of the inputs of an embeddings request in the cache of vectors: each input by itself.
 
 A vector depends on nothing but the tokens of its input and the model, so every input can be looked up whose model is
-known by its files. Inputs that are equal are computed once.
+known by its files. Inputs that are equal are computed once: those of one request, and those that are being computed for
+another one, for which a request waits. While it waits it computes nothing itself, so no two requests wait for each
+other.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from maitred.app.request.answer_lookup import check_controls
+from maitred.app.request.planner import flow_of
 from maitred.cache.answer_cache import scope_of
 from maitred.cache.answer_key import AnswerKey, engine_producer
-from maitred.cache.embedding_cache import EmbeddingCache, text_digests
+from maitred.cache.embedding_cache import EmbeddingCache, VectorComputation, text_digests
 from maitred.core.context import CacheResult, CacheStatus, RequestContext
 from maitred.core.errors import ReplicaUnavailable
 from maitred.core.inference import DEFAULT_CACHE_CONTROL, CacheControl, InferenceRequest
@@ -17,6 +22,9 @@ from maitred.core.replica import ModelCard
 from maitred.core.service import Vector
 from maitred.core.tenancy import Principal
 from maitred.routing.catalog import ServedModel
+
+_MOST_WAITS = 8
+"""How often a request waits for others before it computes what it still lacks."""
 
 
 class EmbeddingLookup:
@@ -28,6 +36,8 @@ class EmbeddingLookup:
         control: What the caller says about answers from a cache.
         ttl_s: Longest time in seconds for which vectors are kept.
         is_current: Returns whether the model is still what the keys were made for.
+        rank: Rank of the priority class of the request.
+        waits: Whether it waits for vectors that are being computed for others.
     """
 
     def __init__(
@@ -37,12 +47,19 @@ class EmbeddingLookup:
         control: CacheControl,
         ttl_s: float,
         is_current: Callable[[], bool],
+        *,
+        rank: int = 0,
+        waits: bool = True,
     ) -> None:
         self._cache = cache
         self._keys = keys
         self._control = control
         self._ttl_s = ttl_s if control.ttl_s is None else min(ttl_s, control.ttl_s)
         self._is_current = is_current
+        self._rank = rank
+        self._waits = waits and not control.no_cache
+        self._computations: dict[int, VectorComputation] = {}
+        """Computations of this request, by input."""
         places: dict[bytes, int] = {}
         self._firsts = [places.setdefault(key.digest, index) for index, key in enumerate(keys)]
         """For each input, the first one that is equal."""
@@ -59,14 +76,18 @@ class EmbeddingLookup:
             The inputs that must be computed, by index: the first of those that are equal.
         """
         distinct = [index for index, first in enumerate(self._firsts) if index == first]
-        age_s = None
-        if not self._control.no_cache:
-            found = await self._cache.find([self._keys[index] for index in distinct], self._control.max_age_s)
-            for index, entry in zip(distinct, found, strict=True):
-                if entry is not None:
-                    vectors[index] = entry[0]
-                    age_s = entry[1] if age_s is None else max(age_s, entry[1])
-        missing = [index for index in distinct if not vectors[index]]
+        age_s, missing = None, distinct
+        for _ in range(_MOST_WAITS + 1):
+            if not self._control.no_cache:
+                found = await self._cache.find([self._keys[index] for index in missing], self._control.max_age_s)
+                for index, entry in zip(missing, found, strict=True):
+                    if entry is not None:
+                        vectors[index] = entry[0]
+                        age_s = entry[1] if age_s is None else max(age_s, entry[1])
+                missing = [index for index in missing if not vectors[index]]
+            if not (others := self._computed_for_others(missing)):
+                break
+            await asyncio.wait(others)
         name = self._keys[0].name if len(self._keys) == 1 else ""
         if not missing:
             context.cache = CacheResult(CacheStatus.HIT, name, age_s)
@@ -77,10 +98,44 @@ class EmbeddingLookup:
             context.cache = CacheResult(CacheStatus.PARTIAL)
         return missing
 
-    def store(self, vectors: Iterable[tuple[int, Vector]]) -> None:
-        """Keeps vectors that were computed, by input."""
-        if not self._control.no_store and self._is_current():
-            self._cache.store([(self._keys[index], vector) for index, vector in vectors], self._ttl_s)
+    def _computed_for_others(self, inputs: Sequence[int]) -> list[asyncio.Future[None]]:
+        """Returns the ends of computations for requests that this one does not stand before."""
+        if not self._waits:
+            return []
+        found = [self._cache.computing.get(self._keys[index].digest) for index in inputs]
+        return [one.is_over for one in found if one is not None and one.rank <= self._rank]
+
+    def begin(self, inputs: Sequence[int]) -> None:
+        """Notes that this request computes the vectors of inputs, for which others may wait until `close`."""
+        if self._control.no_store:
+            return
+        for index in inputs:
+            computation = VectorComputation(self._rank, asyncio.get_running_loop().create_future())
+            if self._cache.computing.setdefault(self._keys[index].digest, computation) is computation:
+                self._computations[index] = computation
+
+    def close(self) -> None:
+        """Ends what was begun and has no vector that is kept."""
+        for index in [*self._computations]:
+            self._end(self._keys[index].digest, self._computations.pop(index))
+
+    def _end(self, digest: bytes, computation: VectorComputation, stored: object = None) -> None:
+        del self._cache.computing[digest]
+        computation.is_over.set_result(None)
+
+    def store(self, vectors: Sequence[tuple[int, Vector]]) -> None:
+        """Keeps vectors that were computed, by input; who waits for them finds them then."""
+        if self._control.no_store or not self._is_current():
+            return
+        stored = self._cache.store([(self._keys[index], vector) for index, vector in vectors], self._ttl_s)
+        for index, _ in vectors:
+            if (computation := self._computations.pop(index, None)) is None:
+                continue
+            digest = self._keys[index].digest
+            if stored is None:
+                self._end(digest, computation)
+            else:
+                stored.add_done_callback(partial(self._end, digest, computation))
 
     def repeat(self, vectors: list[Vector]) -> None:
         """Gives inputs the vectors of the first ones that are equal."""
@@ -132,4 +187,12 @@ def make_embedding_lookup(
         except ReplicaUnavailable:
             return False
 
-    return EmbeddingLookup(cache, keys, control, ttl_s=policy.ttl_s, is_current=is_current)
+    return EmbeddingLookup(
+        cache,
+        keys,
+        control,
+        ttl_s=policy.ttl_s,
+        is_current=is_current,
+        rank=flow_of(principal, request).priority.rank,
+        waits=policy.coalesce != "off" and request.deadline_in_s is None,
+    )

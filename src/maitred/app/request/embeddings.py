@@ -134,6 +134,9 @@ class Embedder:
         embedding = await self._prepare(model, card, request, principal, context)
         # Admit, run all chunks, and settle before the response is returned.
         async with AsyncExitStack() as stack:
+            if embedding.lookup is not None:
+                embedding.lookup.begin(embedding.missing)
+                stack.callback(embedding.lookup.close)
             with context.timeline.span(SpanName.ADMISSION, self._clock.monotonic_s) as span:
                 grant = stack.push_async_exit(await self._admission.admit(_admission_request(embedding, principal)))
                 span.facts["lease"] = grant.lease

@@ -1,5 +1,6 @@
 """Inputs of embeddings requests in the cache: what is known is not computed, and nothing else is different."""
 
+import asyncio
 import hashlib
 import struct
 from contextlib import asynccontextmanager
@@ -356,3 +357,92 @@ async def test_known_inputs_have_their_own_price(counted, budgeted):
         await setup.embed(B, D)
     await setup.embed(B, C)
     assert (setup.events[-1].cost_nusd, setup.events[-1].price) == (0.5 * NANO, "100000 USD per million")
+
+
+class GatedEncoder(MemoryEncoder):
+    """Computes nothing before a test lets it, and then not within one turn."""
+
+    def __init__(self, **fields):
+        super().__init__(**fields)
+        self.may_compute = asyncio.Event()
+
+    async def _stream(self, text):
+        await self.may_compute.wait()
+        await turn()
+        async for batch in super()._stream(text):
+            yield batch
+
+
+async def turn():
+    for _ in range(30):
+        await asyncio.sleep(0)
+
+
+async def test_inputs_that_are_being_computed_for_another_request_are_waited_for():
+    setup = EmbedderSetup(encoder=GatedEncoder())
+    running = [asyncio.create_task(setup.embed(*texts)) for texts in [(A, B), (B, C), (B,), (A, B)]]
+    await turn()
+    assert len(setup.embedder._cache.computing) == 2
+    setup.encoder.may_compute.set()
+    results = [await task for task in running]
+    assert [vectors for vectors, _ in results] == [
+        [vector_of(text) for text in texts] for texts in [(A, B), (B, C), (B,), (A, B)]
+    ]
+    assert sorted(setup.encoder.computed) == [A, B, C]
+    assert sum(event.prompt_tokens for event in setup.events) == setup.encoder.tokens
+    statuses = [context.cache.status for _, context in results]
+    assert statuses == [CacheStatus.MISS, CacheStatus.PARTIAL, CacheStatus.HIT, CacheStatus.HIT]
+    assert not setup.embedder._cache.computing
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_when_the_first_request_ends_without_vectors_one_of_the_others_computes_them(fails):
+    setup = EmbedderSetup(encoder=GatedEncoder())
+    first, *others = [asyncio.create_task(setup.embed(A, B)) for _ in range(3)]
+    await turn()
+    if fails:
+        refusals = [True]
+        setup.encoder.refuses = lambda text: bool(refusals and refusals.pop())
+        setup.encoder.may_compute.set()
+    else:
+        first.cancel()
+        await turn()
+        setup.encoder.may_compute.set()
+    results = [await task for task in others]
+    assert all(vectors == [vector_of(A), vector_of(B)] for vectors, _ in results)
+    assert sum(event.outcome is Outcome.FINISHED and event.prompt_tokens for event in setup.events) == len(A + B)
+    await asyncio.wait([first])
+    assert not setup.embedder._cache.computing
+
+
+@pytest.mark.parametrize(
+    ("fields", "computed"),
+    [
+        ({"cache": CacheControl(no_cache=True)}, 2),
+        ({"cache": CacheControl(no_store=True)}, 1),
+        ({"deadline_in_s": 1000.0}, 2),
+        ({"priority": 10}, 2),
+        ({"priority": 1}, 1),
+        ({}, 1),
+    ],
+)
+async def test_who_may_not_wait_computes_its_own(fields, computed):
+    setup = EmbedderSetup(encoder=GatedEncoder())
+    running = [asyncio.create_task(setup.embed(A))]
+    await turn()
+    running.append(asyncio.create_task(setup.embed(A, **fields)))
+    await turn()
+    setup.encoder.may_compute.set()
+    for task in running:
+        assert (await task)[0] == [vector_of(A)]
+    assert len(setup.encoder.computed) == computed
+    assert not setup.embedder._cache.computing
+
+
+async def test_without_coalescing_nobody_waits():
+    setup = EmbedderSetup(encoder=GatedEncoder(), cache=CacheConfig(coalesce="off"))
+    running = [asyncio.create_task(setup.embed(A)) for _ in range(2)]
+    await turn()
+    setup.encoder.may_compute.set()
+    await asyncio.wait(running)
+    assert len(setup.encoder.computed) == 2
