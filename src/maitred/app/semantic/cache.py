@@ -229,7 +229,7 @@ class SemanticCache:
 
     def states(self) -> Mapping[str, SemanticCacheState]:
         """Returns the state for each model that requests have asked for."""
-        scopes: dict[str, list[SemanticScope]] = {}
+        scopes: dict[str, list[SemanticScope]] = {model: [] for model, _ in (*self._labels, *self._results)}
         for name, scope in self._scopes.items():
             scopes.setdefault(msgspec.json.decode(name, type=list[str])[0], []).append(scope.machine)
         return {
