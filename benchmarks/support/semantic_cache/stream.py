@@ -265,7 +265,17 @@ class Split:
 
     def _train(self, seen: list[int]) -> Verifier:
         known, encoded = set(seen), self.questions.encoded
-        pairs = [self.index.pair_with(PARTITION, edit, encoded[i]) for i, edit in self.questions.edits if i in known]
+        # As a product does: an edit stands beside its question, and beside those that have the same answer.
+        partners: dict[int, list[EncodedQuestion]] = {id(encoded[i]): [encoded[i]] for i, _ in self.questions.edits}
+        for pair in (each.pair for each in self._labelled if each.same):
+            for one, other in ((pair.asked, pair.cached), (pair.cached, pair.asked)):
+                partners.get(id(one), []).append(other)
+        pairs = [
+            self.index.pair_with(PARTITION, edit, other)
+            for i, edit in self.questions.edits
+            if i in known
+            for other in partners[id(encoded[i])]
+        ]
         edits = [pair for pair in pairs if not self.questions.differs(pair)]
         return train_verifier(
             self.questions.arrays([each.pair for each in self._labelled]),

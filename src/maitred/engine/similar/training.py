@@ -60,24 +60,25 @@ def train_in_units(
                 QuestionPair(questions[label.asked], questions[label.cached], Surroundings(*label.surroundings))
             )
         yield
-    places = _places(labels)
+    partners = _partners(labels)
     source = random.Random(0)
-    originals = [questions[text] for text in source.sample([*places], min(len(places), MOST_EDITED_TEXTS))]
-    edits = make_edits([original.text for original in originals], source)
+    originals = source.sample([*partners], min(len(partners), MOST_EDITED_TEXTS))
+    edits = make_edits(originals, source)
     yield
     for unit in _units(edits, UNIT_TEXTS):
         # What the guards refuse, the verifier never meets.
         judged = [
-            (originals[place], text)
-            for place, text in unit
-            if difference(Wording.of(text), originals[place].wording) is None
+            (text, questions[partner], place)
+            for index, text in unit
+            for partner, place in partners[originals[index]].items()
+            if difference(Wording.of(text), questions[partner].wording) is None
         ]
-        read = {question.text: question for question in reader.read([text for _, text in judged])}
-        for original, text in judged:
+        read = {question.text: question for question in reader.read([*dict.fromkeys(text for text, *_ in judged)])}
+        for text, partner, place in judged:
             if text in read:
-                edited.add(QuestionPair(read[text], original, places[original.text]))
+                edited.add(QuestionPair(read[text], partner, place))
         yield
-    dimensions = len(originals[0].vector)
+    dimensions = len(questions[originals[0]].vector)
     try:
         verifier = train_verifier(
             labelled.arrays(dimensions),
@@ -111,17 +112,22 @@ class _Examples:
         return features.reshape(pairs, len(FEATURES)), middles.reshape(pairs, dimensions)
 
 
-def _places(labels: Iterable[LabelledPair]) -> dict[str, Surroundings]:
-    """Returns for each question the surroundings of a pair of it and an edit of it: those of its labelled pair.
+def _partners(labels: Iterable[LabelledPair]) -> dict[str, dict[str, Surroundings]]:
+    """Returns for each question those beside which an edit of it is false: itself, and those with the same answer.
 
-    Partitions differ in size, and so in density. With surroundings of edits that are never those of labelled pairs, a
-    verifier would learn to know edits by them, and not by the words.
+    Beside itself alone an edit is known by what is equal in both, which says little of an edit of a paraphrase.
+
+    An edit takes the surroundings of a labelled pair. Partitions differ in size, and so in density. With surroundings
+    that are never those of labelled pairs, a verifier would learn to know edits by them, and not by the words.
     """
-    places: dict[str, Surroundings] = {}
+    partners: dict[str, dict[str, Surroundings]] = {}
     for label in labels:
-        for text in (label.asked, label.cached):
-            places.setdefault(text, Surroundings(*label.surroundings))
-    return places
+        place = Surroundings(*label.surroundings)
+        for one, other in ((label.asked, label.cached), (label.cached, label.asked)):
+            known = partners.setdefault(one, {one: place})
+            if label.same:
+                known.setdefault(other, place)
+    return partners
 
 
 def _units(items: Iterable[T], size: int) -> Generator[list[T], None, None]:

@@ -25,7 +25,7 @@ from maitred.engine.similar.question import Floats, QuestionPair
 
 MIN_LABELS = 500
 """Labels below which plain cosine does better."""
-EDIT_SHARE = 0.03
+EDIT_SHARE = 0.1
 """Weight of all edits together, as a part of that of all labels."""
 _RIDGE = 20.0
 _KERNEL_WIDTHS = (0.02, 0.05, 0.12)
