@@ -237,7 +237,7 @@ class CacheConfig(Struct, frozen=True, kw_only=True):
             ge=0.001,
             le=10,
             description="How long Redis may take to answer. After that the look-up is a miss, and Redis is not asked "
-            "for a second.",
+            "for 50 ms, or for longer, up to a second, while it goes on.",
             extra={"unit": "seconds"},
         ),
     ] = 0.005

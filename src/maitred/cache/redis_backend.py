@@ -4,9 +4,12 @@ An answer is one key, which ends with its time. Before the answer, its value has
 model, until when and in which epoch. So what is kept can be counted and removed by these without another table, which
 Redis could evict.
 
-Whatever goes wrong is a miss. A look-up waits at most one timeout; after that Redis is not asked for a second, and is
-then connected to beside the requests. Look-ups have a connection of their own, because answers that are stored can be
-long, and so have look-ups of many vectors, which take as long as their replies keep coming.
+Whatever goes wrong is a miss. A look-up waits at most one timeout; after that Redis is not asked for a moment, and is
+then connected to beside the requests. The moment is short at first, because on a busy machine one reply of a hundred
+can be late: after each a second of misses would be a third of all look-ups.
+
+Look-ups have a connection of their own, because answers that are stored can be long, and so have look-ups of many
+vectors, which take as long as their replies keep coming.
 """
 
 import asyncio
@@ -29,8 +32,10 @@ from maitred.wire.admin.cache import CacheStoreBody
 
 _log = logging.getLogger(__name__)
 
+FIRST_PAUSE_S = 0.05
+"""Time for which Redis is not asked after a failure..."""
 PAUSE_S = 1.0
-"""Time for which Redis is not asked after a failure."""
+"""...and the longest such time: each attempt without a reply doubles it."""
 _PATIENCE_S = 1.0
 """How long Redis may take where no request waits."""
 _FINGERPRINT_TTL_S = 31 * 86_400
@@ -270,12 +275,16 @@ class RedisBackend:
 
 
 class _BackgroundLink:
-    """Link that is opened in the background, at most once a second; until then calls fail at once."""
+    """Link that is opened again in the background, after a pause; until then calls fail at once.
+
+    The pauses become longer, up to a second, until there is a reply.
+    """
 
     def __init__(self, link: RedisLink, clock: Clock) -> None:
         self._link = link
         self._clock = clock
         self._next_attempt_s = 0.0
+        self._pause_s = FIRST_PAUSE_S
         self._opening: asyncio.Task[None] | None = None
         self._is_lost = False
 
@@ -303,15 +312,18 @@ class _BackgroundLink:
             self._reopen_soon()
             raise LinkLost("there is no connection")
         try:
-            return await self._link.send(*commands)
+            replies = await self._link.send(*commands)
         except LinkLost as error:
             self._on_lost(error)
             raise
+        self._pause_s = FIRST_PAUSE_S
+        return replies
 
     def _reopen_soon(self) -> None:
         now_s = self._clock.monotonic_s()
         if now_s >= self._next_attempt_s and (self._opening is None or self._opening.done()):
-            self._next_attempt_s = now_s + PAUSE_S
+            self._next_attempt_s = now_s + self._pause_s
+            self._pause_s = min(2 * self._pause_s, PAUSE_S)
             self._opening = asyncio.create_task(self._open(), name="redis of the cache")
 
     async def _open(self) -> None:
@@ -325,7 +337,7 @@ class _BackgroundLink:
             self._is_lost = False
 
     def _on_lost(self, error: LinkLost) -> None:
-        self._next_attempt_s = self._clock.monotonic_s() + PAUSE_S
+        self._next_attempt_s = self._clock.monotonic_s() + self._pause_s
         if not self._is_lost:
             _log.warning(
                 "The Redis of the cache of answers is away (%s). Answers are computed until it is back.", error

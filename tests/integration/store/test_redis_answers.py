@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from uuid import uuid4
 
 import msgspec
@@ -15,7 +16,7 @@ from maitred.cache.answer_cache import AnswerCache, open_backend
 from maitred.cache.answer_key import AnswerKey, answer_digest
 from maitred.cache.backend import AnswerSelection, CachedAnswers, MemoryBackend
 from maitred.cache.config import CacheConfig
-from maitred.cache.redis_backend import PAUSE_S, RedisBackend
+from maitred.cache.redis_backend import FIRST_PAUSE_S, PAUSE_S, RedisBackend
 from maitred.core.errors import ConfigInvalid, StoreUnavailable
 from maitred.core.inference import TextDelta
 from maitred.core.request import FinishReason, Usage
@@ -303,8 +304,8 @@ async def test_a_redis_that_does_not_answer_holds_up_only_the_look_ups_that_aske
             assert len(sent) == asked, "later ones do not ask"
         finally:
             server.thaw()
-        assert await cache.find(key()) is None, "within a second of its failure"
-        gateways.clock.now_s += PAUSE_S / 2
+        assert await cache.find(key()) is None, "within the pause behind its failure"
+        gateways.clock.now_s += FIRST_PAUSE_S * 0.99
         assert await cache.find(key()) is None
         await finds_again(gateways, cache, key())
 
@@ -331,27 +332,37 @@ async def test_a_look_up_is_one_round_trip(shared_server):
         assert [[command[0] for command in commands] for commands in sent] == [["MGET"]]
 
 
-async def test_redis_is_tried_once_a_second_while_it_is_away(server):
+async def test_redis_is_tried_after_pauses_that_become_longer_while_it_is_away(server):
     gateways = Installation(server)
     async with gateways.gateway() as (cache, backend):
         link, attempts = backend._reads._link, []
         open_link = link.open
 
-        async def counting():
-            attempts.append(1)
+        async def noting():
+            attempts.append(gateways.clock.now_s)
             await open_link()
 
-        link.open = counting
+        link.open = noting
         server.kill()
-        assert await cache.find(key()) is None
-        await until(lambda: asyncio.sleep(0, not backend._reads.is_open))
-        for _ in range(3):
+        while len(attempts) < 9:
+            assert await cache.find(key()) is None
+            await asyncio.sleep(0)
+            if backend._reads._opening.done():
+                gateways.clock.now_s += FIRST_PAUSE_S / 10
+        gaps = [later - before for before, later in pairwise(attempts)]
+        for before, gap in pairwise(gaps):
+            assert gap == pytest.approx(min(2 * before, PAUSE_S), rel=0.1)
+        assert gaps[-1] == pytest.approx(PAUSE_S, rel=0.02)
+        server.start()
+
+        async def answers_again():
             gateways.clock.now_s += PAUSE_S
-            attempts.clear()
-            for _ in range(50):
-                assert await cache.find(key()) is None
-                await asyncio.sleep(0.001)
-            assert len(attempts) == 1
+            await cache.find(key())
+            return backend._reads.is_open
+
+        await until(answers_again)
+        await cache.find(key())
+        assert backend._reads._pause_s == FIRST_PAUSE_S, "there was a reply"
 
 
 async def test_a_long_answer_that_redis_does_not_take_holds_up_no_look_up(server):
