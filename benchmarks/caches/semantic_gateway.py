@@ -288,8 +288,8 @@ async def lines_of(server: ServerProcess, requests: int) -> list[UsageEvent]:
 def judge_questions(report: Report, stream: LiveStream, scopes: dict[str, ScopeRecord], intents: Intents) -> None:
     """Holds the answers to questions against the intents of those who asked."""
     seen = stream.seen
-    for group in (seen, stream.rivals, stream.plain):
-        report.require("requests that failed", sum(not each.text for each in group), at_most=0)
+    failed = sum(not each.text for each in (*stream.greetings, *seen, *stream.rivals, *stream.plain))
+    report.require("questions: requests that failed", failed, at_most=0)
     served = [each for each in seen if each.cache == "semantic"]
     false = [each for each in served if not intents.is_right(each.asked, each.text)]
     first = next((place for place, each in enumerate(seen) if each.state == "certified"), len(seen))

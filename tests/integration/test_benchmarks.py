@@ -159,6 +159,7 @@ SMALLEST = {
         },
         (*QUICK, "--sets", "banking77"),
     ),
+    "semantic_gateway": SmallestForm({"QUICK_QUESTIONS": 30, "QUICK_LAST": 10, "QUICK_DIALOGUES": 2}),
 }
 BEYOND_THE_PROJECT = {
     "cache_eviction",
@@ -169,6 +170,7 @@ BEYOND_THE_PROJECT = {
     "prefix_balance",
     "router_quality",
     "semantic_cache",
+    "semantic_gateway",
 }
 """They need a GPU, data, or software of others, which `scripts/services.sh` does not bring."""
 
