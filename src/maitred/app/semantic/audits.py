@@ -1,11 +1,13 @@
 """Audits: they find out whether the answer of a similar question was right, by computing the answer as well.
 
-What look-ups have found is recorded in the order in which they came, also of those that need no comparison. So what is
-lost when a gateway stops does not depend on what would have been found, and rates stay those of all look-ups. For the
-same reason an audit is never given up because there is no room: it waits, and no further look-up is audited meanwhile.
+What look-ups of a scope have found is recorded in the order in which they came, also of those that need no comparison.
+So what is lost when a gateway stops does not depend on what would have been found, and rates stay those of all
+look-ups. For the same reason an audit is never given up because there is no room: it waits, and the later ones of its
+scope behind it.
 """
 
 import asyncio
+import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -20,6 +22,8 @@ from maitred.core.request import FinishReason
 from maitred.routing.rollout.agreement import f1, split_words
 from maitred.text.question_guards import difference
 from maitred.text.wording import Wording
+
+_log = logging.getLogger(__name__)
 
 _MOST_WAITING = 1_000
 """Look-ups that wait to be recorded. Each of them may hold a request and an answer."""
@@ -44,7 +48,7 @@ class AuditedAnswer(NamedTuple):
 
 
 class AuditQueue:
-    """Queue of look-ups that are recorded one after the other.
+    """Queue of look-ups that are recorded; those of one scope one after the other.
 
     Args:
         clock: The clock.
@@ -52,13 +56,16 @@ class AuditQueue:
         agreement: See `are_same`.
 
     Attributes:
+        count: Look-ups that wait.
         tokens: Model -> tokens that audits have computed.
     """
 
     def __init__(self, clock: Clock, tokens_per_hour: int, agreement: float) -> None:
         self._clock = clock
-        self._waiting: deque[tuple[Callable[[bool], None], AuditedAnswer | None]] = deque()
-        self._filled = asyncio.Event()
+        self._waiting: dict[str, deque[tuple[Callable[[bool], None], AuditedAnswer | None]]] = {}
+        """Scope -> its look-ups that wait, if there are any."""
+        self._tasks: asyncio.TaskGroup | None = None
+        self.count = 0
         self.tokens: Counter[str] = Counter()
         self._left = float(tokens_per_hour)
         self._refilled_s = clock.monotonic_s()
@@ -75,28 +82,45 @@ class AuditQueue:
         refill = self._tokens_per_hour * (now_s - self._refilled_s) / _HOUR_S
         self._left = min(self._left + refill, float(self._tokens_per_hour))
         self._refilled_s = now_s
-        return len(self._waiting) < _MOST_WAITING and self._left > 0
+        return self.count < _MOST_WAITING and self._left > 0
 
-    def add(self, record: Callable[[bool], None], answer: AuditedAnswer | None = None) -> None:
-        """Adds a look-up to the end of the queue.
+    def add(self, scope: str, record: Callable[[bool], None], answer: AuditedAnswer | None = None) -> None:
+        """Adds a look-up behind the others of its scope.
 
         Args:
+            scope: The scope.
             record: Records it; gets whether the answer of the similar question was right.
             answer: That answer; None: nothing is compared, and the look-up counts as right.
         """
-        self._waiting.append((record, answer))
-        self._filled.set()
+        waiting = self._waiting.get(scope)
+        if waiting is None and answer is None:
+            record(True)
+            return
+        self.count += 1
+        if waiting is not None:
+            waiting.append((record, answer))
+            return
+        self._waiting[scope] = deque([(record, answer)])
+        if self._tasks is not None:
+            self._tasks.create_task(self._record(scope), name=f"audits of {scope}")
 
     async def run(self) -> None:
         """Records the look-ups until the task is cancelled."""
-        while True:
-            while self._waiting:
-                record, answer = self._waiting[0]
-                is_right = answer is None or await self._is_right(answer)
-                self._waiting.popleft()
-                record(is_right)
-            self._filled.clear()
-            await self._filled.wait()
+        async with asyncio.TaskGroup() as self._tasks:
+            for scope in self._waiting:
+                self._tasks.create_task(self._record(scope), name=f"audits of {scope}")
+            await asyncio.Event().wait()
+
+    async def _record(self, scope: str) -> None:
+        """Records the look-ups of a scope until none waits."""
+        waiting = self._waiting[scope]
+        while waiting:
+            record, answer = waiting[0]
+            is_right = answer is None or await self._is_right(answer)
+            waiting.popleft()
+            self.count -= 1
+            record(is_right)
+        del self._waiting[scope]
 
     async def compute(self, copy: ComputeCopy) -> list[TextDelta] | None:
         """Computes the answer to a copy of a request in spare room, at the operators' cost; None: there is none now.
@@ -123,7 +147,9 @@ class AuditQueue:
         while own is None:
             try:
                 own = await self.compute(answer.copy)
-            except (MaitredError, TimeoutError):
+            except Exception as failure:
+                if not isinstance(failure, MaitredError | TimeoutError):
+                    _log.exception("A copy of a request for an audit broke.")
                 failures += 1
                 if failures == _MOST_FAILURES:
                     return False

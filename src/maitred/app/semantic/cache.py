@@ -353,7 +353,7 @@ class SemanticCache:
                     scope.outcomes.append(LookupLabel(LabelledPair(asked, found.question, is_same, found.surroundings)))
                     self._labels[model, is_same] += 1
 
-                self.audits.add(record_label, audited)
+                self.audits.add(lookup.question.scope, record_label, audited)
             case ScopePhase.SCORING:
                 scope.outcomes.append(LookupScore(score, attempt))
             case ScopePhase.CERTIFYING | ScopePhase.CERTIFIED:
@@ -367,7 +367,7 @@ class SemanticCache:
                     self._results[model, "none" if audited is None else "same" if is_same else "false"] += 1
                     self._false_hits[model] += would_serve and not is_same
 
-                self.audits.add(record_trial, audited)
+                self.audits.add(lookup.question.scope, record_trial, audited)
 
     def _note(
         self,

@@ -51,13 +51,13 @@ class Audited:
         self.queue = AuditQueue(self.clock, tokens_per_hour, 0.8)
         self.recorded = []
 
-    def add(self, name, cached=None, own=None, copy=None):
+    def add(self, name, cached=None, own=None, copy=None, scope="a scope"):
         """Adds a look-up; returns the future of its own answer."""
         future = asyncio.get_running_loop().create_future()
         if own is not None:
             future.set_result(own)
         compared = None if cached is None else AuditedAnswer(cached, future, copy or Copies())
-        self.queue.add(lambda is_right: self.recorded.append((name, is_right)), compared)
+        self.queue.add(scope, lambda is_right: self.recorded.append((name, is_right)), compared)
         return future
 
 
@@ -122,7 +122,28 @@ async def test_an_audit_waits_for_room_as_long_as_it_takes():
     assert world.recorded == [("a", False), ("b", True)]
 
 
-@pytest.mark.parametrize("failure", [ReplicaLost(), TimeoutError()])
+async def test_a_scope_does_not_wait_for_another_one():
+    async with audited() as world:
+        first = world.add("first", answer(TEXT), copy=Copies(*[None] * 10_000))
+        world.add("second")
+        world.add("other", answer(TEXT), own=answer(TEXT), scope="another scope")
+        world.add("last", scope="another scope")
+        first.set_result(None)
+        await settle()
+        assert world.recorded == [("other", True), ("last", True)]
+        assert world.queue.count == 2
+
+
+async def test_what_was_added_before_the_queue_runs_is_not_lost():
+    world = Audited()
+    world.add("a", answer(TEXT), own=answer(TEXT))
+    task = asyncio.create_task(world.queue.run())
+    await settle()
+    task.cancel()
+    assert world.recorded == [("a", True)]
+
+
+@pytest.mark.parametrize("failure", [ReplicaLost(), TimeoutError(), RuntimeError()])
 async def test_three_failures_of_a_replica_count_as_a_wrong_answer(failure):
     copies = Copies(failure, failure, failure, answer(TEXT), tokens=7)
     async with audited() as world:

@@ -196,7 +196,7 @@ class World:
 
     async def store_now(self):
         """Waits until all look-ups are recorded, and stores them."""
-        await until(lambda: not self.semantic.audits._waiting)
+        await until(lambda: not self.semantic.audits.count)
         await self.semantic.store()
 
     async def record(self):
@@ -565,7 +565,7 @@ async def test_outcomes_are_told_apart_by_phase(world):
         await (world.open() if record is None else world.begin(record))
         await world.ask(question(1), system="a")
         await world.ask(question(1, 1), system="a")
-        await until(lambda: not world.semantic.audits._waiting)
+        await until(lambda: not world.semantic.audits.count)
         assert type(world.semantic._scopes[SCOPE].outcomes[-1]) is kind
         world.cache._backend = MemoryBackend(1 << 24, world.clock)
         world.encoder.restart()
