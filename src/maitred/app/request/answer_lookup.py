@@ -47,12 +47,14 @@ class AnswerLookup:
         said: Returns what the server has said last that it runs; empty: nothing.
         is_kept: Whether the cache keeps answers to such requests.
         is_shared: Whether callers who ask at the same time share an answer.
+        is_whole: Whether the caller gets the answer when it is complete.
         in_one_piece: Whether the answer may come in one piece, at its end.
         most_tokens: Most output tokens of a choice.
         question: Its question, whose answer may be that of a similar one; None: its answer can only be its own.
 
     Attributes:
         is_shared: Whether callers who ask at the same time share the answer to this request.
+        is_whole: Whether the caller gets the answer when it is complete.
         in_one_piece: Whether the answer may come in one piece, at its end.
         digest: Digest of the request and of who shares its answer.
         question: See above.
@@ -71,6 +73,7 @@ class AnswerLookup:
         *,
         is_kept: bool,
         is_shared: bool,
+        is_whole: bool,
         in_one_piece: bool,
         most_tokens: int,
         question: UserQuestion | None = None,
@@ -84,6 +87,7 @@ class AnswerLookup:
         self._said = said
         self._is_kept = is_kept
         self.is_shared = is_shared and not control.no_cache
+        self.is_whole = is_whole
         self.in_one_piece = in_one_piece
         self.most_tokens = most_tokens
         self.digest = key.digest
@@ -275,6 +279,7 @@ def _make_lookup(
         said=said,
         is_kept=is_kept,
         is_shared=is_shared,
+        is_whole=request.whole,
         in_one_piece=request.whole and isinstance(prepared, UpstreamRequest),
         most_tokens=most_tokens,
         question=question,

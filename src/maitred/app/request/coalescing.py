@@ -420,7 +420,8 @@ class CoalescedResponse(ContinuableResponse, AnswerReader):
     def take(self, parts: Sequence[TextDelta]) -> None:
         """Takes the next deltas; implements `AnswerReader.take`.
 
-        It sends them at once where they are text alone and the reader waits, and keeps them otherwise.
+        It sends them at once where they are text alone and the reader waits, and keeps them otherwise. Who wants the
+        whole answer is not woken for each part of it.
         """
         sink = self._sink
         if sink is not None and self._waiter is not None and not self.unread and sink.open:
@@ -432,6 +433,12 @@ class CoalescedResponse(ContinuableResponse, AnswerReader):
                 return
         self._unread += parts
         self.unread += 1
+        if self._lookup.is_whole and self.unread < _MOST_UNREAD // 2:
+            for part in parts:
+                if part.finish is not None:
+                    break
+            else:
+                return
         self._wake()
 
     async def wait_started(self) -> None:

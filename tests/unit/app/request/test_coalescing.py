@@ -160,6 +160,21 @@ async def test_nothing_of_an_answer_is_left_to_the_collector_of_cyclic_garbage()
     assert not kept() - before
 
 
+@pytest.mark.parametrize("whole", [True, False])
+async def test_who_wants_the_whole_answer_is_not_woken_for_its_parts(whole, monkeypatch):
+    wakes = []
+    wake = CoalescedResponse._wake
+    monkeypatch.setattr(CoalescedResponse, "_wake", lambda self: wakes.append(1) or wake(self))
+    gateway = Gateway(GatedReplica("one two three four five six"))
+    asked = gateway.start(replace(greedy(), whole=whole))
+    for _ in range(20):
+        gateway.replica.let(1)
+        await settle()
+    parts, _ = await asked
+    assert text_of(parts) == "one two three four five six"
+    assert (len(wakes) <= 4) == whole
+
+
 async def test_a_hit_has_a_line_of_its_own_in_the_ledger_without_tokens():
     gateway = Gateway()
     gateway.replica.let()
