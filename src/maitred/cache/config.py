@@ -236,8 +236,8 @@ class CacheConfig(Struct, frozen=True, kw_only=True):
         Meta(
             ge=0.001,
             le=10,
-            description="How long Redis may take to answer. After that the look-up is a miss, and Redis is not asked "
-            "for 50 ms, or for longer, up to a second, while it goes on.",
+            description="How long Redis may take to answer. After that the look-up is a miss, and so are others until "
+            "the late reply has come, or the connection is opened again.",
             extra={"unit": "seconds"},
         ),
     ] = 0.005

@@ -4,9 +4,9 @@ An answer is one key, which ends with its time. Before the answer, its value has
 model, until when and in which epoch. So what is kept can be counted and removed by these without another table, which
 Redis could evict.
 
-Whatever goes wrong is a miss. A look-up waits at most one timeout; after that Redis is not asked for a moment, and is
-then connected to beside the requests. The moment is short at first, because on a busy machine one reply of a hundred
-can be late: after each a second of misses would be a third of all look-ups.
+Whatever goes wrong is a miss. A look-up waits at most one timeout; after that nothing asks Redis until the late reply
+has come. On a busy machine one reply of a hundred is late, so that the connection is not given up for it at once; after
+a second it is. A connection that is lost is opened again beside the requests, after a pause.
 
 Look-ups have a connection of their own, because answers that are stored can be long, and so have look-ups of many
 vectors, which take as long as their replies keep coming.
@@ -27,7 +27,7 @@ from maitred.cache.backend import AnswerSelection, CachedAnswers, RemovalLog, St
 from maitred.cache.config import CacheConfig
 from maitred.core.clock import Clock
 from maitred.core.errors import ConfigInvalid, StoreUnavailable
-from maitred.redis.link import LinkLost, RedisLink, Word
+from maitred.redis.link import LinkLost, RedisLink, ReplyLate, Word
 from maitred.wire.admin.cache import CacheStoreBody
 
 _log = logging.getLogger(__name__)
@@ -89,7 +89,11 @@ class RedisBackend:
         try:
             # A link that waits for one timeout at most, also while Redis answers others.
             reads = RedisLink(
-                config.url, timeout_s=config.answer_timeout_s, most_timeouts=1, connect_timeout_s=_PATIENCE_S
+                config.url,
+                timeout_s=config.answer_timeout_s,
+                most_timeouts=1,
+                connect_timeout_s=_PATIENCE_S,
+                late_s=_PATIENCE_S,
             )
             batches = RedisLink(config.url, timeout_s=config.answer_timeout_s, connect_timeout_s=_PATIENCE_S)
             writes = RedisLink(config.url, timeout_s=_PATIENCE_S)
@@ -311,8 +315,12 @@ class _BackgroundLink:
         if not self._link.is_open:
             self._reopen_soon()
             raise LinkLost("there is no connection")
+        if self._link.is_late:
+            raise ReplyLate("a reply is late")
         try:
             replies = await self._link.send(*commands)
+        except ReplyLate:
+            raise
         except LinkLost as error:
             self._on_lost(error)
             raise

@@ -32,6 +32,10 @@ class LinkLost(Exception):
     """Failure of Redis: a call was not executed, or its result is unknown."""
 
 
+class ReplyLate(LinkLost):
+    """Failure of one call: its reply is late, and the link waits for it without another call."""
+
+
 class _Call:
     """Commands that were sent together, and their replies."""
 
@@ -69,14 +73,24 @@ class RedisLink:
         timeout_s: Longest time without a reply while calls wait; after it Redis counts as unreachable.
         most_timeouts: Longest time of a call, as a number of timeouts, while Redis still answers earlier calls.
         connect_timeout_s: Longest time of `open`.
+        late_s: Longest time for which the connection stays behind a call that has timed out, until there is a reply. No
+            call is sent meanwhile, and all fail with `ReplyLate`. 0: the connection is closed at once.
     """
 
     def __init__(
-        self, url: Secret, *, timeout_s: float, most_timeouts: int = 8, connect_timeout_s: float | None = None
+        self,
+        url: Secret,
+        *,
+        timeout_s: float,
+        most_timeouts: int = 8,
+        connect_timeout_s: float | None = None,
+        late_s: float = 0.0,
     ) -> None:
         self._timeout_s = timeout_s
         self._longest_s = timeout_s * most_timeouts
         self._connect_timeout_s = timeout_s if connect_timeout_s is None else connect_timeout_s
+        self._late_s = late_s
+        self._late_since_s: float | None = None
         # The connection pool is used only to parse the URL. This class enforces the timeouts itself: the timeouts of
         # redis-py can lose a cancellation on Python 3.11, and they do not consider the other calls.
         self._new_connection: Callable[[], AbstractConnection] = ConnectionPool.from_url(
@@ -91,6 +105,12 @@ class RedisLink:
     def is_open(self) -> bool:
         """Whether there is a connection."""
         return self._connection is not None and self._connection.is_connected
+
+    @property
+    def is_late(self) -> bool:
+        """Whether a call has timed out and there was no reply since, so that every call would fail with `ReplyLate`."""
+        since_s = self._late_since_s
+        return since_s is not None and asyncio.get_running_loop().time() - since_s < self._late_s
 
     async def open(self) -> None:
         """Connects to Redis, after closing any earlier connection.
@@ -125,6 +145,7 @@ class RedisLink:
     def fail(self, error: LinkLost) -> None:
         """Fails all pending calls and later ones, until the link is opened again."""
         self._connection = None
+        self._late_since_s = None
         if self._reader is not None and self._reader is not asyncio.current_task():
             self._reader.cancel()
         while self._pending:
@@ -135,22 +156,31 @@ class RedisLink:
 
         Raises:
             LinkLost: Redis failed; see the module.
+            ReplyLate: The reply to this call, or to one before, is late.
             NoScriptError: Redis does not know the script that a command names.
         """
         connection, loop = self._connection, asyncio.get_running_loop()
         if connection is None or not connection.is_connected:
             raise LinkLost("there is no connection")
+        if self.is_late:
+            raise ReplyLate("a reply is late")
         call = _Call(len(commands))
         sent_s = loop.time()
         if not self._pending:
             self._last_reply_s = sent_s
         self._pending.append(call)
         try:
+            if self._late_since_s is not None:
+                raise LinkLost(f"no answer within {self._late_s} s")
             async with asyncio.timeout(self._longest_s):  # for what does not fit into the buffer of the socket
                 await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
             while not call.future.done():
                 silent_s = loop.time() - self._last_reply_s
                 if silent_s >= self._timeout_s or loop.time() - sent_s >= self._longest_s:
+                    if self._late_s:
+                        call.future.cancel()
+                        self._late_since_s = loop.time()
+                        raise ReplyLate(f"no answer within {self._timeout_s} s")
                     raise LinkLost(f"no answer within {self._timeout_s} s")
                 await asyncio.wait((call.future,), timeout=self._timeout_s - silent_s)
                 # A reply that arrived while this process was busy is not late.
@@ -158,7 +188,7 @@ class RedisLink:
                     if not call.future.done():
                         await asyncio.sleep(0)
             return call.future.result()
-        except NoScriptError:
+        except (NoScriptError, ReplyLate):
             raise
         except (RedisError, OSError, RuntimeError, LinkLost) as error:
             # uvloop raises RuntimeError for a write to a transport that it closed in the same loop iteration.
@@ -177,6 +207,7 @@ class RedisLink:
                 except ResponseError as rejection:
                     reply = rejection
                 self._last_reply_s = asyncio.get_running_loop().time()
+                self._late_since_s = None
                 if self._pending[0].add(reply):
                     self._pending.popleft()
         except (RedisError, OSError) as problem:
