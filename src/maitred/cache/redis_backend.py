@@ -27,7 +27,7 @@ from maitred.cache.backend import AnswerSelection, CachedAnswers, RemovalLog, St
 from maitred.cache.config import CacheConfig
 from maitred.core.clock import Clock
 from maitred.core.errors import ConfigInvalid, StoreUnavailable
-from maitred.redis.link import LinkLost, RedisLink, ReplyLate, Word
+from maitred.redis.link import LinkLost, RedisLink, ReplyDelay, Word
 from maitred.wire.admin.cache import CacheStoreBody
 
 _log = logging.getLogger(__name__)
@@ -316,10 +316,10 @@ class _BackgroundLink:
             self._reopen_soon()
             raise LinkLost("there is no connection")
         if self._link.is_late:
-            raise ReplyLate("a reply is late")
+            raise ReplyDelay("a reply is late")
         try:
             replies = await self._link.send(*commands)
-        except ReplyLate:
+        except ReplyDelay:
             raise
         except LinkLost as error:
             self._on_lost(error)

@@ -32,7 +32,7 @@ class LinkLost(Exception):
     """Failure of Redis: a call was not executed, or its result is unknown."""
 
 
-class ReplyLate(LinkLost):
+class ReplyDelay(LinkLost):
     """Failure of one call: its reply is late, and the link waits for it without another call."""
 
 
@@ -74,7 +74,7 @@ class RedisLink:
         most_timeouts: Longest time of a call, as a number of timeouts, while Redis still answers earlier calls.
         connect_timeout_s: Longest time of `open`.
         late_s: Longest time for which the connection stays behind a call that has timed out, until there is a reply. No
-            call is sent meanwhile, and all fail with `ReplyLate`. 0: the connection is closed at once.
+            call is sent meanwhile, and all fail with `ReplyDelay`. 0: the connection is closed at once.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class RedisLink:
 
     @property
     def is_late(self) -> bool:
-        """Whether a call has timed out and there was no reply since, so that every call would fail with `ReplyLate`."""
+        """Whether a call has timed out and there was no reply since: every call would fail with `ReplyDelay`."""
         since_s = self._late_since_s
         return since_s is not None and asyncio.get_running_loop().time() - since_s < self._late_s
 
@@ -156,14 +156,14 @@ class RedisLink:
 
         Raises:
             LinkLost: Redis failed; see the module.
-            ReplyLate: The reply to this call, or to one before, is late.
+            ReplyDelay: The reply to this call, or to one before, is late.
             NoScriptError: Redis does not know the script that a command names.
         """
         connection, loop = self._connection, asyncio.get_running_loop()
         if connection is None or not connection.is_connected:
             raise LinkLost("there is no connection")
         if self.is_late:
-            raise ReplyLate("a reply is late")
+            raise ReplyDelay("a reply is late")
         call = _Call(len(commands))
         sent_s = loop.time()
         if not self._pending:
@@ -180,7 +180,7 @@ class RedisLink:
                     if self._late_s:
                         call.future.cancel()
                         self._late_since_s = loop.time()
-                        raise ReplyLate(f"no answer within {self._timeout_s} s")
+                        raise ReplyDelay(f"no answer within {self._timeout_s} s")
                     raise LinkLost(f"no answer within {self._timeout_s} s")
                 await asyncio.wait((call.future,), timeout=self._timeout_s - silent_s)
                 # A reply that arrived while this process was busy is not late.
@@ -188,7 +188,7 @@ class RedisLink:
                     if not call.future.done():
                         await asyncio.sleep(0)
             return call.future.result()
-        except (NoScriptError, ReplyLate):
+        except (NoScriptError, ReplyDelay):
             raise
         except (RedisError, OSError, RuntimeError, LinkLost) as error:
             # uvloop raises RuntimeError for a write to a transport that it closed in the same loop iteration.
