@@ -110,7 +110,7 @@ async def test_an_answer_that_its_request_did_not_compute_is_computed_for_the_op
     assert world.queue.tokens == {"a-model": 30}
 
 
-async def test_an_audit_waits_for_room_as_long_as_it_takes():
+async def test_an_audit_waits_for_capacity_as_long_as_it_takes():
     copies = Copies(*[None] * 50, answer("Something else."))
     async with audited() as world:
         world.add("a", answer(TEXT), copy=copies).set_result(None)
@@ -199,7 +199,7 @@ async def test_without_tokens_nothing_is_audited():
     assert not Audited(tokens_per_hour=0).queue.has_capacity()
 
 
-async def test_no_more_look_ups_wait_than_there_is_room_for(monkeypatch):
+async def test_no_more_look_ups_wait_than_the_queue_has_capacity_for(monkeypatch):
     monkeypatch.setattr(audits, "_MOST_WAITING", 3)
     async with audited() as world:
         own = world.add("a", answer(TEXT))

@@ -49,7 +49,7 @@ WEIGHTS = b"weights of a verifier"
 VERSION = hashlib.sha256(WEIGHTS).hexdigest()[:16]
 RIGHT, WRONG = 3.0, -3.0
 SYLLABLES = ("ba", "ke", "lo", "mu", "pi", "ra", "so", "ti")
-WAYS = ("simple", "short", "full", "clear", "plain", "formal", "polite", "rough")
+STYLES = ("simple", "short", "full", "clear", "plain", "formal", "polite", "rough")
 
 
 def subject(number):
@@ -57,8 +57,8 @@ def subject(number):
     return "".join(SYLLABLES[number >> shift & 7] for shift in (9, 6, 3, 0))
 
 
-def question(number, way=0):
-    return f"please tell me about the {subject(number)} in a {WAYS[way]} way"
+def question(number, style=0):
+    return f"please tell me about the {subject(number)} in a {STYLES[style]} style"
 
 
 def subject_of(text):
@@ -314,8 +314,8 @@ async def certified(world):
 @pytest.mark.parametrize("world", [{"draw": 1.0}], indirect=True)
 async def test_a_served_answer_costs_its_tenant_nothing_and_is_not_kept_again(world):
     await certified(world)
-    for way in (1, 2):
-        text, found = await world.ask(question(1, way))
+    for style in (1, 2):
+        text, found = await world.ask(question(1, style))
         assert (text, found.status) == (f"all about {subject(1)}", CacheStatus.SEMANTIC)
         line = world.lines[-1]
         assert (line.cache, line.prompt_tokens, line.output_tokens, line.cost_nusd) == ("semantic", 0, 0, 0)
@@ -470,8 +470,8 @@ async def test_a_restarted_encoder_gets_the_verifier_again_and_the_look_up_count
 async def test_without_its_encoder_every_answer_is_computed(world):
     await certified(world)
     world.encoder.is_up = False
-    for way in (1, 2):
-        text, found = await world.ask(question(1, way))
+    for style in (1, 2):
+        text, found = await world.ask(question(1, style))
         assert (text, found.status) == (f"all about {subject(1)}", CacheStatus.MISS)
     world.encoder.is_up = True
     assert (await world.ask(question(1, 3)))[1].status is CacheStatus.SEMANTIC
@@ -504,8 +504,8 @@ async def test_a_database_that_is_away_loses_no_outcome_and_stops_no_answer(worl
 
     with monkeypatch.context() as patch:
         patch.setattr(world.store, "change", away)
-        for way in range(1, 8):
-            assert (await world.ask(question(1, way)))[1].status is CacheStatus.SEMANTIC
+        for style in range(1, 8):
+            assert (await world.ask(question(1, style)))[1].status is CacheStatus.SEMANTIC
         await world.store_now()
     await world.store_now()
     after = await world.record()
