@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from maitred.admission.bill_book import BillBook
 from maitred.admission.budgets import BudgetState, OnSoftBudget, SoftBudgets, budget_usage
 from maitred.admission.config import AdmissionConfig
 from maitred.admission.grant import Grant, GrantServices
@@ -22,7 +23,6 @@ from maitred.admission.policy.refusal import RequestedTokens, find_denial, make_
 from maitred.admission.policy.retries import RetryTurns
 from maitred.admission.prices import PriceList
 from maitred.admission.request import AdmissionRequest
-from maitred.admission.shared_bills import SharedBills
 from maitred.core.clock import Clock
 from maitred.core.context import RateLimitStatus
 from maitred.core.counters import (
@@ -81,7 +81,7 @@ class Admission:
         self._jitter = jitter
         self._soft = SoftBudgets(on_soft_budget, clock)
         self._retry_turns = RetryTurns()
-        self._books = GrantServices(ledger, self.leases, clock, self._soft, SharedBills())
+        self._books = GrantServices(ledger, self.leases, clock, soft=self._soft, bills=BillBook())
 
     def reconfigure(self, config: AdmissionConfig) -> None:
         """Applies new settings to later requests. Admitted requests stay unchanged."""

@@ -12,12 +12,12 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
+from maitred.admission.bill_book import BillBook
 from maitred.admission.budgets import SoftBudgets
 from maitred.admission.leases import Leases
 from maitred.admission.limit_plans import LimitPlan
-from maitred.admission.policy.claims import rate_amounts, reserved_amounts, spend_amounts
+from maitred.admission.policy.claims import rate_amounts, reserved_amounts
 from maitred.admission.request import AdmissionRequest
-from maitred.admission.shared_bills import SharedBills
 from maitred.core.clock import Clock
 from maitred.core.context import Outcome, RateLimitStatus
 from maitred.core.counters import CounterState, RequestSize
@@ -56,7 +56,7 @@ class GrantServices:
     leases: Leases
     clock: Clock
     soft: SoftBudgets
-    bills: SharedBills
+    bills: BillBook
 
 
 class Grant:
@@ -105,7 +105,7 @@ class Grant:
         self._unpaid: Settle | None = None
         """Charges the counters with this share, which is in the ledger already."""
         if admission_request.bill and admission_request.cache:
-            books.bills.add(admission_request.bill, self)
+            books.bills.add(admission_request.bill, self.take_share)
         if resumed:
             return  # the ledger already has this request
         # If this process dies, this ledger entry is the only record of the request. The used part of its reservation is
@@ -174,7 +174,7 @@ class Grant:
             await charge()
 
     def take_share(self, share: Usage, whole: Usage) -> None:
-        """Takes the share of a bill; implements `BillSharer.take_share`.
+        """Takes the share of the bill of an answer that was computed for another request.
 
         It is in the ledger at once, where no response has to be stored with it, and is charged when this request ends.
         """
@@ -207,7 +207,7 @@ class Grant:
         elif outcome is Outcome.FINISHED and (saved_tokens := work.saved_tokens):
             counted_nusd += self._plan.saved_cost_nusd(saved_tokens)
             cost_nusd += price.of_hits.cost_nusd(Usage(saved_tokens, 0))
-        spent = spend_amounts(demand, counted_nusd)
+        spent = dict.fromkeys(demand.budgets, counted_nusd)
         taken = rate_amounts(demand, paid, outcome, was_dispatched=bool(self.replica))
         context = work.context
         response = context.stored_as if context is not None and outcome is Outcome.FINISHED else ""
@@ -215,18 +215,20 @@ class Grant:
         charge = partial(self._charge, {**spent, **taken}) if demand.claims else None
         waits = self._books.ledger.record(event, response, charge)
         self._recorded = True
-        self._leave_bill()
+        if work.bill:
+            self._leave_bill()
         self._record_span(event)
         return None if waits else charge
 
     def _leave_bill(self) -> None:
-        if self._work.bill and self._work.cache:
-            self._books.bills.remove(self._work.bill, self)
+        if self._work.cache:
+            self._books.bills.remove(self._work.bill, self.take_share)
 
     async def end(self, error: BaseException | None) -> None:
         """Settles with the known usage if still unsettled; never raises in place of `error`."""
         if self._recorded:
-            await self.settle(_NOTHING, Outcome.FINISHED)  # a share that is not charged yet
+            if self._unpaid is not None:
+                await self.settle(_NOTHING, Outcome.FINISHED)
             return
         usage = self._used or self._work.usage_so_far()
         processed = usage.completion_tokens > 0 or self._work.work_has_begun
@@ -238,7 +240,8 @@ class Grant:
         except Exception:
             log.exception("The usage of request %s could not be journaled; it is not billed.", self._work.request_id)
             self._recorded = True
-            self._leave_bill()
+            if self._work.bill:
+                self._leave_bill()
             if self._plan.demand.claims:
                 await self._charge(rate_amounts(self._plan.demand, usage, Outcome.FAILED))
             if error is None:

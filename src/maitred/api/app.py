@@ -154,11 +154,11 @@ class GatewayApp:
                 exchange.connection.linger()
             exchange.context.stalled = exchange.connection.stalled
             exchange.context.close(outcome, exchange.status, self._clock.monotonic_s())
-            work = exchange.context.work_for_others
-            if work is None:
-                self._report_end(exchange.context)
+            if exchange.context.on_work_end is None:
+                for observer in self._observers:
+                    observer.on_request_end(exchange.context)
             else:
-                work.add_done_callback(lambda _: self._report_end(exchange.context))
+                exchange.context.on_work_end(lambda _: self._report_end(exchange.context))
             in_hand.over = True
             if self._on_idle is not None and not self._requests:
                 self._on_idle()

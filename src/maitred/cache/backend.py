@@ -69,7 +69,7 @@ class AnswerBackend(Protocol):
         ...
 
 
-class RemovalLog:
+class RemovedAnswersLog:
     """Removals of answers, so that answers which were being computed meanwhile are not kept behind them."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class RemovalLog:
         """Time of the last removal that is not known any more."""
 
     def add(self, selection: AnswerSelection, now_s: float) -> None:
-        """Adds a removal."""
+        """Adds the removal of all answers that a selection has."""
         self._removals.append((now_s, selection))
         if len(self._removals) > _MOST_REMOVALS:
             self._forgotten_s, _ = self._removals.popleft()
@@ -102,7 +102,7 @@ class MemoryBackend:
         self._clock = clock
         self._answers: AdaptiveCache[bytes, tuple[AnswerKey, bytes]] = AdaptiveCache(max_bytes)
         self._fingerprints: SharedCache[str, str] = SharedCache(_MOST_SERVERS)
-        self._removals = RemovalLog()
+        self._removals = RemovedAnswersLog()
         self._stores = self._evictions = 0
 
     def reconfigure(self, max_bytes: int) -> None:

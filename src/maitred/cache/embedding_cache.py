@@ -39,8 +39,8 @@ class EmbeddingBackend(Protocol):
         ...
 
 
-class VectorComputation(NamedTuple):
-    """Computation of a vector for one request, for which others can wait."""
+class PendingEmbedding(NamedTuple):
+    """Vector that is being computed for one request, and for which others can wait."""
 
     rank: int
     """Rank of the priority class of the request."""
@@ -56,12 +56,12 @@ class EmbeddingCache:
 
     Attributes:
         answers: Cache of answers, whose settings hold for vectors, too.
-        computing: Digest of a text -> the computation of its vector, which may be kept when it is over.
+        computing: Digest of a text -> its vector, which may be kept when it is computed.
     """
 
     def __init__(self, answers: AnswerCache, backend: EmbeddingBackend) -> None:
         self.answers = answers
-        self.computing: dict[bytes, VectorComputation] = {}
+        self.computing: dict[bytes, PendingEmbedding] = {}
         self._backend = backend
 
     async def find(

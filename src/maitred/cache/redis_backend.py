@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from maitred.cache.answer_key import AnswerKey
-from maitred.cache.backend import AnswerSelection, CachedAnswers, RemovalLog, StoredAnswer
+from maitred.cache.backend import AnswerSelection, CachedAnswers, RemovedAnswersLog, StoredAnswer
 from maitred.cache.config import CacheConfig
 from maitred.core.clock import Clock
 from maitred.core.errors import ConfigInvalid, StoreUnavailable
@@ -105,7 +105,7 @@ class RedisBackend:
         self._clock = clock
         self._answers = f"{config.namespace}:answer:"
         self._fingerprints = f"{config.namespace}:fingerprint:"
-        self._removals = RemovalLog()
+        self._removals = RemovedAnswersLog()
         self._stores = 0
         self._puts: set[asyncio.Task[None]] = set()
 

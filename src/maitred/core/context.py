@@ -7,7 +7,6 @@ request; logs, metrics, headers and the bill are made from it.
 run longer than the request; their later work does not belong to it.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from enum import StrEnum
@@ -203,9 +202,9 @@ class RequestContext(msgspec.Struct):
     ended_s: float = 0.0
     request: InferenceRequest | None = None
     """The parsed request; None until it is known."""
-    work_for_others: "asyncio.Future[None] | None" = None
-    """Computation of the answer, if it goes on for others after this request has ended: it is reported behind that, so
-    that all tokens are counted. None: it does not."""
+    on_work_end: Callable[[Callable[[object], None]], object] | None = None
+    """Calls a function when the answer is computed, if that goes on for others after this request has ended. It is
+    reported then, so that all tokens are counted. None: it does not go on."""
     timeline: RequestTimeline = msgspec.field(default_factory=RequestTimeline)
     """Timeline of the request's spans."""
     listener: "DeltaListener | None" = None

@@ -182,11 +182,6 @@ def spend_claim(watch: WatchedCounter, price: Price, day: int) -> LimitClaim:
     )
 
 
-def spend_amounts(demand: LimitDemand, cost_nusd: int) -> dict[str, int]:
-    """Returns the final charge of each budget: the cost of the request."""
-    return dict.fromkeys(demand.budgets, cost_nusd)
-
-
 def rate_amounts(
     demand: LimitDemand, usage: Usage, outcome: Outcome, *, was_dispatched: bool = False
 ) -> dict[str, int]:

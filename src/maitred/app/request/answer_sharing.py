@@ -149,13 +149,13 @@ class AnswerSharing:
                     lookup.is_shared = False  # another caller's limits allow what those of this one do not
             lookup.note(CacheStatus.MISS, context)
             held, claims = claims, []
-            coalesced = CoalescedAnswer(context, lookup.record(), choices, partial(self._recover, lookup, held))
-            reader = stack.push_async_exit(CoalescedResponse(coalesced, context, lookup, choices, compute))
+            coalesced = CoalescedAnswer(context, lookup.record(), choices)
+            reader = stack.push_async_exit(CoalescedResponse(coalesced, context, lookup, choices, compute=compute))
             if lookup.question is not None and self.semantic is not None:
                 compute = partial(
                     self._respond_similar, self.semantic, flow_controller, lookup, pool, admission_request, compute
                 )
-            coalesced.start(compute, self._add(lookup, coalesced, held))
+            coalesced.start(compute, self._add(lookup, coalesced, held), partial(self._recover, lookup, held))
         finally:
             self._release(claims)
         await reader.wait_started()
@@ -210,9 +210,9 @@ class AnswerSharing:
             remote.leave()  # it was begun meanwhile
             return
         state, claims = RequestContext(context.request_id, context.started_s), list[bytes]()
+        coalesced = CoalescedAnswer(state, lookup.record(), choices, is_remote=True)
         recover = partial(self._recover, lookup, claims)
-        coalesced = CoalescedAnswer(state, lookup.record(), choices, recover, is_remote=True)
-        coalesced.start(partial(remote.read, state), self._add(lookup, coalesced, claims))
+        coalesced.start(partial(remote.read, state), self._add(lookup, coalesced, claims), recover)
 
     async def _recover(
         self, lookup: AnswerLookup, claims: list[bytes], answer: CoalescedAnswer, lost: MaitredError
@@ -308,7 +308,7 @@ class AnswerSharing:
         """Joins an answer that is being computed; None: this request cannot, and computes its own or asks again."""
         async with ResourceStack() as joined:
             reader = joined.push_async_exit(
-                CoalescedResponse(coalesced, context, lookup, admission_request.choices, compute)
+                CoalescedResponse(coalesced, context, lookup, admission_request.choices, compute=compute)
             )
             try:
                 await reader.wait_started()

@@ -75,7 +75,6 @@ class CoalescedAnswer(StreamSink):
         context: Record of the request of the caller who began it.
         recording: Records the answer, for callers who come later and for the cache.
         choices: Number of choices of the answer.
-        recover: Finds what goes on with the answer if its computation is lost; None: nothing does.
         is_remote: Whether another process computes it.
 
     Attributes:
@@ -92,13 +91,7 @@ class CoalescedAnswer(StreamSink):
     """
 
     def __init__(
-        self,
-        context: RequestContext,
-        recording: AnswerRecording,
-        choices: int,
-        recover: Recover | None = None,
-        *,
-        is_remote: bool = False,
+        self, context: RequestContext, recording: AnswerRecording, choices: int, *, is_remote: bool = False
     ) -> None:
         self.context = context
         self.next_context: RequestContext | None = None
@@ -109,7 +102,7 @@ class CoalescedAnswer(StreamSink):
         self.prefix: AnswerPrefix | None = None
         self._recording = recording
         self._unfinished = choices
-        self._recover = recover
+        self._recover: Recover | None = None
         self._is_remote = is_remote
         self._is_ending = False
         """Whether the work has failed or nobody reads it, so that only what it holds is still released."""
@@ -120,13 +113,15 @@ class CoalescedAnswer(StreamSink):
         self.failure: BaseException | None = None
         self.is_over = False
 
-    def start(self, compute: Compute, on_end: Callable[[object], None]) -> None:
+    def start(self, compute: Compute, on_end: Callable[[object], None], recover: Recover | None = None) -> None:
         """Starts the task that computes the answer.
 
         Args:
             compute: Begins the answer.
             on_end: Called when the answer is in the cache, or will never be.
+            recover: Finds what goes on with the answer if its computation is lost; None: nothing does.
         """
+        self._recover = recover
         name = f"answer to {self.context.request_id}"
         self._task = asyncio.get_running_loop().create_task(self._run(compute, on_end), name=name)
 
@@ -151,6 +146,12 @@ class CoalescedAnswer(StreamSink):
         self._readers.remove(reader)
         self.on_read()
         task = self._task
+        if isinstance(reader, CoalescedResponse) and self.is_computed_for(context := reader.context):
+            # The answer may go on for others. Its line in the ledger must not wait for a response that nobody stores,
+            # and its request is reported when all tokens are known.
+            context.stored_as = ""
+            if self._readers and self._unfinished and task is not None:
+                context.on_work_end = task.add_done_callback
         if self._readers or task is None or task.done():
             return
         if self._unfinished:
@@ -161,10 +162,6 @@ class CoalescedAnswer(StreamSink):
                 # Anything but a caller that leaves, or an error that has a name, is a fault of this program.
                 task.cancel(*(() if error is None else (error if isinstance(error, MaitredError) else Bug(),)))
         await asyncio.wait([task])
-
-    def work_for_others(self, reader: AnswerReader) -> "asyncio.Future[None] | None":
-        """Returns the task, if it goes on for others than this reader; None: it does not."""
-        return self._task if self._unfinished and self._readers != [reader] else None
 
     # --- the sink of the response ---
 
@@ -190,7 +187,13 @@ class CoalescedAnswer(StreamSink):
         try:
             while True:
                 try:
-                    await self._compute(compute)
+                    async with ResourceStack() as stack:
+                        try:
+                            self._response = await compute(stack)
+                            await self._read(self._response)
+                        except BaseException:
+                            self._is_ending = True
+                            raise
                     break
                 except (PeerLost, Unauthenticated) as lost:
                     if self._is_remote and not self._unfinished:
@@ -215,15 +218,6 @@ class CoalescedAnswer(StreamSink):
             else:
                 stored.add_done_callback(on_end)
 
-    async def _compute(self, compute: Compute) -> None:
-        async with ResourceStack() as stack:
-            try:
-                self._response = await compute(stack)
-                await self._read(self._response)
-            except BaseException:
-                self._is_ending = True
-                raise
-
     async def _read(self, response: ResponseStream) -> None:
         """Passes on what comes of the response."""
         if not self.has_started:
@@ -235,7 +229,8 @@ class CoalescedAnswer(StreamSink):
         if self.has_begun:
             batches = self._rest_of(response)
         else:
-            self._change_context()
+            if self.next_context is not None:
+                self._change_context()
             if isinstance(response, PushStream):
                 response.push_to(self)
         async for parts in batches:
@@ -273,8 +268,8 @@ class CoalescedAnswer(StreamSink):
 
     def _change_context(self) -> None:
         """Notes that what computes the answer again has come as far as the readers are."""
-        if self.next_context is not None:
-            self.context, self.next_context = self.next_context, None
+        assert self.next_context is not None
+        self.context, self.next_context = self.next_context, None
 
     def is_computed_for(self, context: RequestContext) -> bool:
         """Returns whether the answer is computed for the request of a record."""
@@ -327,21 +322,21 @@ class CoalescedAnswer(StreamSink):
         if self._reader_waiter is not None and not self._reader_waiter.done() and (self.open or not self._readers):
             self._reader_waiter.set_result(None)
 
-    def raise_if_over(self) -> None:
+    def raise_if_over(self, failure: BaseException | None) -> None:
         """Raises how the answer has ended: its failure, or StopAsyncIteration; does nothing while it goes on.
 
         Each reader gets a failure of its own, because who handles it writes into it.
+
+        Args:
+            failure: Failure of the reader alone; None: it has none.
         """
-        if self.failure is not None:
-            raise _copy_of(self.failure)
+        failure = failure or self.failure
+        if failure is not None:
+            own = failure.__class__.__new__(failure.__class__, *failure.args)
+            own.__dict__.update(failure.__dict__)
+            raise own
         if self.is_over:
             raise StopAsyncIteration
-
-
-def _copy_of(failure: BaseException) -> BaseException:
-    own = failure.__class__.__new__(failure.__class__, *failure.args)
-    own.__dict__.update(failure.__dict__)
-    return own
 
 
 class CoalescedResponse(ContinuableResponse, AnswerReader):
@@ -385,17 +380,13 @@ class CoalescedResponse(ContinuableResponse, AnswerReader):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._answer.is_computed_for(self.context):
-            # The answer may go on for others. Its line in the ledger must not wait for a response that nobody stores.
-            self.context.stored_as = ""
-            self.context.work_for_others = self._answer.work_for_others(self)
         await self._answer.detach(self, error)
 
     async def __anext__(self) -> list[TextDelta]:
         if not self._unfinished:
             raise StopAsyncIteration
         while not self.unread:
-            self._raise_if_over()
+            self._answer.raise_if_over(self._failure)
             await self._wait()
         parts, self._unread, self.unread = self._unread, [], 0
         self._answer.on_read()
@@ -448,7 +439,7 @@ class CoalescedResponse(ContinuableResponse, AnswerReader):
             MaitredError: It was rejected.
         """
         while not self._answer.has_started:
-            self._raise_if_over()
+            self._answer.raise_if_over(self._failure)
             await self._wait()
         self.continues_at_fallback = self._answer.continues_at_fallback
 
@@ -487,11 +478,6 @@ class CoalescedResponse(ContinuableResponse, AnswerReader):
             raise ReplicaLost  # it would be another answer
         self._answer.next_context = context
         return response
-
-    def _raise_if_over(self) -> None:
-        if self._failure is not None:
-            raise _copy_of(self._failure)
-        self._answer.raise_if_over()
 
     async def _wait(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()

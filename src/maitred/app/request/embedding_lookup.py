@@ -14,7 +14,7 @@ from maitred.app.request.answer_lookup import check_controls
 from maitred.app.request.planner import flow_of
 from maitred.cache.answer_cache import scope_of
 from maitred.cache.answer_key import AnswerKey, engine_producer
-from maitred.cache.embedding_cache import EmbeddingCache, VectorComputation, text_digests
+from maitred.cache.embedding_cache import EmbeddingCache, PendingEmbedding, text_digests
 from maitred.core.context import CacheResult, CacheStatus, RequestContext
 from maitred.core.errors import ReplicaUnavailable
 from maitred.core.inference import DEFAULT_CACHE_CONTROL, CacheControl, InferenceRequest
@@ -58,7 +58,7 @@ class EmbeddingLookup:
         self._is_current = is_current
         self._rank = rank
         self._waits = waits and not control.no_cache
-        self._computations: dict[int, VectorComputation] = {}
+        self._computations: dict[int, PendingEmbedding] = {}
         """Computations of this request, by input."""
         places: dict[bytes, int] = {}
         self._firsts = [places.setdefault(key.digest, index) for index, key in enumerate(keys)]
@@ -110,7 +110,7 @@ class EmbeddingLookup:
         if self._control.no_store:
             return
         for index in inputs:
-            computation = VectorComputation(self._rank, asyncio.get_running_loop().create_future())
+            computation = PendingEmbedding(self._rank, asyncio.get_running_loop().create_future())
             if self._cache.computing.setdefault(self._keys[index].digest, computation) is computation:
                 self._computations[index] = computation
 
@@ -119,7 +119,7 @@ class EmbeddingLookup:
         for index in [*self._computations]:
             self._end(self._keys[index].digest, self._computations.pop(index))
 
-    def _end(self, digest: bytes, computation: VectorComputation, stored: object = None) -> None:
+    def _end(self, digest: bytes, computation: PendingEmbedding, stored: object = None) -> None:
         del self._cache.computing[digest]
         computation.is_over.set_result(None)
 

@@ -144,7 +144,7 @@ class PeerReaders:
     async def _read(self, number: int, digest: bytes, send: SendPart) -> None:
         answer = self._sharing.find(digest)
         if answer is None:
-            send(_lost(number))
+            send(_end_of_lost(number))
             return
         ended = asyncio.Event()
 
@@ -193,7 +193,7 @@ class ClaimListener:
         if not self.reply.done():
             self.reply.set_result(ClaimReply(self.number))
         self._is_over = True
-        self.answer.on_part(_lost(self.number))
+        self.answer.on_part(_end_of_lost(self.number))
 
     def take_resume_grant(self) -> ResumeGrant | None:
         """Returns None: it has no grant."""
@@ -380,7 +380,7 @@ class ControllerPeers:
             del self._leaders[digest]
         for reader, reading in [*self._readings.items()]:
             if reading.leader is peer:
-                self.on_part(peer, _lost(reader))
+                self.on_part(peer, _end_of_lost(reader))
             elif reading.follower is peer:
                 self._remove(reader).leader.send(ReaderLeft(reader))
 
@@ -402,5 +402,5 @@ class ControllerPeers:
                 self.on_left(peer, message.number)
 
 
-def _lost(number: int) -> AnswerEnded:
+def _end_of_lost(number: int) -> AnswerEnded:
     return AnswerEnded(number, encode_error(ReplicaLost()), is_lost=True)

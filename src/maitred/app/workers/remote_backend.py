@@ -33,7 +33,9 @@ class RemoteBackend:
     def put(self, key: AnswerKey, answer: bytes, ttl_s: float, fingerprint: str, since_s: float = math.inf) -> None:
         """Sends the controller an answer to keep, unless it is away."""
         if self._controller.is_connected:
-            self._controller.send(AnswerStored(*_fields(key), answer, ttl_s, fingerprint, since_s))
+            self._controller.send(
+                AnswerStored(*_fields(key), answer=answer, ttl_s=ttl_s, fingerprint=fingerprint, since_s=since_s)
+            )
 
 
 def _fields(key: AnswerKey) -> tuple[bytes, str, str, str, str, str]:

@@ -18,7 +18,7 @@ from maitred.app.request.pipeline import Pipeline
 from maitred.app.request.response import ContinuableResponse
 from maitred.cache.answer_cache import AnswerCache
 from maitred.cache.answer_key import AnswerKey
-from maitred.cache.backend import AnswerSelection, MemoryBackend, RemovalLog
+from maitred.cache.backend import AnswerSelection, MemoryBackend, RemovedAnswersLog
 from maitred.cache.config import CacheConfig
 from maitred.core.context import CacheStatus, Outcome, RequestContext
 from maitred.core.errors import NotCached, ReplicaLost
@@ -708,7 +708,7 @@ async def test_an_answer_that_was_being_computed_while_such_were_removed_is_not_
 
 
 async def test_a_removal_that_is_not_known_any_more_counts_as_one_of_all():
-    log = RemovalLog()
+    log = RemovedAnswersLog()
     key = AnswerKey(bytes(32), tenant="t", organisation="o", model="m")
     for second in range(300):
         log.add(AnswerSelection(tenant="other"), float(second))

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.admission.shared_bills import SharedBills
+from maitred.admission.bill_book import BillBook
 from maitred.core.request import Usage
 from maitred.core.usage import Price
 
@@ -56,15 +56,15 @@ def test_what_a_server_has_counted_twice_is_not_made_less_than_nothing(usage, pa
 
 @given(st.lists(st.tuples(st.sampled_from(["join", "leave", "divide"]), st.integers(0, 5)), max_size=40))
 def test_each_has_one_share_at_most_and_all_of_them_are_the_whole(steps):
-    bills, usage = SharedBills(), Usage(1000, 101, 10)
+    bills, usage = BillBook(), Usage(1000, 101, 10)
     sharers, joined = [Sharer() for _ in range(6)], set()
     for what, number in steps:
         sharer = sharers[number]
         if what == "join" and not sharer.shares:
-            bills.add(b"answer", sharer)
+            bills.add(b"answer", sharer.take_share)
             joined.add(number)
         elif what == "leave":
-            bills.remove(b"answer", sharer)
+            bills.remove(b"answer", sharer.take_share)
             joined.discard(number)
         elif what == "divide":
             before = sum(len(other.shares) for other in sharers)
@@ -76,5 +76,5 @@ def test_each_has_one_share_at_most_and_all_of_them_are_the_whole(steps):
             joined.clear()
     for sharer in sharers:
         assert len(sharer.shares) <= 1
-        bills.remove(b"answer", sharer)
+        bills.remove(b"answer", sharer.take_share)
     assert len(bills) == 0

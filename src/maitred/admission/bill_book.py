@@ -5,40 +5,35 @@ that moment. The shares are whole tokens, and the first caller has what is left,
 was computed. Who has left before has no share.
 """
 
-from typing import Protocol
+from collections.abc import Callable
 
 from maitred.core.request import Usage
 
-
-class BillSharer(Protocol):
-    """Request that shares the bill of an answer which is computed for another one."""
-
-    def take_share(self, share: Usage, whole: Usage) -> None:
-        """Takes its share of the tokens of the whole answer; called once at most."""
-        ...
+TakeShare = Callable[[Usage, Usage], None]
+"""Takes the share of one request, of the usage of the whole answer; called once at most."""
 
 
-class SharedBills:
-    """All bills that are shared among requests, by the digest of their answer.
+class BillBook:
+    """Book of all bills that requests share, by the digest of their answer.
 
     Where an answer is computed twice at a time, those who share it pay for the one that is complete first.
     """
 
     def __init__(self) -> None:
-        self._sharers: dict[bytes, dict[BillSharer, None]] = {}
+        self._sharers: dict[bytes, dict[TakeShare, None]] = {}
 
     def __len__(self) -> int:
         """Returns the number of answers with a shared bill."""
         return len(self._sharers)
 
-    def add(self, digest: bytes, sharer: BillSharer) -> None:
+    def add(self, digest: bytes, take_share: TakeShare) -> None:
         """Adds a request for which the answer is not computed."""
-        self._sharers.setdefault(digest, {})[sharer] = None
+        self._sharers.setdefault(digest, {})[take_share] = None
 
-    def remove(self, digest: bytes, sharer: BillSharer) -> None:
+    def remove(self, digest: bytes, take_share: TakeShare) -> None:
         """Removes a request that has ended or has its share; does nothing if it was removed before."""
         sharers = self._sharers.get(digest, {})
-        sharers.pop(sharer, None)
+        sharers.pop(take_share, None)
         if not sharers:
             self._sharers.pop(digest, None)
 
@@ -50,5 +45,5 @@ class SharedBills:
         """Gives their shares to all others."""
         sharers = self._sharers.pop(digest, {})
         share, _ = usage.split(1 + len(sharers))
-        for sharer in sharers:
-            sharer.take_share(share, usage)
+        for take_share in sharers:
+            take_share(share, usage)
