@@ -16,6 +16,9 @@ time that the last thread needs. On two cores that other work also used, two spi
 quarter of a step of a small model on an idle machine (`benchmarks/LOG.md`). So `maitred.engine.device.step_threads`
 leaves one core for other processes. Waiting threads spin for about the time between two products, and then sleep. This
 costs little on an idle machine and avoids the slowdown on a busy one.
+
+NumPy's products are small here: the cosines of some thousand questions. OpenBLAS would spread each over all cores, with
+threads that spin, though one thread needs a tenth of a millisecond.
 """
 
 import importlib
@@ -39,11 +42,12 @@ _SPINS = 20_000
 
 
 def wait_briefly_at_barriers() -> None:
-    """Lets waiting OpenMP threads spin briefly and then sleep, unless the operator set a policy.
+    """Lets waiting OpenMP threads spin briefly and then sleep, and NumPy compute on one thread.
 
-    Call before torch is imported. Only GNU's OpenMP uses the number of spins; other implementations use only the
-    policy.
+    What the operator has set stays. Call before torch and NumPy are imported. Only GNU's OpenMP uses the number of
+    spins; other implementations use only the policy.
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
         os.environ.setdefault("GOMP_SPINCOUNT", str(_SPINS))

@@ -25,3 +25,21 @@ def test_what_is_left_out_of_torch_can_be_had_later():
     done = subprocess.run([sys.executable, "-c", LEAN], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.strip() == "True (2, 4) True"
     assert not done.stderr
+
+
+THREADS = """
+import os
+from maitred.engine.lean_torch import wait_briefly_at_barriers
+
+wait_briefly_at_barriers()
+import numpy as np
+
+before = len(os.listdir("/proc/self/task"))
+np.ones((4096, 384), np.float32) @ np.ones(384, np.float32)
+print(before, len(os.listdir("/proc/self/task")))
+"""
+
+
+def test_products_of_numpy_are_computed_on_one_thread():
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.split() == ["1", "1"]
