@@ -290,8 +290,12 @@ def judge_questions(report: Report, stream: LiveStream, scopes: dict[str, ScopeR
     seen = stream.seen
     failed = sum(not each.text for each in (*stream.greetings, *seen, *stream.rivals, *stream.plain))
     report.require("questions: requests that failed", failed, at_most=0)
+
+    def is_false(each: SeenAnswer) -> bool:
+        return each.cache == "semantic" and not intents.is_right(each.asked, each.text)
+
     served = [each for each in seen if each.cache == "semantic"]
-    false = [each for each in served if not intents.is_right(each.asked, each.text)]
+    false = [each for each in served if is_false(each)]
     first = next((place for place, each in enumerate(seen) if each.state == "certified"), len(seen))
     lookups = [each for each in seen[first:] if each.state]
     owners = ((TENANT, seen), (RIVAL, stream.rivals), (TENANT, stream.plain))
@@ -309,6 +313,14 @@ def judge_questions(report: Report, stream: LiveStream, scopes: dict[str, ScopeR
         "false": len(false),
         "right per look-up": round((len(served) - len(false)) / max(1, len(lookups)), 4),
         "false per look-up": round(len(false) / max(1, len(lookups)), 5),
+        "false per look-up, by quarters": [
+            round(sum(map(is_false, part)) / max(1, len(part)), 5) for part in quarters_of(lookups)
+        ],
+        "right per look-up, by quarters": [
+            round(sum(each.cache == "semantic" and not is_false(each) for each in part) / max(1, len(part)), 4)
+            for part in quarters_of(lookups)
+        ],
+        "bound that clients were told, by quarters": [part[-1].bound for part in quarters_of(lookups) if part],
         "saved tokens": sum(each.tokens for each in served),
         "saved share of all tokens while certified": round(
             sum(each.tokens for each in served) / max(1, sum(each.tokens for each in seen[first:])), 4
@@ -347,6 +359,11 @@ def judge_questions(report: Report, stream: LiveStream, scopes: dict[str, ScopeR
     if not report.quick:
         report.require("look-ups while certified", len(lookups), at_least=1)
         report.require("hits", len(served), at_least=1)
+
+
+def quarters_of(seen: Sequence[SeenAnswer]) -> list[Sequence[SeenAnswer]]:
+    """The answers in four parts by time."""
+    return [seen[len(seen) * i // 4 : len(seen) * (i + 1) // 4] for i in range(4)]
 
 
 def judge_dialogues(report: Report, talked: Sequence[SeenAnswer]) -> None:
