@@ -15,7 +15,7 @@ from maitred.cache.eviction import CacheEntry, OwnerShare
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-_ROOM = 8
+_GROWTH_PARTS = 8
 """An owner that grows is listed anew when it is larger by one part in so many, not with each entry."""
 
 
@@ -130,7 +130,7 @@ class AdaptiveCache(Generic[K, V]):
         """Applies a new size of an owner. It is listed with room to grow, and anew as it is when it is the first."""
         share.size = size
         if size > share.listed:
-            share.listed = size + size // _ROOM
+            share.listed = size + size // _GROWTH_PARTS
             heappush(self._by_size, (-share.listed, share.owner))
             if len(self._by_size) > 2 * len(self._shares) + 16:
                 self._list_all()
