@@ -63,7 +63,7 @@ SimilarQuestionsLimit = Annotated[
     int,
     Meta(
         ge=0,
-        le=1_000_000,
+        le=50_000,
         description="Cached questions in which an encoder looks for similar ones, for `cache.mode: semantic`; the one "
         "that was added or served longest ago goes first. A question takes about 12 KB with an encoder of 384 "
         "dimensions, and at most 22 KB on average, in proportion to the dimensions; so 10,000 take 120 MB. 0: none, "
