@@ -301,7 +301,7 @@ async def test_only_administrators(operator):
 async def test_commands(operator):
     assert rows(await operator.does("cache", "semantic", "list")) == [
         ["MODEL", "WHO", "STATE", "PROGRESS", "BOUND", "LOOKUPS", "SERVED", "SAVED TOKENS"],
-        ["chat", "key k1 of research", "certified", "certified", bound(1500, 0), "1,234,567", "200", "54,321"],
+        ["chat", "key k1 of research", "certified", "certified", "0.500 % of 0.5 %", "1,234,567", "200", "54,321"],
         ["chat", "tenant acme", "shadow", "learning: 3 of 1,000 labels", "-", "40", "0", "0"],
         [
             "code",

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from maitred.testing.scripted_openai import DelayDistribution, ServerScript, scripted_openai
+from maitred.testing.scripted_openai.script import FaultKind, ScriptedFault
 from tests.integration.cache.test_coalescing import counters, ledger
 from tests.integration.gateway.test_workers import (
     USER,
@@ -126,22 +127,22 @@ async def test_the_readers_of_a_killed_worker_go_on_and_one_process_computes_the
 
 
 async def test_the_death_of_a_worker_before_its_answer_has_begun_is_not_seen(tmp_path):
+    never = ScriptedFault(kind=FaultKind.SILENT, requests=[0])
     with (
-        scripted_openai(ServerScript(ttft=DelayDistribution(mean_s=3.0), early_role=False)) as slow,
-        gateway(tmp_path, slow.url, workers=3) as server,
+        scripted_openai(ServerScript(faults=[never], early_role=False)) as upstream,
+        gateway(tmp_path, upstream.url, workers=3) as server,
     ):
         async with clients(server, 1) as by_worker:
             first, *others = by_worker.values()
             readers = [Reader(first[0], "early")]
-            await wait_until(lambda: len(slow.truth().requests) == 1 or server.metrics()["maitred_in_flight"] >= 1)
+            await wait_until(lambda: len(upstream.truth().requests) == 1)
             readers += [Reader(some[0], "early") for some in others]
-            await wait_until(
-                lambda: server.metrics()["maitred_in_flight"] >= 3 or any(reader.text for reader in readers)
-            )
+            await wait_until(lambda: server.metrics()["maitred_in_flight"] >= 3)
             psutil.Process(next(iter(by_worker))).kill()
             await asyncio.gather(*(reader.task for reader in readers))
         assert all(reader.is_whole for reader in readers[1:])
         assert len({reader.text for reader in readers[1:]}) == 1
+        assert len(upstream.truth().requests) == 2
 
 
 async def test_the_readers_of_a_killed_controller_go_on(server):

@@ -90,8 +90,11 @@ class Certification:
 
     @property
     def upper_bound(self) -> float:
-        """Upper bound of false hits per look-up at the threshold that serves, or at the strictest if none does."""
-        return _upper_bound(self.lookups, sum(self._false_hits[: max(1, self._passed)]), self._confidence)
+        """Upper bound of false hits per look-up: while it serves the budget, and before the strictest threshold's.
+
+        The threshold that serves was chosen by its own trials. So nothing less than the budget holds for it.
+        """
+        return self._budget if self._passed else _upper_bound(self.lookups, self._false_hits[0], self._confidence)
 
     @property
     def needed_lookups(self) -> int | None:
