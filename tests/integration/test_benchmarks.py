@@ -186,7 +186,7 @@ def test_every_result_is_of_a_benchmark_that_there_is():
         *runnable(),
         *("chaos_harsh", "failover_workers_controller", "failover_workers_engine", "flood_workers"),
         *("overspend_shared", "overspend_workers", "rivals_avx2"),
-        *("answer_cache_answers_in_flight", "answer_cache_answers_in_flight_workers"),
+        *("answer_cache_answers_in_flight", "answer_cache_answers_in_flight_workers", "answer_cache_cost"),
     }
 
 
