@@ -104,19 +104,19 @@ class Grant:
         """Share of the bill of an answer that is computed for another request."""
         self._unpaid: Settle | None = None
         """Charges the counters with this share, which is in the ledger already."""
+        if not resumed:  # else the ledger already has this request
+            # If this process dies, this ledger entry is the only record of the request. The used part of its
+            # reservation is then unknown, so the whole reservation counts: a restored rate never has more room than
+            # before.
+            begun = Usage(admission_request.prompt_tokens, 0)
+            taken = reserved_amounts(plan.demand, size, max_tokens)
+            if admission_request.cache:
+                event = self._event(_NOTHING, Outcome.FAILED, 0, {}, taken, begun.total_tokens)
+            else:
+                event = self._event(begun, Outcome.FAILED, 0, {}, taken)
+            books.ledger.begin(event)
         if admission_request.bill and admission_request.cache:
-            books.bills.add(admission_request.bill, self.take_share)
-        if resumed:
-            return  # the ledger already has this request
-        # If this process dies, this ledger entry is the only record of the request. The used part of its reservation is
-        # then unknown, so the whole reservation counts: a restored rate never has more room than before.
-        begun = Usage(admission_request.prompt_tokens, 0)
-        taken = reserved_amounts(plan.demand, size, max_tokens)
-        if admission_request.cache:
-            event = self._event(_NOTHING, Outcome.FAILED, 0, {}, taken, begun.total_tokens)
-        else:
-            event = self._event(begun, Outcome.FAILED, 0, {}, taken)
-        books.ledger.begin(event)
+            books.bills.add(admission_request.bill, self.take_share)  # only where the request has begun
 
     async def __aenter__(self) -> Self:
         return self
@@ -203,7 +203,8 @@ class Grant:
                 cost_nusd = min(cost_nusd, price.max_cost_nusd(size.prompt_tokens, size.choices * self.max_tokens))
         counted_nusd, saved_tokens = cost_nusd, 0
         if work.cache:
-            saved_tokens = usage.total_tokens - (0 if is_hit else paid.total_tokens)
+            # What the caller has read can be less than its share: it left when the answer was complete.
+            saved_tokens = max(0, usage.total_tokens - (0 if is_hit else paid.total_tokens))
         elif outcome is Outcome.FINISHED and (saved_tokens := work.saved_tokens):
             counted_nusd += self._plan.saved_cost_nusd(saved_tokens)
             cost_nusd += price.of_hits.cost_nusd(Usage(saved_tokens, 0))

@@ -6,7 +6,14 @@ from contextlib import suppress
 import pytest
 
 from maitred.core.context import Outcome, RequestContext
-from maitred.core.errors import CachedAnswerTooLong, ContextLengthExceeded, QuotaExceeded, RateLimited, ReplicaLost
+from maitred.core.errors import (
+    CachedAnswerTooLong,
+    ContextLengthExceeded,
+    QuotaExceeded,
+    RateLimited,
+    ReplicaLost,
+    StoreUnavailable,
+)
 from maitred.core.request import Usage
 from maitred.core.timeline import SpanName
 from tests.support.admission_services import AdmissionSetup, limit
@@ -163,3 +170,31 @@ async def test_a_hit_of_a_dead_process_is_reserved_again():
         await grant.settle(ANSWER, Outcome.FINISHED)
     (event,) = setup.ledger.events
     assert (event.id, event.cache, event.cost_nusd) == ("use-1", "exact", 30 * 500)
+
+
+SHARED = {"cache": "coalesced", "cached_tokens": 20, "bill": b"an answer"}
+
+
+async def test_a_request_that_could_not_begin_has_no_share_of_a_bill():
+    setup = make_setup()
+    async with setup.admit(10, 20, bill=b"an answer") as first:
+        setup.ledger.away = True
+        with pytest.raises(StoreUnavailable):
+            async with setup.admit(10, 20, **SHARED):
+                pass
+        setup.ledger.away = False
+        await first.settle(ANSWER, Outcome.FINISHED)
+    (event,) = setup.ledger.events
+    assert (event.prompt_tokens, event.output_tokens) == (10, 20)
+
+
+async def test_who_has_read_less_than_its_share_has_saved_nothing():
+    setup, context = make_setup(), RequestContext("req-1", 0.0, stored_as="resp_1")
+    with suppress(asyncio.CancelledError):
+        async with setup.admit(10, 20, bill=b"an answer") as first, setup.admit(10, 20, **SHARED, context=context):
+            await first.settle(ANSWER, Outcome.FINISHED)
+            context.set_usage(Usage(10, 1))
+            raise asyncio.CancelledError
+    events = setup.ledger.events
+    assert [event.saved_tokens for event in events] == [0, 0]
+    assert sum(event.output_tokens for event in events) == 20
