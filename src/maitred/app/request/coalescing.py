@@ -129,10 +129,12 @@ class CoalescedAnswer(StreamSink):
     def can_be_joined(self) -> bool:
         """Whether a new reader gets the whole answer, as if it had been computed for this reader.
 
-        It does not if the load or limits of the first caller have made it shorter, or another model gives it.
+        It does not if the load or limits of the first caller have made it shorter, if another model gives it, or if it
+        is that of a similar question, which not every caller may get.
         """
         context = self.context
         as_asked = not context.degraded and context.clamped_max_tokens is None
+        as_asked = as_asked and (context.cache is None or context.cache.status is not CacheStatus.SEMANTIC)
         return as_asked and not self._is_ending and self.failure is None and not self._recording.given_up
 
     def attach(self, reader: AnswerReader) -> list[TextDelta]:
@@ -310,6 +312,7 @@ class CoalescedAnswer(StreamSink):
             self.is_lost, failure = True, ReplicaLost()
         if self._unfinished:
             self.context = replace(self.context)
+        self.next_context = None
         response, self._response = self._response, None  # whose sink this is
         if failure is not None and isinstance(response, ContinuableResponse):
             self.prefix = response.prefix

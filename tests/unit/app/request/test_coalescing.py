@@ -601,6 +601,26 @@ async def test_the_first_caller_goes_on_elsewhere_before_another_asks_how_far_th
     assert record.completion_tokens == 0
 
 
+async def test_who_has_failed_to_compute_an_answer_again_is_a_caller_like_any_other():
+    """Its request may go on at another model, with a response that is stored."""
+    first, next_one = RequestContext("first", 0.0), RequestContext("next", 0.0, stored_as="resp_1")
+    answer = CoalescedAnswer(first, AnswerRecording(1 << 20, None), 1)
+    answer.send([TextDelta(0, "one")])
+
+    async def compute(stack):
+        answer.next_context = next_one
+        return BrokenResponse(next_one)
+
+    reader, other = (CoalescedResponse(answer, context, None, 1, compute) for context in (next_one, first))
+    answer.start(compute, lambda _: None)
+    assert await anext(reader) == [TextDelta(0, "one")]
+    with pytest.raises(ReplicaLost):
+        await anext(reader)
+    await answer.detach(reader, None)
+    assert (next_one.stored_as, next_one.on_work_end) == ("resp_1", None)
+    await answer.detach(other, None)
+
+
 SPLIT = CacheConfig(coalesced_bill="split")
 
 

@@ -167,6 +167,7 @@ class World:
         )
         self.store = SemanticStore(database, self.clock)
         self.semantic = SemanticCache(self.cache, self.encoder, self.store, self.clock, lambda: draw)
+        self.sharing = AnswerSharing(self.cache, None, self.semantic)
         self.pipeline = Pipeline(
             Router(Catalog([ServedModel("m", [self.replica], TOKENIZER)])),
             LocalFlowController(
@@ -175,7 +176,7 @@ class World:
                 self.clock,
             ),
             clock=self.clock,
-            sharing=AnswerSharing(self.cache, None, self.semantic),
+            sharing=self.sharing,
         )
 
     async def ask(self, text, *, principal=ALICE, system=None, cache=None, **fields):
@@ -425,6 +426,20 @@ async def test_the_answer_is_no_older_than_its_caller_wants(world):
     assert found.status is CacheStatus.MISS
     _, found = await world.ask(question(1, 3))
     assert found.status is CacheStatus.SEMANTIC, "it is still there for others"
+
+
+async def test_who_asks_the_same_meanwhile_looks_for_a_similar_question_by_itself(world):
+    await certified(world)
+    world.clock.now_s = 30.0
+    world.encoder.gate = asyncio.Event()
+    first = asyncio.create_task(world.ask(question(1, 1)))
+    searches = world.encoder.searches
+    await until(lambda: world.encoder.searches > searches)
+    second = asyncio.create_task(world.ask(question(1, 1), cache=CacheControl(max_age_s=29.0)))
+    await until(lambda: sum(map(len, (answer._readers for answer in world.sharing._coalesced.values()))) == 2)
+    world.encoder.gate.set()
+    assert (await first)[1].status is CacheStatus.SEMANTIC
+    assert (await second)[1].status is CacheStatus.MISS, "the answer is too old for it"
 
 
 async def test_only_if_cached_takes_the_answer_of_a_similar_question(world):
