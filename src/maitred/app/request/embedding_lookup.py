@@ -77,7 +77,7 @@ class EmbeddingLookup:
         """
         distinct = [index for index, first in enumerate(self._firsts) if index == first]
         age_s, missing = None, distinct
-        for _ in range(_MOST_WAITS + 1):
+        for waits in range(_MOST_WAITS + 1):
             if not self._control.no_cache:
                 found = await self._cache.find([self._keys[index] for index in missing], self._control.max_age_s)
                 for index, entry in zip(missing, found, strict=True):
@@ -85,7 +85,7 @@ class EmbeddingLookup:
                         vectors[index] = entry[0]
                         age_s = entry[1] if age_s is None else max(age_s, entry[1])
                 missing = [index for index in missing if not vectors[index]]
-            if not (others := self._computed_for_others(missing)):
+            if waits == _MOST_WAITS or not (others := self._computed_for_others(missing)):
                 break
             await asyncio.wait(others)
         name = self._keys[0].name if len(self._keys) == 1 else ""

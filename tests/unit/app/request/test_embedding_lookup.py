@@ -13,7 +13,7 @@ from maitred.app.request.embeddings import MAX_CHUNK_TEXTS, Embedder
 from maitred.cache.answer_cache import AnswerCache
 from maitred.cache.backend import MemoryBackend
 from maitred.cache.config import CacheConfig, CacheRule
-from maitred.cache.embedding_cache import EmbeddingCache
+from maitred.cache.embedding_cache import EmbeddingCache, PendingEmbedding
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.context import CacheStatus, Outcome, RequestContext
 from maitred.core.errors import Forbidden, NotCached, QuotaExceeded, RateLimited, ReplicaLost
@@ -437,6 +437,25 @@ async def test_who_may_not_wait_computes_its_own(fields, computed):
         assert (await task)[0] == [vector_of(A)]
     assert len(setup.encoder.computed) == computed
     assert not setup.embedder._cache.computing
+
+
+class UnluckyComputations(dict):
+    """Vectors that are always being computed for somebody else, and come to nothing."""
+
+    waits = 0
+
+    def get(self, digest):
+        self.waits += 1
+        end = asyncio.get_running_loop().create_future()
+        end.set_result(None)
+        return PendingEmbedding(0, end)
+
+
+async def test_who_has_waited_often_enough_computes_its_own_and_waits_for_nothing_before():
+    setup = EmbedderSetup()
+    setup.embedder._cache.computing = computing = UnluckyComputations()
+    assert (await setup.embed(A))[0] == [vector_of(A)]
+    assert (computing.waits, len(computing)) == (8, 0)
 
 
 async def test_without_coalescing_nobody_waits():
