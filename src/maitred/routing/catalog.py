@@ -186,12 +186,13 @@ class TextModel(_CatalogModel):
         reprompts: bool,
         continues_at_fallback: bool,
     ) -> "TextModel":
-        """Returns a copy of the model with other replicas, and with the learnt ratios and the last card."""
+        """Returns a copy of the model with other replicas, and with all that was learnt of the former ones."""
         model = TextModel(
             self.name, replicas, tokenizer, reprompts=reprompts, continues_at_fallback=continues_at_fallback
         )
         model.prompt_ratio, model.output_ratio, model._card = self.prompt_ratio, self.output_ratio, self._card
         model.least_ratio, model.least_per_chunk = self.least_ratio, self.least_per_chunk
+        model._fingerprints = self._fingerprints
         return model
 
 

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from maitred.core.request import ModelFingerprint
-from maitred.routing.catalog import ServedModel
+from maitred.routing.catalog import ServedModel, TextModel
 from tests.support.dispatchers import CARD, ScriptedReplica
 from tests.support.tokenizers import byte_level, sentencepiece
 
@@ -34,3 +34,10 @@ def test_what_reads_the_answers_is_the_tokenizer_that_is_loaded():
         for tokenizer in (byte_level(), byte_level(), sentencepiece())
     )
     assert first == again != other
+
+
+def test_what_servers_have_said_that_they_run_is_known_behind_a_change_of_settings():
+    model = TextModel("m", [], None)
+    model.note_fingerprint("large", "fp_2")
+    changed = model.with_replicas([], None, reprompts=False, continues_at_fallback=False)
+    assert (changed.fingerprint("large"), changed.fingerprint("small")) == ("fp_2", "")
