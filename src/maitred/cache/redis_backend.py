@@ -298,7 +298,7 @@ class _BackgroundLink:
         return self._link.is_open
 
     async def reopen(self) -> None:
-        """Opens the link, unless that has failed within the last second."""
+        """Opens the link, unless the pause since the last failure goes on."""
         self._reopen_soon()
         if self._opening is not None:
             await asyncio.wait([self._opening])
