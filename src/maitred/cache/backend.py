@@ -145,10 +145,10 @@ class MemoryBackend:
         found = [await self.get(key) for key in keys]
         return [None if stored is None else stored.data for stored in found]
 
-    def put_many(self, entries: Sequence[tuple[AnswerKey, bytes]], ttl_s: float) -> None:
+    def put_many(self, entries: Sequence[tuple[AnswerKey, bytes]], ttl_s: float, since_s: float = math.inf) -> None:
         """Keeps all entries; implements `EmbeddingBackend.put_many`."""
         for key, data in entries:
-            self.put(key, data, ttl_s, "")
+            self.put(key, data, ttl_s, "", since_s)
 
     async def remove(self, selection: AnswerSelection) -> int:
         """Removes answers and returns their number."""

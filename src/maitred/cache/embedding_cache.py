@@ -5,6 +5,7 @@ which shorter ones are cut.
 """
 
 import asyncio
+import math
 import struct
 from array import array
 from collections.abc import Iterable, Sequence
@@ -30,8 +31,12 @@ class EmbeddingBackend(Protocol):
         """Returns what is kept under each key, in the order of the keys; None: nothing, or the store is away."""
         ...
 
-    def put_many(self, entries: Sequence[tuple[AnswerKey, bytes]], ttl_s: float) -> asyncio.Task[None] | None:
+    def put_many(
+        self, entries: Sequence[tuple[AnswerKey, bytes]], ttl_s: float, since_s: float = math.inf
+    ) -> asyncio.Task[None] | None:
         """Keeps all entries, for at most `ttl_s` seconds, in place of those with the same keys.
+
+        Those that were removed at the monotonic time `since_s` or later are left out, as `AnswerBackend.put` does.
 
         Returns:
             The task at whose end they can be found; None: they are there now, or not kept.
@@ -78,17 +83,20 @@ class EmbeddingCache:
             await asyncio.sleep(0)
         return found
 
-    def store(self, vectors: Iterable[tuple[AnswerKey, Vector]], ttl_s: float) -> asyncio.Task[None] | None:
+    def store(
+        self, vectors: Iterable[tuple[AnswerKey, Vector]], ttl_s: float, since_s: float = math.inf
+    ) -> asyncio.Task[None] | None:
         """Keeps vectors, without letting their client wait.
 
         Returns:
-            The task at whose end they can be found; None: they are there now, or not kept.
+            The task at whose end they can be found; None: they are there now, or not kept: they are too large, or such
+            answers were removed at the monotonic time `since_s` or later.
         """
         stored_s = _STORED_S.pack(self.answers.wall_s())
         most = self.answers.config.max_answer_bytes
         entries = [(key, add_seal(_FORMAT, stored_s + vector, key.seal)) for key, vector in vectors]
         entries = [entry for entry in entries if len(entry[1]) <= most]
-        return self._backend.put_many(entries, ttl_s) if entries else None
+        return self._backend.put_many(entries, ttl_s, since_s) if entries else None
 
 
 def text_digests(texts: Iterable[Sequence[int]], parts: Iterable[bytes | str]) -> list[bytes]:

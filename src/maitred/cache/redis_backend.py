@@ -143,18 +143,19 @@ class RedisBackend:
 
         Of the removals it knows those of this gateway.
         """
-        if self._removals.has_removed(key, since_s):
-            return None
-        return self._start_put([(key, answer)], ttl_s, fingerprint)
+        return self._start_put([(key, answer)], ttl_s, fingerprint, since_s)
 
-    def put_many(self, entries: Sequence[tuple[AnswerKey, bytes]], ttl_s: float) -> asyncio.Task[None] | None:
+    def put_many(
+        self, entries: Sequence[tuple[AnswerKey, bytes]], ttl_s: float, since_s: float = math.inf
+    ) -> asyncio.Task[None] | None:
         """Keeps all entries; implements `EmbeddingBackend.put_many`, and limits them as `put` does."""
-        return self._start_put(entries, ttl_s, "")
+        return self._start_put(entries, ttl_s, "", since_s)
 
     def _start_put(
-        self, entries: Sequence[tuple[AnswerKey, bytes]], ttl_s: float, fingerprint: str
+        self, entries: Sequence[tuple[AnswerKey, bytes]], ttl_s: float, fingerprint: str, since_s: float
     ) -> asyncio.Task[None] | None:
-        if len(self._puts) >= _MOST_PUTS:
+        entries = [entry for entry in entries if not self._removals.has_removed(entry[0], since_s)]
+        if not entries or len(self._puts) >= _MOST_PUTS:
             return None
         task = asyncio.create_task(self._put(entries, ttl_s, fingerprint), name="answer for Redis")
         self._puts.add(task)

@@ -53,6 +53,7 @@ class EmbeddingLookup:
     ) -> None:
         self._cache = cache
         self._keys = keys
+        self._since_s = cache.answers.monotonic_s()
         self._control = control
         self._ttl_s = ttl_s if control.ttl_s is None else min(ttl_s, control.ttl_s)
         self._is_current = is_current
@@ -127,7 +128,9 @@ class EmbeddingLookup:
         """Keeps vectors that were computed, by input; who waits for them finds them then."""
         if self._control.no_store or not self._is_current():
             return
-        stored = self._cache.store([(self._keys[index], vector) for index, vector in vectors], self._ttl_s)
+        stored = self._cache.store(
+            [(self._keys[index], vector) for index, vector in vectors], self._ttl_s, self._since_s
+        )
         for index, _ in vectors:
             if (computation := self._computations.pop(index, None)) is None:
                 continue

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from maitred.app.models.router import Router
 from maitred.app.request.embeddings import MAX_CHUNK_TEXTS, Embedder
 from maitred.cache.answer_cache import AnswerCache
-from maitred.cache.backend import MemoryBackend
+from maitred.cache.backend import AnswerSelection, MemoryBackend
 from maitred.cache.config import CacheConfig, CacheRule
 from maitred.cache.embedding_cache import EmbeddingCache, PendingEmbedding
 from maitred.config.tree import BUNDLED_MODEL
@@ -437,6 +437,17 @@ async def test_who_may_not_wait_computes_its_own(fields, computed):
         assert (await task)[0] == [vector_of(A)]
     assert len(setup.encoder.computed) == computed
     assert not setup.embedder._cache.computing
+
+
+@pytest.mark.parametrize(("tenant", "status"), [("team", CacheStatus.MISS), ("others", CacheStatus.HIT)])
+async def test_vectors_that_were_being_computed_while_such_were_removed_are_not_kept(tenant, status):
+    setup = EmbedderSetup(encoder=GatedEncoder())
+    running = asyncio.create_task(setup.embed(A))
+    await turn()
+    await setup.backend.remove(AnswerSelection(tenant=tenant))
+    setup.encoder.may_compute.set()
+    assert (await running)[0] == [vector_of(A)]
+    assert (await setup.embed(A))[1].cache.status is status
 
 
 class UnluckyComputations(dict):
