@@ -321,7 +321,8 @@ class AnswerSharing:
             if not coalesced.can_be_joined:
                 return None
             context.priority = priority
-            joining = replace(admission_request, cache="coalesced", cached_tokens=lookup.most_tokens, bill=lookup.bill)
+            bill = b"" if coalesced.is_complete else lookup.bill  # that is divided already
+            joining = replace(admission_request, cache="coalesced", cached_tokens=lookup.most_tokens, bill=bill)
             try:
                 reader.grant, _ = await flow_controller.admit(pool, None, joining, context.timeline, joined)
             except CachedAnswerTooLong:

@@ -137,6 +137,11 @@ class CoalescedAnswer(StreamSink):
         as_asked = as_asked and (context.cache is None or context.cache.status is not CacheStatus.SEMANTIC)
         return as_asked and not self._is_ending and self.failure is None and not self._recording.given_up
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of it has come."""
+        return not self._unfinished
+
     def attach(self, reader: AnswerReader) -> list[TextDelta]:
         """Adds a reader; returns the answer so far."""
         self._readers.append(reader)

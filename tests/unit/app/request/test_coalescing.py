@@ -694,6 +694,33 @@ async def test_a_share_of_who_leaves_behind_the_end_stays_in_its_line():
     assert not gateway.admission.admission.leases.active
 
 
+class SlowBackend(MemoryBackend):
+    """Keeps an answer when a test lets it."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.may_store = asyncio.Event()
+
+    def put(self, *args):
+        return asyncio.ensure_future(self.may_store.wait())
+
+
+async def test_who_comes_when_the_bill_is_divided_pays_as_for_a_hit():
+    gateway = Gateway(config=SPLIT, price={"prompt": 1.0, "output": 2.0, "hit": 0.5})
+    gateway.cache._backend = backend = SlowBackend(1 << 20, gateway.clock)
+    running = gateway.start()
+    await settle()
+    gateway.replica.let()
+    await running
+    _, context = await gateway.ask(principal=BOB)
+    assert context.cache.status is CacheStatus.COALESCED
+    first, second = gateway.lines
+    assert (first.output_tokens, second.output_tokens) == (gateway.replica.output_tokens, 0)
+    assert second.saved_tokens == first.prompt_tokens + first.output_tokens
+    assert (second.price, second.cost_nusd) == ("0.5 USD per million", second.saved_tokens * 500)
+    backend.may_store.set()
+
+
 async def test_who_cannot_pay_the_whole_answer_shares_none():
     """A share is smaller, but nobody knows how many stay to the end."""
     gateway = Gateway(config=SPLIT, limits=[limit("key:bob", "usd_total", 30_000)])
