@@ -306,31 +306,37 @@ class AnswerSharing:
         compute: Compute,
     ) -> ResponseStream | None:
         """Joins an answer that is being computed; None: this request cannot, and computes its own or asks again."""
-        async with ResourceStack() as joined:
-            reader = joined.push_async_exit(
-                CoalescedResponse(coalesced, context, lookup, admission_request.choices, compute=compute)
-            )
-            try:
-                await reader.wait_started()
-            except MaitredError:
-                return None  # what was refused to the first caller may be granted to this one
-            first_priority = coalesced.context.priority
-            if not coalesced.has_begun and first_priority is not None and priority.rank < first_priority.rank:
-                lookup.is_shared = False  # it would wait behind others that it stands before
-                return None
-            if not coalesced.can_be_joined:
-                return None
-            context.priority = priority
-            bill = b"" if coalesced.is_complete else lookup.bill  # that is divided already
-            joining = replace(admission_request, cache="coalesced", cached_tokens=lookup.most_tokens, bill=bill)
-            try:
-                reader.grant, _ = await flow_controller.admit(pool, None, joining, context.timeline, joined)
-            except CachedAnswerTooLong:
-                lookup.is_shared = False
-                return None
-            lookup.note(CacheStatus.COALESCED, context)
-            stack.push_async_exit(joined.pop_all())
-            return reader
+        try:
+            async with ResourceStack() as joined:
+                reader = joined.push_async_exit(
+                    CoalescedResponse(coalesced, context, lookup, admission_request.choices, compute=compute)
+                )
+                try:
+                    await reader.wait_started()
+                except MaitredError:
+                    return None  # what was refused to the first caller may be granted to this one
+                first_priority = coalesced.context.priority
+                if not coalesced.has_begun and first_priority is not None and priority.rank < first_priority.rank:
+                    lookup.is_shared = False  # it would wait behind others that it stands before
+                    return None
+                if not coalesced.can_be_joined:
+                    return None
+                context.priority = priority
+                bill = b"" if coalesced.is_complete else lookup.bill  # that is divided already
+                joining = replace(admission_request, cache="coalesced", cached_tokens=lookup.most_tokens, bill=bill)
+                try:
+                    reader.grant, _ = await flow_controller.admit(pool, None, joining, context.timeline, joined)
+                except CachedAnswerTooLong:
+                    lookup.is_shared = False
+                    return None
+                if coalesced.is_lost:
+                    context.is_counted = True  # the rates of requests have it
+                    raise PeerLost
+                lookup.note(CacheStatus.COALESCED, context)
+                stack.push_async_exit(joined.pop_all())
+                return reader
+        except PeerLost:
+            return None  # it was lost while this caller, who has nothing of it yet, was admitted
 
     def _find(self, lookup: AnswerLookup) -> CoalescedAnswer | None:
         """Returns the answer to a request that a new reader can get; None: there is none, or it is not shared.

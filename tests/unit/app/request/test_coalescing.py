@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from maitred.app.models.router import Router
 from maitred.app.request.answer_lookup import AnswerRecording
 from maitred.app.request.answer_sharing import AnswerSharing
-from maitred.app.request.coalescing import AnswerReader, CoalescedAnswer, CoalescedResponse
+from maitred.app.request.coalescing import AnswerReader, CoalescedAnswer, CoalescedResponse, PeerLost
 from maitred.app.request.engine_response import EngineResponse
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.request.pipeline import Pipeline
@@ -619,6 +619,35 @@ async def test_who_has_failed_to_compute_an_answer_again_is_a_caller_like_any_ot
     await answer.detach(reader, None)
     assert (next_one.stored_as, next_one.on_work_end) == ("resp_1", None)
     await answer.detach(other, None)
+
+
+async def test_an_answer_that_is_lost_while_another_caller_is_admitted_is_computed_for_that_one(monkeypatch):
+    gateway, admitted = Gateway(), asyncio.Event()
+    admit = gateway.pipeline._flow_controller.admit
+
+    async def slow_admit(pool, dispatch_request, admission_request, *others):
+        result = await admit(pool, dispatch_request, admission_request, *others)
+        if admission_request.cache:
+            await admitted.wait()
+        return result
+
+    monkeypatch.setattr(gateway.pipeline._flow_controller, "admit", slow_admit)
+    first = gateway.start()
+    await settle()
+    (answer,) = gateway.sharing._coalesced.values()
+    second = gateway.start(context=RequestContext("second", 0.0, principal=BOB), principal=BOB)
+    await settle()
+    answer._task.cancel(PeerLost())
+    await settle()
+    with pytest.raises(ReplicaLost):
+        await first
+    admitted.set()
+    gateway.replica.let()
+    parts, context = await second
+    assert (text_of(parts), context.cache.status) == ("one two three", CacheStatus.MISS)
+    lines = [(line.cache, line.outcome) for line in gateway.lines if line.request_id == "second"]
+    assert lines == [("coalesced", Outcome.FAILED), ("", Outcome.FINISHED)]
+    assert not gateway.sharing.coalesced_count
 
 
 SPLIT = CacheConfig(coalesced_bill="split")
