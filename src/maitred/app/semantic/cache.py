@@ -437,9 +437,9 @@ class SemanticCache:
             _log.info("The semantic cache of %s is %s now.", name, machine.state)
 
     async def _store_outcomes(self, name: str, scope: _Scope) -> None:
+        encoder, settings = self._encoder.version, self._answers.config.semantic
         outcomes, scope.outcomes = scope.outcomes, []
         tally, scope.tally = scope.tally, LookupTally()
-        encoder, settings = self._encoder.version, self._answers.config.semantic
         change = partial(apply_outcomes, outcomes=[*outcomes, tally], encoder=encoder, settings=settings)
         try:
             record = await self._store.change(name, change)
@@ -461,11 +461,12 @@ class SemanticCache:
 
     async def _train(self, name: str, scope: _Scope) -> None:
         """Trains the verifier of a scope and stores it, unless another gateway has been faster."""
+        attempt = scope.machine.attempt  # a scope that begins anew meanwhile gets nothing of what it had before
         try:
             labels = await self._store.labels(name, self._answers.config.semantic.training_labels)
             weights = await self._encoder.train(labels)
             if weights:
-                await self._store.set_verifier(name, scope.machine.attempt, _digest_of(weights), weights)
+                await self._store.set_verifier(name, attempt, _digest_of(weights), weights)
                 await self._load(name)
             else:
                 _log.warning("No verifier can be trained for %s: all its labels are the same.", name)

@@ -614,3 +614,43 @@ async def test_answers_of_a_server_that_is_away_are_audited_when_it_is_back(worl
     await world.store_now()
     assert (await world.record()).certification.lookups == before + 1
     assert world.lines[-1].organisation == "operators"
+
+
+async def test_an_encoder_that_is_down_loses_no_outcome(world, monkeypatch):
+    await certified(world)
+    await world.store_now()
+    before = await world.record()
+    for style in range(1, 8):
+        await world.ask(question(1, style))
+
+    def down(_):
+        raise ReplicaUnavailable
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ScriptedEncoder, "version", property(down))
+        await world.store_now()
+    await world.store_now()
+    after = await world.record()
+    assert after.counts.served - before.counts.served == 7
+    assert after.certification.lookups - before.certification.lookups == 7
+
+
+async def test_a_scope_that_begins_anew_during_a_training_gets_no_verifier_from_it(world, monkeypatch):
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    async def train(_):
+        begun.set()
+        await gate.wait()
+        return WEIGHTS
+
+    monkeypatch.setattr(world.encoder, "train", train)
+    await world.begin(replace(CERTIFIED, verifier="", certification=None))
+    await begun.wait()
+    await world.store.reset(SCOPE, keep_labels=False)  # by another gateway
+    await world.ask(question(1))
+    await world.store_now()
+    machine = world.semantic._scopes[SCOPE].machine
+    assert machine.phase is ScopePhase.LEARNING
+    gate.set()
+    await until(lambda: world.semantic._scopes[SCOPE].machine is not machine)
+    assert (await world.record()).verifier == ""
