@@ -56,7 +56,9 @@ class AnswerLookup:
         is_shared: Whether callers who ask at the same time share the answer to this request.
         is_whole: Whether the caller gets the answer when it is complete.
         in_one_piece: Whether the answer may come in one piece, at its end.
-        digest: Digest of the request and of who shares its answer.
+        key: See above.
+        digest: Digest of the request and of who shares its answer while it is made. Who may get the answer of a similar
+            question shares with nobody who may not, or who wants no answer of that age.
         question: See above.
         on_stored: Called with the deltas of the answer, when it has been computed and is kept; None: nobody listens.
         compute_copy: Computes the answer beside the requests of clients; None: nobody will.
@@ -79,7 +81,7 @@ class AnswerLookup:
         question: UserQuestion | None = None,
     ) -> None:
         self._cache = cache
-        self._key = key
+        self.key = key
         self._control = control
         self._since_s = cache.monotonic_s()
         self._ttl_s = ttl_s if control.ttl_s is None else min(ttl_s, control.ttl_s)
@@ -90,8 +92,10 @@ class AnswerLookup:
         self.is_whole = is_whole
         self.in_one_piece = in_one_piece
         self.most_tokens = most_tokens
-        self.digest = key.digest
         self.question = question
+        self.digest = key.digest
+        if question is not None:
+            self.digest = answer_digest([key.digest, "similar", repr(control.max_age_s)])
         self.on_stored: Callable[[Sequence[TextDelta]], None] | None = None
         self.compute_copy: ComputeCopy | None = None
 
@@ -99,14 +103,21 @@ class AnswerLookup:
         """Returns the answer from the cache, and notes in the context that it has come from there; None: none has."""
         if not self._is_kept or self._control.no_cache:
             return None
-        found = await self._cache.find(self._key, self._control.max_age_s)
+        found = await self._cache.find(self.key, self._control.max_age_s)
         if found is None:
             return None
         answer, age_s = found
-        if answer.fingerprint and self._said() not in ("", answer.fingerprint):
-            return None  # another answer, which was not kept, has said that the server runs something else
-        context.cache = CacheResult(CacheStatus.HIT, self._key.name, age_s)
+        if not self.is_of_server(answer):
+            return None
+        context.cache = CacheResult(CacheStatus.HIT, self.key.name, age_s)
         return answer
+
+    def is_of_server(self, answer: CachedAnswer) -> bool:
+        """Returns whether an answer is of what its server runs now, as far as it has said.
+
+        Another answer, which was not kept, may have said that it runs something else.
+        """
+        return not answer.fingerprint or self._said() in ("", answer.fingerprint)
 
     @property
     def bill(self) -> bytes:
@@ -115,7 +126,7 @@ class AnswerLookup:
 
     def note(self, status: CacheStatus, context: RequestContext) -> None:
         """Notes in the context of a request where its answer comes from."""
-        context.cache = CacheResult(status, self._key.name)
+        context.cache = CacheResult(status, self.key.name)
 
     def restore(self, source: CachedAnswer | RequestContext, context: RequestContext) -> None:
         """Writes into the context of a request what the answer is in tokens, and what its server was not given.
@@ -126,7 +137,7 @@ class AnswerLookup:
         """
         context.set_usage(source.usage)
         context.finish_reasons = source.finish_reasons
-        if self._key.server:
+        if self.key.server:
             context.ignored_fields, context.is_passthrough = source.ignored_fields, source.is_passthrough
 
     def record(self) -> "AnswerRecording":
@@ -144,9 +155,9 @@ class AnswerLookup:
             stored_s=self._cache.wall_s(),
             ignored_fields=[*context.ignored_fields],
             is_passthrough=context.is_passthrough,
-            fingerprint=fingerprint_in(deltas) if self._key.server else "",
+            fingerprint=fingerprint_in(deltas) if self.key.server else "",
         )
-        stored = self._cache.store(self._key, answer, self._ttl_s, self._since_s)
+        stored = self._cache.store(self.key, answer, self._ttl_s, self._since_s)
         if self.on_stored is not None:
             self.on_stored(deltas)
         return stored

@@ -103,11 +103,11 @@ class SemanticLookup:
         self.principal = principal
         self.context = context
         self.flow = flow
+        self.answers = lookup
         self.compute_copy = lookup.compute_copy
         self.own_answer: asyncio.Future[Sequence[TextDelta] | None] = asyncio.get_running_loop().create_future()
         self.served: SimilarAnswer | None = None
         self._service = service
-        self._digest = lookup.digest
         lookup.on_stored = self._on_stored
 
     async def __aenter__(self) -> Self:
@@ -128,7 +128,7 @@ class SemanticLookup:
         self._service.count_served(self)
 
     def _on_stored(self, deltas: Sequence[TextDelta]) -> None:
-        self._service.keep(self.question, self._digest)
+        self._service.keep(self.question, self.answers.key.digest)
         if not self.own_answer.done():
             self.own_answer.set_result(deltas)
 
@@ -337,14 +337,14 @@ class SemanticCache:
     async def _best(self, found: Sequence[SimilarQuestion], lookup: SemanticLookup) -> SimilarAnswer | None:
         """Returns the answer of the found question that most probably is an answer to this one; None: there is none."""
         assert lookup.context.request is not None
-        asked, principal = lookup.question.wording, lookup.principal
+        asked = lookup.question.wording
         max_age_s = lookup.context.request.cache.max_age_s
         candidates = [each for each in found if difference(asked, Wording.of(each.question)) is None]
         candidates.sort(key=lambda each: each.cosine if each.score is None else each.score, reverse=True)
         for candidate in candidates:
-            key = AnswerKey(candidate.key, principal.tenants[0], principal.tenants[-1], lookup.context.model)
+            key = replace(lookup.answers.key, digest=candidate.key)
             kept = await self._answers.find(key)
-            if kept is None:
+            if kept is None or not lookup.answers.is_of_server(kept[0]):
                 self._encoder.update(UpdateSimilar(removed=[candidate.key]))
             elif max_age_s is None or kept[1] <= max_age_s:
                 return SimilarAnswer(*kept, key, candidate)

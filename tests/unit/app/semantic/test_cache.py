@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from maitred.app.models.router import Router
+from maitred.app.request import answer_lookup, pipeline
 from maitred.app.request.answer_sharing import AnswerSharing
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.request.pipeline import Pipeline
@@ -654,3 +655,34 @@ async def test_a_scope_that_begins_anew_during_a_training_gets_no_verifier_from_
     gate.set()
     await until(lambda: world.semantic._scopes[SCOPE].machine is not machine)
     assert (await world.record()).verifier == ""
+
+
+@pytest.mark.parametrize("control", [CacheControl(no_store=True), CacheControl(max_age_s=29.0)])
+async def test_who_wants_no_similar_answer_shares_none_that_another_caller_gets(world, control):
+    await certified(world)
+    world.clock.now_s, world.encoder.gate, searches = 30.0, asyncio.Event(), world.encoder.searches
+    first = asyncio.create_task(world.ask(question(1, 1)))
+    await until(lambda: world.encoder.searches > searches)
+    second = asyncio.create_task(world.ask(question(1, 1), cache=control))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    world.encoder.gate.set()
+    assert (await first)[1].status is CacheStatus.SEMANTIC
+    assert (await second)[1].status is CacheStatus.MISS
+
+
+async def test_an_answer_of_a_server_is_served_until_it_says_that_it_runs_something_else(world, monkeypatch):
+    said = "fp_1"
+
+    def at_server(*args):
+        lookup = answer_lookup.make_lookup(*args)
+        lookup.key, lookup._said = replace(lookup.key, server="s"), lambda: said
+        return lookup
+
+    monkeypatch.setattr(pipeline, "make_lookup", at_server)
+    monkeypatch.setattr(answer_lookup, "fingerprint_in", lambda _: said)
+    await certified(world)
+    assert (await world.ask(question(1, 1)))[1].status is CacheStatus.SEMANTIC
+    said = "fp_2"
+    assert (await world.ask(question(1, 2)))[1].status is CacheStatus.MISS
+    assert question(1) not in world.encoder.texts
