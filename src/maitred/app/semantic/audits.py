@@ -107,9 +107,12 @@ class AuditQueue:
     async def run(self) -> None:
         """Records the look-ups until the task is cancelled."""
         async with asyncio.TaskGroup() as self._tasks:
-            for scope in self._waiting:
-                self._tasks.create_task(self._record(scope), name=f"audits of {scope}")
-            await asyncio.Event().wait()
+            try:
+                for scope in self._waiting:
+                    self._tasks.create_task(self._record(scope), name=f"audits of {scope}")
+                await asyncio.Event().wait()
+            finally:
+                self._tasks = None  # a look-up that ends later is lost, and its request goes on
 
     async def _record(self, scope: str) -> None:
         """Records the look-ups of a scope until none waits."""

@@ -143,6 +143,15 @@ async def test_what_was_added_before_the_queue_runs_is_not_lost():
     assert world.recorded == [("a", True)]
 
 
+async def test_a_look_up_that_ends_after_the_queue_breaks_no_request():
+    async with audited() as world:
+        await settle()
+    world.add("a", answer(TEXT), own=answer(TEXT))
+    await settle()
+    assert world.recorded == []
+    assert world.queue.count == 1
+
+
 @pytest.mark.parametrize("failure", [ReplicaLost(), TimeoutError(), RuntimeError()])
 async def test_three_failures_of_a_replica_count_as_a_wrong_answer(failure):
     copies = Copies(failure, failure, failure, answer(TEXT), tokens=7)
