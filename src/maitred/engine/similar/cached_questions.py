@@ -19,6 +19,9 @@ MOST_CHARACTERS = 2_000
 MOST_TOKENS = 256
 """Longer questions find nothing and are not kept. The gateway asks for none; memory does not depend on it."""
 
+MOST_VERIFIERS = 1_000
+"""Verifiers that are kept, one for each scope. A gateway sends one again that a search has lacked."""
+
 logger = logging.getLogger("maitred.engine")
 
 
@@ -41,7 +44,8 @@ class CachedQuestions:
         self._reader = reader
         self._encoder = encoder
         self._recent = RecentQuestions(RECENT_QUESTIONS)
-        self._verifiers: dict[str, Verifier] = {}
+        self._verifiers: OrderedDict[str, Verifier] = OrderedDict()
+        """Scope -> its verifier; the one that was used longest ago goes first."""
 
     def answer(self, texts: Sequence[tuple[Sequence[int], SimilarSearch | None]]) -> list[bytes | SimilarQuestions]:
         """Computes the vectors of texts in one batch, and searches where a search is with the text.
@@ -93,6 +97,8 @@ class CachedQuestions:
         if len(question.text) > MOST_CHARACTERS or len(question.token_ids) > MOST_TOKENS:
             return SimilarQuestions([], version)
         self._recent.add(search.partition, question)
+        if verifier is not None:
+            self._verifiers.move_to_end(search.scope)
         found = self.index.search(search.partition, question, count=search.count, least_cosine=search.least_cosine)
         pairs = [pair for _, pair in found]
         scores = [None] * len(pairs) if verifier is None or not pairs else verifier.score(pairs).tolist()
@@ -119,6 +125,8 @@ class CachedQuestions:
             self._verifiers[scope] = Verifier.load(weights, self._encoder)
         except ValueError as fault:
             logger.warning("the verifier of the scope %s is not used: %s", scope, fault)
+        if len(self._verifiers) > MOST_VERIFIERS:
+            self._verifiers.popitem(last=False)
 
 
 class RecentQuestions:

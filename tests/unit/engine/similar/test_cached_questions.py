@@ -143,3 +143,13 @@ def test_a_verifier_that_is_broken_or_of_another_encoder_is_not_used(weights, ca
         bench.questions.update(UpdateSimilar(verifiers={"s": bad}))
         assert bench.search(CARD).verifier == ""
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+
+
+def test_the_verifier_that_was_used_longest_ago_goes_first(weights, monkeypatch):
+    monkeypatch.setattr(module, "MOST_VERIFIERS", 2)
+    bench = Bench()
+    for scope in ("a", "b"):
+        bench.questions.update(UpdateSimilar(verifiers={scope: weights}))
+    assert bench.search(CARD, scope="a").verifier
+    bench.questions.update(UpdateSimilar(verifiers={"c": weights}))
+    assert [bool(bench.search(CARD, scope=scope).verifier) for scope in "abc"] == [True, False, True]
