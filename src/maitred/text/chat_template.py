@@ -33,6 +33,8 @@ import msgspec
 from maitred.core.errors import ConfigInvalid, InvalidRequest
 from maitred.text.control_tokens import CLOSE_MARK, OPEN_MARK
 
+_TIME_CALL = re.compile(r"""strftime_now\s*\((?:\s*(["'])(.*?)\1\s*\))?""")
+"""Call that writes the time, with its pattern if it is written out."""
 _ONE_CALL = re.compile(r"tool_calls\s*\|\s*length\s*!=\s*1|single tool-calls")
 _SHORT_IDS = re.compile(r"length\s*!=\s*9")
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
@@ -248,10 +250,19 @@ class ChatTemplate:
         self.knows_tools = re.search(r"\btools\b", self.tool_source) is not None
         self.literals = "\0".join(sorted({*_literals(environment, source), *_literals(environment, self.tool_source)}))
         self._special_tokens = dict(special_tokens)
+        self._now = now
+        self._time_patterns = sorted(
+            {pattern or "%c" for text in (source, self.tool_source) for _, pattern in _TIME_CALL.findall(text)}
+        )
         self._plain = _ConversationWriter(environment, source, self._special_tokens)
         self._with_tools = (
             self._plain if tool_source is None else _ConversationWriter(environment, tool_source, self._special_tokens)
         )
+
+    def times(self) -> list[str]:
+        """Returns what the templates may write of the time now; empty: they do not ask for it."""
+        now = self._now()
+        return [now.strftime(pattern) for pattern in self._time_patterns]
 
     def unread_arguments(self, arguments: Iterable[str]) -> list[str]:
         """Returns the names of further variables that the template does not read, so that they change nothing."""

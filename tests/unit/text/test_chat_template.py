@@ -145,6 +145,18 @@ def test_templates_know_the_date_and_further_variables():
     )
 
 
+@pytest.mark.parametrize(
+    ("source", "times"),
+    [
+        ("{{ strftime_now('%d %B %Y') }} {{ strftime_now( \"%H\" ) }}", ["15", "26 July 2024"]),
+        ("{% if strftime_now is defined %}{% endif %}", []),
+        ("{% set how = '%Y' %}{{ strftime_now(how) }}", [datetime(2024, 7, 26, 15).strftime("%c")]),
+    ],
+)
+def test_what_a_template_may_write_of_the_time_is_known(source, times):
+    assert ChatTemplate(source, {}, now=lambda: datetime(2024, 7, 26, 15)).times() == times
+
+
 def test_generation_marks_show_what_is_between():
     assert render("{% generation %}{{ messages[1].content }}{% endgeneration %}!") == "b!"
 

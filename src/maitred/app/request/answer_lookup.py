@@ -238,7 +238,7 @@ def _make_lookup(
     principal: Principal,
     most_tokens: int,
 ) -> AnswerLookup | None:
-    request, server, native = prepared.request, b"", None
+    request, server, native, times = prepared.request, b"", None, list[str]()
     is_current: Callable[[], bool] = _always
     said: Callable[[], str] = str
     is_drawn = _is_drawn(prepared)
@@ -253,6 +253,8 @@ def _make_lookup(
             producer = engine_producer(prepared.card, prepared.model.answer_identity)
             lengths = [min(available, most_tokens) for available in prepared.available_tokens]
             asked = engine_request(request, prepared.prompts, lengths, prepared.rules)
+            template = prepared.model.tokenizer.chat_template
+            times = [] if template is None else template.times()  # they stand in the prompt, but in no message
             is_current = _DigestCheck(prepared, digest)
         else:
             fields = prepared.fields
@@ -275,7 +277,7 @@ def _make_lookup(
     digest_bytes = answer_digest([*shared, asked])
     question = None
     if policy.is_semantic and is_kept and native is None and not (request.cache.no_cache or request.cache.no_store):
-        question = make_question(prepared, shared, [target.name, *scope])
+        question = make_question(prepared, [*shared, *times], [target.name, *scope])
     key = AnswerKey(
         digest_bytes,
         tenant=principal.tenants[0],

@@ -41,7 +41,8 @@ def make_question(prepared: PreparedRequest, parts: Sequence[bytes | str], scope
 
     Args:
         prepared: The request for one model.
-        parts: What else is in the key of its answer: model, what computes it, epoch, namespace, who shares it.
+        parts: What else is in the key of its answer: model, what computes it, epoch, namespace, who shares it, and what
+            the prompt says of the time.
         scope: Model, and who shares its answers.
     """
     request = prepared.request

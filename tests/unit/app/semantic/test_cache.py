@@ -39,6 +39,7 @@ from maitred.routing.catalog import Catalog, ServedModel
 from maitred.store.config import StoreConfig
 from maitred.store.database import open_database
 from maitred.store.semantic import SemanticStore
+from maitred.text.chat_template import ChatTemplate
 from tests.support.admission_services import ALICE, BOB, AdmissionSetup, StillClock, limit
 from tests.support.stores import DEADLINE_S
 from tests.unit.app.request.test_coalescing import DIGEST, GatedStream
@@ -686,3 +687,12 @@ async def test_an_answer_of_a_server_is_served_until_it_says_that_it_runs_someth
     said = "fp_2"
     assert (await world.ask(question(1, 2)))[1].status is CacheStatus.MISS
     assert question(1) not in world.encoder.texts
+
+
+async def test_an_answer_to_a_prompt_with_the_date_is_of_no_use_on_another_day(world, monkeypatch):
+    today = "26 July"
+    monkeypatch.setattr(ChatTemplate, "times", lambda _: [today])
+    await certified(world)
+    assert (await world.ask(question(1, 1)))[1].status is CacheStatus.SEMANTIC
+    today = "27 July"
+    assert (await world.ask(question(1, 2)))[1].status is CacheStatus.MISS
