@@ -204,8 +204,9 @@ class SemanticCache:
         self._wanted.update(dict.fromkeys(self._scopes))  # their states depend on the settings
 
     async def forget(self, scope: str) -> None:
-        """Drops what is known of a scope that an operator has changed; it is loaded when it is asked for again."""
+        """Drops what is known, or being loaded, of a scope that an operator has changed, and has it loaded again."""
         self._scopes.pop(scope, None)
+        self._wanted[scope] = None
 
     async def run(self) -> None:
         """Records and stores what look-ups find, and trains verifiers, until the task is cancelled."""
@@ -219,8 +220,12 @@ class SemanticCache:
         """Stores what look-ups have found, and loads the scopes that were asked for."""
         try:
             for name in [*self._wanted]:
-                await self._load(name)
-                self._wanted.pop(name, None)
+                self._wanted.pop(name, None)  # who wants it from now on wants what is stored from now on
+                try:
+                    await self._load(name)
+                except BaseException:
+                    self._wanted[name] = None
+                    raise
             for name, scope in [*self._scopes.items()]:
                 if scope.outcomes or scope.tally.lookups:
                     await self._store_outcomes(name, scope)

@@ -696,3 +696,25 @@ async def test_an_answer_to_a_prompt_with_the_date_is_of_no_use_on_another_day(w
     assert (await world.ask(question(1, 1)))[1].status is CacheStatus.SEMANTIC
     today = "27 July"
     assert (await world.ask(question(1, 2)))[1].status is CacheStatus.MISS
+
+
+async def test_what_was_being_loaded_when_an_operator_changed_a_scope_is_loaded_again(world, monkeypatch):
+    await certified(world)
+    begun, gate, load = asyncio.Event(), asyncio.Event(), world.store.load
+
+    async def load_late(name):
+        record = await load(name)
+        begun.set()
+        await gate.wait()
+        return record
+
+    monkeypatch.setattr(world.store, "load", load_late)
+    world.semantic.reconfigure(world.cache.config)
+    storing = asyncio.create_task(world.semantic.store())
+    await begun.wait()
+    await world.store.reset(SCOPE, keep_labels=False)
+    await world.semantic.forget(SCOPE)
+    gate.set()
+    await storing
+    await world.semantic.store()
+    assert world.semantic._scopes[SCOPE].machine.phase is ScopePhase.LEARNING
