@@ -296,9 +296,9 @@ class SemanticCache:
                 scope.send_at_s = now_s + _SEND_AGAIN_S
                 self._encoder.update(UpdateSimilar(verifiers={question.scope: scope.weights}))
             return None
-        best = await self._best(found.found, lookup)
+        best, is_known = await self._best(found.found, lookup)
         score = None if best is None else best.question.score
-        if is_audited:
+        if is_audited and is_known:
             self._audit(scope, lookup, best)
         threshold = machine.threshold
         is_served = best is not None and score is not None and threshold is not None and score >= threshold
@@ -339,21 +339,30 @@ class SemanticCache:
         )
         return await self._encoder.search(search, tokens, lookup.flow, lookup.principal.tenants[-1])
 
-    async def _best(self, found: Sequence[SimilarQuestion], lookup: SemanticLookup) -> SimilarAnswer | None:
-        """Returns the answer of the found question that most probably is an answer to this one; None: there is none."""
+    async def _best(
+        self, found: Sequence[SimilarQuestion], lookup: SemanticLookup
+    ) -> tuple[SimilarAnswer | None, bool]:
+        """Returns the answer of the found question that most probably is an answer to this one; None: there is none.
+
+        Returns:
+            The answer, and whether it is known what would be found: if answers are gone, or their Redis is away, it is
+            not, and such a look-up is no trial.
+        """
         assert lookup.context.request is not None
         asked = lookup.question.wording
         max_age_s = lookup.context.request.cache.max_age_s
         candidates = [each for each in found if difference(asked, Wording.of(each.question)) is None]
         candidates.sort(key=lambda each: each.cosine if each.score is None else each.score, reverse=True)
+        is_known = True
         for candidate in candidates:
             key = replace(lookup.answers.key, digest=candidate.key)
             kept = await self._answers.find(key)
             if kept is None or not lookup.answers.is_of_server(kept[0]):
+                is_known = False
                 self._encoder.update(UpdateSimilar(removed=[candidate.key]))
             elif max_age_s is None or kept[1] <= max_age_s:
-                return SimilarAnswer(*kept, key, candidate)
-        return None
+                return SimilarAnswer(*kept, key, candidate), True
+        return None, is_known
 
     def _audit(self, scope: _Scope, lookup: SemanticLookup, best: SimilarAnswer | None) -> None:
         """Lets a look-up be recorded: what its phase wants to know of it."""
