@@ -136,7 +136,7 @@ class LabelledPair(msgspec.Struct, frozen=True, array_like=True):
     cached: str
     same: bool
     surroundings: tuple[float, float, float]
-    """See `SimilarQuestion.surroundings`."""
+    """Surroundings of the pair, as in `SimilarQuestion`."""
 
 
 class VerifierTraining(msgspec.Struct, frozen=True, array_like=True, tag="training"):
@@ -155,7 +155,7 @@ class SimilarQuestion(msgspec.Struct, frozen=True, array_like=True):
     score: float | None
     """Log-odds that both questions have the same answer; None: the scope has no verifier."""
     surroundings: tuple[float, float, float]
-    """Where the pair lies among the cached questions: how densely they lie around each of the two, and how far the pair
+    """Place of the pair among the cached questions: how densely they lie around each of the two, and how far the pair
     is behind the nearest one."""
 
 
@@ -197,7 +197,7 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True, omit_defaults=
     trace_id: str = ""
     """Trace id of the request; empty: the request is not traced."""
     similar: SimilarSearch | VerifierTraining | None = None
-    """What an encoder does beside computing the vector of the prompt; None: nothing. A training needs no prompt."""
+    """Task of an encoder beside computing the vector of the prompt; None: nothing. A training needs no prompt."""
 
     @property
     def previous_outputs(self) -> dict[int, list[int]]:

@@ -156,6 +156,12 @@ class LookupTally(Struct, frozen=True, array_like=True, tag="tally"):
     served: int = 0
     saved_tokens: int = 0
 
+    def __add__(self, other: "LookupTally") -> "LookupTally":
+        """Returns the numbers of both together."""
+        return LookupTally(
+            self.lookups + other.lookups, self.served + other.served, self.saved_tokens + other.saved_tokens
+        )
+
 
 LookupOutcome = LookupLabel | LookupScore | LookupTrial | LookupTally
 """What one or several look-ups have found in a scope."""

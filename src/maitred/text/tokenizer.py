@@ -267,6 +267,10 @@ class Tokenizer:
         """Makes an encoder of text that gives none of these tokens."""
         return TextTokenizer(self._backend, self._bytes, control)
 
+    def encode_embedding_input(self, text: str) -> list[int]:
+        """Converts a text to the token ids of which an embedding model computes its vector, with prompt and end."""
+        return self.append_end(self.encode(self.text_prompt + text, add_special_tokens=True))
+
     def append_end(
         self, ids: list[int], max_tokens: int | None = None, side: Literal["left", "right"] = "right"
     ) -> list[int]:

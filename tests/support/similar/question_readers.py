@@ -19,16 +19,14 @@ class WordEncoder:
         self.words = ["[BEGIN]", "[END]"]
         self.batches = []
 
-    text_prompt = ""
+    def encode_embedding_input(self, text):
+        return self.encode(text, add_special_tokens=True)
 
     def encode(self, text, *, add_special_tokens):
         assert add_special_tokens
         words = Wording.of(text).words
         self.words += [word for word in dict.fromkeys(words) if word not in self.words]
         return [BEGIN, *map(self.words.index, words), END]
-
-    def append_end(self, tokens):
-        return tokens
 
     def __call__(self, texts):
         self.batches.append(len(texts))

@@ -304,7 +304,7 @@ class SemanticCache:
         is_served = best is not None and score is not None and threshold is not None and score >= threshold
         is_served = is_served and len(scope.outcomes) < _MOST_OUTCOMES
         self._note(machine, lookup.context, found, best if is_served else None)
-        scope.tally = replace(scope.tally, lookups=scope.tally.lookups + 1)
+        scope.tally += LookupTally(lookups=1)
         if best is None or not is_served:
             return None
         lookup.served = best
@@ -316,8 +316,7 @@ class SemanticCache:
         served, scope = lookup.served, self._scopes.get(lookup.question.scope)
         if served is None or scope is None:
             return
-        tally, tokens = scope.tally, served.answer.usage.total_tokens
-        scope.tally = LookupTally(tally.lookups, tally.served + 1, tally.saved_tokens + tokens)
+        scope.tally += LookupTally(served=1, saved_tokens=served.answer.usage.total_tokens)
         self._encoder.update(UpdateSimilar(served=[served.question.key]))
 
     def keep(self, question: UserQuestion, digest: bytes) -> None:
@@ -459,11 +458,7 @@ class SemanticCache:
             record = await self._store.change(name, change)
         except BaseException:
             scope.outcomes = outcomes + scope.outcomes
-            scope.tally = LookupTally(
-                tally.lookups + scope.tally.lookups,
-                tally.served + scope.tally.served,
-                tally.saved_tokens + scope.tally.saved_tokens,
-            )
+            scope.tally += tally
             raise
         await self._set_machine(name, scope, SemanticScope(record, encoder, settings))
 

@@ -52,8 +52,7 @@ class QuestionEncoder:
         Raises:
             ReplicaUnavailable: The encoder is down.
         """
-        tokenizer = self._encoder.model.tokenizer
-        tokens = tokenizer.append_end(tokenizer.encode(tokenizer.text_prompt + question, add_special_tokens=True))
+        tokens = self._encoder.model.tokenizer.encode_embedding_input(question)
         return tokens if len(tokens) <= self._encoder.model.card().context_tokens else None
 
     async def search(self, search: SimilarSearch, tokens: list[int], flow: Flow, organisation: str) -> SimilarQuestions:

@@ -65,11 +65,7 @@ class QuestionReader:
 
     def read(self, texts: Sequence[str]) -> list[EncodedQuestion]:
         """Tokenises and encodes texts; those that do not fit the encoder's window are left out."""
-        tokenizer = self.tokenizer
-        tokens = [
-            tokenizer.append_end(tokenizer.encode(tokenizer.text_prompt + text, add_special_tokens=True))
-            for text in texts
-        ]
+        tokens = [self.tokenizer.encode_embedding_input(text) for text in texts]
         fitting = [i for i in range(len(texts)) if 1 <= len(tokens[i]) <= self._context_tokens]
         if not fitting:
             return []

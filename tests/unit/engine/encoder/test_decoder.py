@@ -158,6 +158,7 @@ def test_texts_are_ended_where_the_files_say_so(tmp_path, ends, last):
     save_letters(tmp_path, ends=ends)
     tokenizer = Tokenizer.load(tmp_path)
     assert tokenizer.append_end(tokenizer.encode("b a", add_special_tokens=True)) == [5, 4, *[3] * (last == 3)]
+    assert tokenizer.encode_embedding_input("b a") == [5, 4, *[3] * (last == 3)]
 
 
 def test_sentences_get_the_vectors_of_sentence_transformers(tmp_path):
