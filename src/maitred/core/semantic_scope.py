@@ -25,15 +25,20 @@ class CertificationRecord(Struct, frozen=True, kw_only=True):
 
     Attributes:
         thresholds: Scores, from the strictest to the loosest.
-        lookups: Audited look-ups.
-        false_hits: False hits at each threshold that are none at a stricter one.
+        share: Part of the look-ups whose candidates reached the loosest threshold when it was chosen; 0: unknown, so
+            look-ups without a candidate count however many they are.
+        lookups: Audited look-ups that count.
+        hits: Of these, those whose candidates reached each threshold, and no stricter one.
+        false_hits: False ones of these hits.
         open: Thresholds that can still pass, from the strictest on; None: all.
         change: State of the detector of change.
         tripped: Whether it has tripped.
     """
 
     thresholds: tuple[float, ...]
+    share: float = 0.0
     lookups: int = 0
+    hits: tuple[int, ...] = ()
     false_hits: tuple[int, ...] = ()
     open: int | None = None
     change: tuple[float, ...] = ()

@@ -61,6 +61,8 @@ _MOST_OUTCOMES = 1_000
 """Outcomes of a scope that wait for the database; with more, no look-up of the scope is audited, and none served."""
 _MOST_SCOPES = 1_000
 """Scopes that are kept in memory, each with the weights of a verifier."""
+_WARM_SEARCHES = 1_000
+"""Searches of a scope in one process of the encoder from which on its index is as full as when the labels came."""
 _TRAIN_AGAIN_S = 60.0
 _SEND_AGAIN_S = 1.0
 _VERSION_DIGITS = 16
@@ -146,6 +148,8 @@ class _Scope:
         weights: Weights of its verifier.
         outcomes: What look-ups have found since it was stored last.
         tally: Their number.
+        epoch: Process of the encoder that has searched last.
+        searches: Searches of that process.
         train_at_s: Time from which on its verifier may be trained; infinite while that is done.
         send_at_s: Time from which on its weights may be sent to the encoder.
     """
@@ -156,6 +160,8 @@ class _Scope:
         self.weights = b""
         self.outcomes: list[LookupOutcome] = []
         self.tally = LookupTally()
+        self.epoch = 0
+        self.searches = 0
         self.train_at_s = 0.0
         self.send_at_s = 0.0
 
@@ -285,10 +291,13 @@ class SemanticCache:
         try:
             async with asyncio.timeout(settings.timeout_s):
                 found = await self._search(lookup)
+            epoch = self._encoder.epoch
         except (MaitredError, TimeoutError):
             return None
         if found is None:
             return None
+        scope.searches = scope.searches + 1 if epoch == scope.epoch else 1
+        scope.epoch = epoch
         if _version_of(found.verifier) != scope.version:
             # The encoder has restarted, or the scope has another verifier: this look-up counts for nothing.
             now_s = self._clock.monotonic_s()
@@ -377,7 +386,7 @@ class SemanticCache:
                     self._labels[model, is_same] += 1
 
                 self.audits.add(lookup.question.scope, record_label, audited)
-            case ScopePhase.SCORING:
+            case ScopePhase.SCORING if scope.searches >= _WARM_SEARCHES:
                 scope.outcomes.append(LookupScore(score, attempt))
             case ScopePhase.CERTIFYING | ScopePhase.CERTIFIED:
                 loosest = machine.loosest

@@ -46,6 +46,15 @@ class QuestionEncoder:
         """
         return self._encoder.model.card().encoder_version
 
+    @property
+    def epoch(self) -> int:
+        """Number of the encoder's process, whose index begins empty.
+
+        Raises:
+            ReplicaUnavailable: The encoder is down.
+        """
+        return self._encoder.engine.client.epoch
+
     def tokens_of(self, question: str) -> list[int] | None:
         """Returns the tokens of a question; None: they do not fit the encoder, so its vector would miss the rest.
 

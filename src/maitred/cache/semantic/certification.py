@@ -12,6 +12,12 @@ per look-up is above the budget, however many thresholds there are and however o
 must not depend on the outcomes: the thresholds, which are fixed before the first trial, and the choice of what is
 audited, which falls before anybody knows whether there is a candidate.
 
+Look-ups without a candidate say something only if there was something to find. After a restart of the encoder, or with
+a new system prompt, there is not: hundreds of them would certify every threshold, and none would have been tested. So
+they count only as far as the others do not fall behind the part that they had when the thresholds were chosen. Whatever
+makes candidates rare, what counts is then what would have come with all of them. Leaving such look-ups out errs on the
+safe side: the rate of false hits in the others is higher.
+
 While it serves (`certified`), audits go on. The bound may rise again, which makes the threshold stricter; a detector of
 change, which forgets the good times before, makes it `tripped`: then it serves nothing until it begins anew. A
 threshold whose false hits would need more look-ups than the horizon is closed for good, and with it all looser ones, so
@@ -46,7 +52,7 @@ class Certification:
         horizon_lookups: Audited look-ups within which a threshold must be able to pass for the first time.
 
     Attributes:
-        lookups: Audited look-ups so far.
+        lookups: Audited look-ups that count, so far.
     """
 
     def __init__(
@@ -61,6 +67,8 @@ class Certification:
             raise ValueError("The thresholds must fall from the strictest to the loosest.")
         self.lookups = record.lookups
         self._thresholds = record.thresholds
+        self._share = record.share
+        self._hits = list(record.hits) or [0] * len(record.thresholds)
         self._false_hits = list(record.false_hits) or [0] * len(record.thresholds)
         self._budget = budget
         self._confidence = confidence
@@ -101,8 +109,8 @@ class Certification:
         """Audited look-ups after which the strictest threshold passes without another false hit; None: none can."""
         return self._test.fewest_trials(self._false_hits[0]) if self._open else None
 
-    def record(self, score: float | None, *, is_false: bool = False) -> None:
-        """Records an audited look-up.
+    def record(self, score: float | None, *, is_false: bool = False) -> bool:
+        """Records an audited look-up and returns whether it counts.
 
         Args:
             score: Score of the best candidate; None: there was none, or a guard refused it.
@@ -110,29 +118,41 @@ class Certification:
                 below `loosest`.
         """
         if self._tripped:
-            return
-        place = len(self._thresholds) if score is None or not is_false else self._place(score)
-        if self._passed and self._change.add(place < self._passed):
+            return False
+        place = len(self._thresholds) if score is None else self._place(score)
+        if place >= self._open and self._lacks_hits():
+            return False
+        if self._passed and self._change.add(is_false and place < self._passed):
             self._tripped, self._passed = True, 0
-            return
+            return True
         self.lookups += 1
         if place < len(self._thresholds):
+            self._hits[place] += 1
+        if is_false and place < len(self._thresholds):
             self._false_hits[place] += 1
             is_early = self.lookups <= self._horizon_lookups
             horizon = self._horizon_lookups if is_early else int(self.lookups * _LATER_HORIZON)
             self._open = min(self._open, self._count_within(horizon))
         self._passed = self._count_passed()
+        return True
 
     def snapshot(self) -> CertificationRecord:
         """Returns the state to be stored."""
         return CertificationRecord(
             thresholds=self._thresholds,
+            share=self._share,
             lookups=self.lookups,
+            hits=tuple(self._hits),
             false_hits=tuple(self._false_hits),
             open=self._open,
             change=self._change.sums,
             tripped=self._tripped,
         )
+
+    def _lacks_hits(self) -> bool:
+        """Returns whether fewer look-ups had candidates for the open thresholds than when these were chosen."""
+        share = self._share * self._open / len(self._thresholds)  # each threshold has about as much of it
+        return sum(self._hits[: self._open]) < share * (self.lookups + 1)
 
     def _place(self, score: float) -> int:
         """Returns the index of the strictest threshold that a score reaches, or their number."""

@@ -63,7 +63,8 @@ class SemanticScope:
         certified = record.certification
         limits = (settings.budget, settings.confidence)
         if certified is not None and not certified.tripped and limits != (record.budget, record.confidence):
-            record = _begin_certification(replace(record, attempt=record.attempt + 1), certified.thresholds, settings)
+            record = replace(record, attempt=record.attempt + 1)
+            record = _begin_certification(record, certified.thresholds, certified.share, settings)
         self._settings = settings
         self._record: ScopeRecord
         self._certification: Certification | None
@@ -162,10 +163,11 @@ class SemanticScope:
             self._record = replace(self._record, scores=scores)
             return True
         found = sorted((score for score in scores if score is not None), reverse=True)
-        thresholds = make_thresholds(found[: round(WIDEST_SHARE * len(scores))], THRESHOLDS)
+        best = found[: round(WIDEST_SHARE * len(scores))]
+        thresholds, share = make_thresholds(best, THRESHOLDS), len(best) / len(scores)
         # Without a single candidate there is nothing to choose from yet.
         record = replace(self._record, scores=())
-        self._set(_begin_certification(record, thresholds, self._settings) if thresholds else record)
+        self._set(_begin_certification(record, thresholds, share, self._settings) if thresholds else record)
         return True
 
     def _add_trial(self, outcome: LookupTrial) -> bool:
@@ -177,7 +179,8 @@ class SemanticScope:
         score, loosest, threshold = outcome.score, certification.loosest, certification.threshold
         compared = score is not None and loosest is not None and score >= loosest
         would_serve = score is not None and threshold is not None and score >= threshold
-        certification.record(score, is_false=outcome.is_false)
+        if not certification.record(score, is_false=outcome.is_false):
+            return False
         self._count(
             audits=1,
             same=int(compared and not outcome.is_false),
@@ -222,10 +225,12 @@ def apply_outcomes(
     return scope.record, labels
 
 
-def _begin_certification(record: ScopeRecord, thresholds: tuple[float, ...], settings: SemanticConfig) -> ScopeRecord:
+def _begin_certification(
+    record: ScopeRecord, thresholds: tuple[float, ...], share: float, settings: SemanticConfig
+) -> ScopeRecord:
     return replace(
         record,
-        certification=CertificationRecord(thresholds=thresholds),
+        certification=CertificationRecord(thresholds=thresholds, share=share),
         budget=settings.budget,
         confidence=settings.confidence,
     )

@@ -13,7 +13,7 @@ from maitred.app.request import answer_lookup, pipeline
 from maitred.app.request.answer_sharing import AnswerSharing
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.request.pipeline import Pipeline
-from maitred.app.semantic import audits
+from maitred.app.semantic import audits, cache
 from maitred.app.semantic.cache import SemanticCache
 from maitred.cache.answer_cache import AnswerCache
 from maitred.cache.backend import MemoryBackend
@@ -83,8 +83,10 @@ class ScriptedEncoder:
         self.searches, self.is_up, self.longest = 0, True, 1000
         self.weights = WEIGHTS
         self.gate = None
+        self.epoch = 1
 
     def restart(self):
+        self.epoch += 1
         self.index, self.recent, self.verifiers = {}, set(), {}
 
     @property
@@ -245,6 +247,7 @@ TRIPPED = replace(CERTIFIED, certification=CertificationRecord(thresholds=(2.0,)
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch):
     monkeypatch.setattr(audits, "_RETRY_S", 0.0)
+    monkeypatch.setattr(cache, "_WARM_SEARCHES", 2)
 
 
 @pytest.fixture
@@ -578,6 +581,26 @@ async def test_scores_without_labels_become_thresholds_and_labels_of_another_pha
     record = await world.record()
     assert record.scores[-2:] == (None, RIGHT)
     assert (record.labels, record.counts.same) == (500, 0)
+
+
+async def test_scores_of_an_index_that_has_just_begun_choose_no_thresholds(world, monkeypatch):
+    monkeypatch.setattr(cache, "_WARM_SEARCHES", 6)
+    await world.begin(SCORING)
+
+    async def scores(count):
+        for number in range(count):
+            await world.ask(question(number))
+        await world.store_now()
+        return len((await world.record()).scores)
+
+    assert await scores(20) > 10
+    before = len((await world.record()).scores)
+    world.encoder.restart()
+    world.clock.now_s += 2.0
+    await world.ask(question(100))  # it brings the verifier
+    world.cache._backend = MemoryBackend(1 << 24, world.clock)
+    assert await scores(4) == before
+    assert await scores(10) == before + 6, "four are in the cache"
 
 
 async def test_outcomes_are_told_apart_by_phase(world):

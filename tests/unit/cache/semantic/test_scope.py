@@ -179,9 +179,40 @@ def test_a_smaller_budget_has_more_time_to_pass():
     made = scope(certifying().record, settings=settings)
     made.apply(LookupTrial(0.99, is_false=True, attempt=made.attempt))
     assert made.loosest is not None
-    for _ in range(13_240):
-        made.apply(LookupTrial(None, is_false=False, attempt=made.attempt))
+    for i in range(13_240):
+        made.apply(LookupTrial(0.99 if i % 2 else None, is_false=False, attempt=made.attempt))
     assert made.phase is ScopePhase.CERTIFIED
+
+
+def test_an_index_that_was_emptied_certifies_nothing():
+    made = certifying()
+    for _ in range(10 * FEWEST):
+        assert not made.apply(LookupTrial(None, is_false=False, attempt=made.attempt))
+        assert not made.apply(LookupTrial(0.1, is_false=False, attempt=made.attempt)), "no threshold is so loose"
+    assert (made.phase, made.record.counts.audits) == (ScopePhase.CERTIFYING, 0)
+    # 35 of 100 look-ups had a candidate when the thresholds were chosen, so as many of the trials have one.
+    hits = 0
+    while made.phase is ScopePhase.CERTIFYING:
+        hits += made.apply(LookupTrial(0.99, is_false=False, attempt=made.attempt))
+        for _ in range(3):
+            made.apply(LookupTrial(None, is_false=False, attempt=made.attempt))
+    assert hits == pytest.approx(0.35 * FEWEST, abs=2)
+    assert made.record.counts.audits == pytest.approx(FEWEST, abs=2)
+
+
+def test_candidates_that_become_rare_hide_no_false_hits():
+    """Of a hundred candidates three are false; as each third look-up has one, that is twice the budget."""
+    for run in range(20):
+        source = random.Random(run)
+        made = scope(scoring().record)
+        while made.phase is ScopePhase.SCORING:
+            made.apply(LookupScore(source.random() if source.random() < 1 / 3 else None, made.attempt))
+        for _ in range(20_000):
+            score = source.random() if source.random() < 1 / 30 else None
+            is_false = source.random() < 0.03
+            made.apply(LookupTrial(score, is_false=score is not None and is_false, attempt=made.attempt))
+            # So many thresholds are within the budget: those that half of the candidates reach.
+            assert made.threshold is None or made.threshold > 0.4
 
 
 @pytest.mark.parametrize(("rate", "strictest", "loosest"), [(0.0, 0.0, 0.2), (0.02, 0.5, 0.8), (0.2, 0.84, 1.0)])
