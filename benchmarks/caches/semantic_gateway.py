@@ -271,7 +271,7 @@ async def records_of(server: ServerProcess) -> dict[str, ScopeRecord]:
 
 def phase_of(record: ScopeRecord) -> ScopePhase:
     """The phase of a scope."""
-    return SemanticScope(record, record.encoder, SETTINGS).phase
+    return SemanticScope(record, SETTINGS).phase
 
 
 async def lines_of(server: ServerProcess, requests: int) -> list[UsageEvent]:
@@ -301,7 +301,7 @@ def judge_questions(report: Report, stream: LiveStream, scopes: dict[str, ScopeR
     owners = ((TENANT, seen), (RIVAL, stream.rivals), (TENANT, stream.plain))
     leaks = sum(bool(each.text) and not each.text.endswith(f"{who}.") for who, group in owners for each in group)
     record = scopes.get(TENANT, ScopeRecord(encoder=""))
-    scope = SemanticScope(record, record.encoder, SETTINGS)
+    scope = SemanticScope(record, SETTINGS)
     report.figures["questions"] = {
         "requests": len(seen),
         "looked up": sum(each.state != "" for each in seen),

@@ -37,6 +37,8 @@ Examples:
 
     maitred cache semantic remove --tenant acme
 
+    maitred cache semantic remove --encoder 3f6c1d0e9b7a42d8
+
     maitred cache semantic remove --all
 """
 
@@ -47,7 +49,10 @@ TenantOption = Annotated[
 ]
 ScopeOption = Annotated[
     str | None,
-    typer.Option("--scope", metavar="NAME", help="The one of this name, as `list --json` writes it."),
+    typer.Option("--scope", metavar="NAME", help="Those of this name, as `list --json` writes it."),
+]
+EncoderOption = Annotated[
+    str | None, typer.Option("--encoder", metavar="DIGEST", help="Those of this encoder, such as one of the past.")
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="All scopes.")]
 _NUMBERS = ("LOOKUPS", "SERVED", "SAVED TOKENS")
@@ -74,10 +79,10 @@ def list_scopes(
         print_json(scopes)
         return
     print_table(
-        ("MODEL", "WHO", "STATE", "PROGRESS", "BOUND", *_NUMBERS),
+        ("MODEL", "WHO", "ENCODER", "STATE", "PROGRESS", "BOUND", *_NUMBERS),
         (
             (
-                *(scope.model, _who(scope), scope.state, _progress(scope), _bound(scope)),
+                *(scope.model, _who(scope), scope.encoder, scope.state, _progress(scope), _bound(scope)),
                 *(scope.lookups, scope.served, scope.saved_tokens),
             )
             for scope in scopes
@@ -120,6 +125,7 @@ def reset(
     model: ModelOption = None,
     tenant: TenantOption = None,
     scope: ScopeOption = None,
+    encoder: EncoderOption = None,
     everything: AllOption = False,
     keep_labels: Annotated[
         bool, typer.Option("--keep-labels", help="Train the next verifier from the labels that are there.")
@@ -131,8 +137,9 @@ def reset(
     from maitred.cli.admin_client import administer
     from maitred.wire.admin.semantic import SemanticScopeChange
 
-    _check_selection(model, tenant, scope, everything=everything)
-    body = {"model": model, "tenant": tenant, "scope": scope, "all": everything, "keep_labels": keep_labels}
+    _check_selection(model, tenant, scope, encoder, everything=everything)
+    body = {"model": model, "tenant": tenant, "scope": scope, "encoder": encoder, "all": everything}
+    body |= {"keep_labels": keep_labels}
     done = administer(url, key, lambda client: client.send("POST", "cache/semantic/reset", SemanticScopeChange, body))
     typer.echo(f"Reset {_scopes(done.changed)}.")
 
@@ -141,6 +148,7 @@ def remove(
     model: ModelOption = None,
     tenant: TenantOption = None,
     scope: ScopeOption = None,
+    encoder: EncoderOption = None,
     everything: AllOption = False,
     url: UrlOption = DEFAULT_URL,
     key: AdminKeyOption = None,
@@ -149,8 +157,9 @@ def remove(
     from maitred.cli.admin_client import administer
     from maitred.wire.admin.semantic import SemanticScopeChange
 
-    _check_selection(model, tenant, scope, everything=everything)
-    query = {"model": model, "tenant": tenant, "scope": scope, "all": "true" if everything else None}
+    _check_selection(model, tenant, scope, encoder, everything=everything)
+    query = {"model": model, "tenant": tenant, "scope": scope, "encoder": encoder}
+    query |= {"all": "true" if everything else None}
     done = administer(
         url, key, lambda client: client.send("DELETE", "cache/semantic", SemanticScopeChange, query=query)
     )
@@ -159,7 +168,7 @@ def remove(
 
 def _check_selection(*names: str | None, everything: bool) -> None:
     if not any(names) and not everything:
-        raise InvalidRequest("Which scopes? Pass --model, --tenant or --scope; or --all for all of them.")
+        raise InvalidRequest("Which scopes? Pass --model, --tenant, --scope or --encoder; or --all for all of them.")
 
 
 def _who(scope: "SemanticScopeBody") -> str:

@@ -89,7 +89,8 @@ class ScopeRecord(Struct, frozen=True, kw_only=True):
 
     Attributes:
         encoder: Digest of the encoder whose vectors its pairs and its verifier belong to.
-        attempt: Number of the attempt to certify; a look-up that was judged in another one does not count.
+        attempt: Number of the attempt to certify; a look-up that was judged in another one does not count. No other
+            one of the scope has it, also where the scope was removed in between.
         labels: Compared answers that the training may use. Their texts are stored beside this record.
         verifier: Version of the verifier; empty: there is none.
         scores: Scores of look-ups, until thresholds are chosen; None: there was no candidate.
@@ -109,16 +110,14 @@ class ScopeRecord(Struct, frozen=True, kw_only=True):
     confidence: float = 0.0
     counts: ScopeCounts = ScopeCounts()
 
-    def begin_anew(self, encoder: str, *, keep_labels: bool = False) -> "ScopeRecord":
+    def begin_anew(self, *, keep_labels: bool = False) -> "ScopeRecord":
         """Returns a state without a verifier and without a certification.
 
         Args:
-            encoder: Digest of the encoder.
-            keep_labels: Whether the next verifier is trained from the labels that are there. Those of another encoder
-                are of no use.
+            keep_labels: Whether the next verifier is trained from the labels that are there.
         """
-        labels = self.labels if keep_labels and encoder == self.encoder else 0
-        return ScopeRecord(encoder=encoder, attempt=self.attempt + 1, labels=labels)
+        labels = self.labels if keep_labels else 0
+        return ScopeRecord(encoder=self.encoder, attempt=self.attempt + 1, labels=labels)
 
     def with_verifier(self, version: str) -> "ScopeRecord":
         """Returns a state with a new verifier, whose scores are to be collected."""
@@ -131,6 +130,8 @@ class LookupLabel(Struct, frozen=True, array_like=True, tag="label"):
     """Compared answers of a look-up, from which a verifier learns."""
 
     pair: LabelledPair
+    attempt: int
+    """`ScopeRecord.attempt` at the look-up."""
 
 
 class LookupScore(Struct, frozen=True, array_like=True, tag="score"):

@@ -13,9 +13,9 @@ given; ids of this gateway lead to their response by themselves. `responses`, `c
 `conversation_items` have what later requests go on with; a row of `responses` that has an owner is one that still runs.
 `signing_key` has the key with which gateways sign what their clients keep for them.
 
-`semantic_scopes` has the state of each scope of the semantic cache, `semantic_labels` the questions of users whose
-answers were compared, and `semantic_verifiers` what was learnt from them. Weights have a table of their own because the
-state beside them is written every second.
+`semantic_scopes` has the state of each scope of the semantic cache for each encoder, `semantic_labels` the questions of
+users whose answers were compared, and `semantic_verifiers` what was learnt from them. Weights have a table of their own
+because the state beside them is written every second.
 
 A new database is made from these tables. The migrations in `maitred.store.migrations` make them, too, from those of
 earlier versions; a test compares the two.
@@ -33,6 +33,7 @@ from sqlalchemy import (
     ColumnElement,
     Double,
     ForeignKey,
+    ForeignKeyConstraint,
     Index,
     Integer,
     LargeBinary,
@@ -75,6 +76,12 @@ def _id_type() -> TypeEngine[str]:
 
 def _scope_type() -> TypeEngine[str]:
     return Text().with_variant(Text(collation="C"), "postgresql")  # for the same reason
+
+
+def _of_scope() -> ForeignKeyConstraint:
+    return ForeignKeyConstraint(
+        ["scope", "encoder"], ["semantic_scopes.scope", "semantic_scopes.encoder"], ondelete="CASCADE"
+    )
 
 
 metadata = MetaData(
@@ -306,11 +313,11 @@ semantic_scopes = Table(
     "semantic_scopes",
     metadata,
     Column("scope", _scope_type(), primary_key=True),
+    Column("encoder", _scope_type(), primary_key=True),
     Column("model", Text, nullable=False),
     # Empty: all callers share the scope.
     Column("tenant", Text, nullable=False),
     Column("organisation", Text, nullable=False),
-    Column("encoder", Text, nullable=False),
     Column("record", LargeBinary, nullable=False),
     Column("updated_s", Double, nullable=False, index=True),
 )
@@ -319,20 +326,25 @@ semantic_labels = Table(
     "semantic_labels",
     metadata,
     Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
-    Column("scope", _scope_type(), ForeignKey("semantic_scopes.scope", ondelete="CASCADE"), nullable=False, index=True),
+    Column("scope", _scope_type(), nullable=False),
+    Column("encoder", _scope_type(), nullable=False),
     Column("created_s", Double, nullable=False),
     Column("asked", StoredText, nullable=False),
     Column("cached", StoredText, nullable=False),
     Column("same", Boolean, nullable=False),
     Column("surroundings", JSON, nullable=False),
+    _of_scope(),
+    Index(None, "scope", "encoder"),
 )
 
 semantic_verifiers = Table(
     "semantic_verifiers",
     metadata,
-    Column("scope", _scope_type(), ForeignKey("semantic_scopes.scope", ondelete="CASCADE"), primary_key=True),
+    Column("scope", _scope_type(), primary_key=True),
+    Column("encoder", _scope_type(), primary_key=True),
     Column("version", Text, nullable=False),
     Column("weights", LargeBinary, nullable=False),
+    _of_scope(),
 )
 
 spend = Table(

@@ -4,16 +4,20 @@ What look-ups have found is applied to a scope in one transaction that holds the
 together and none overwrites what another one has counted. Beside the row there are the questions of compared answers,
 which a verifier learns from, and the verifier's weights. The questions are texts of users: a scope has at most as many
 as its training asks for, and they go with it. A scope that nobody has asked for some time is deleted.
+
+Vectors of different encoders say different things. So all of this is kept by encoder: gateways that have different ones
+do not touch each other's, and that of an encoder that no gateway has any more is deleted as nobody asks it.
 """
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import ColumnElement, delete, insert, or_, select, update
+from sqlalchemy import ColumnElement, FromClause, and_, delete, insert, or_, select, tuple_, update
 from sqlalchemy.engine import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -27,15 +31,14 @@ from maitred.store.schema import semantic_labels, semantic_scopes, semantic_veri
 
 log = logging.getLogger(__name__)
 
-ScopeChange = Callable[[ScopeRecord | None], tuple[ScopeRecord, Sequence[LabelledPair]]]
-"""Function from the old state of a scope to its new state, and the labels that the new state counts in addition.
-
-The old state is None if there is no such scope.
-"""
+ScopeChange = Callable[[ScopeRecord], tuple[ScopeRecord, Sequence[LabelledPair]]]
+"""Function from the old state of a scope to its new state, and the labels that the new state counts in addition."""
 
 _KEPT_S = 90 * 86_400.0
 """Time in seconds after its last change at which a scope is deleted, with its texts."""
 _SWEEP_INTERVAL_S = 3_600.0
+_ATTEMPT_BITS = 48
+"""Bits of the first attempt of a scope, which is drawn: one that was removed and begins again must repeat none."""
 _LISTED = [semantic_scopes.c[name] for name in ("scope", "model", "tenant", "organisation", "updated_s", "record")]
 
 
@@ -92,26 +95,26 @@ class SemanticStore:
         self._clock = clock
         self._insert = make_insert(database.engine)
 
-    async def load(self, scope: str) -> ScopeRecord | None:
-        """Returns the state of a scope; None: there is none."""
-        query = select(semantic_scopes.c.record).where(semantic_scopes.c.scope == scope)
+    async def load(self, scope: str, encoder: str) -> ScopeRecord | None:
+        """Returns the state of a scope for an encoder; None: there is none."""
+        query = select(semantic_scopes.c.record).where(_is(semantic_scopes, scope, encoder))
         async with self._database.begin_read() as connection:
             data = (await connection.execute(query)).scalar_one_or_none()
         return None if data is None else _parse_record(data)
 
-    async def weights(self, scope: str, verifier: str) -> bytes | None:
+    async def weights(self, scope: str, encoder: str, verifier: str) -> bytes | None:
         """Returns the weights of a version of the verifier; None: the scope has another one, or none."""
         columns = semantic_verifiers.c
-        query = select(columns.weights).where(columns.scope == scope, columns.version == verifier)
+        query = select(columns.weights).where(_is(semantic_verifiers, scope, encoder), columns.version == verifier)
         async with self._database.begin_read() as connection:
             weights: bytes | None = (await connection.execute(query)).scalar_one_or_none()
         return weights
 
-    async def labels(self, scope: str, limit: int) -> list[LabelledPair]:
+    async def labels(self, scope: str, encoder: str, limit: int) -> list[LabelledPair]:
         """Returns the newest labels of a scope, the newest first."""
         columns = semantic_labels.c
         query = select(columns.asked, columns.cached, columns.same, columns.surroundings)
-        query = query.where(columns.scope == scope).order_by(columns.id.desc()).limit(limit)
+        query = query.where(_is(semantic_labels, scope, encoder)).order_by(columns.id.desc()).limit(limit)
         async with self._database.begin_read() as connection:
             rows = (await connection.execute(query)).all()
         return [msgspec.convert(list(row), LabelledPair) for row in rows]
@@ -150,13 +153,14 @@ class SemanticStore:
             rows = (await connection.execute(query.limit(limit))).all()
         return [StoredLabel(**row._mapping) for row in rows]
 
-    async def change(self, scope: str, change: ScopeChange) -> ScopeRecord:
+    async def change(self, scope: str, encoder: str, change: ScopeChange) -> ScopeRecord:
         """Applies `change` to the state of a scope, stores the labels that count, and returns the new state.
 
-        If the new state has another encoder, nothing is left of the labels and of the verifier that were there.
+        A scope that there is not begins now.
 
         Args:
             scope: Its name, as of `StoredScope`.
+            encoder: Version of the encoder that has judged for it.
             change: The change. If it raises, the scope stays unchanged.
 
         Raises:
@@ -164,31 +168,27 @@ class SemanticStore:
                 outcomes that are applied again may count twice.
         """
         async with self._database.begin() as connection:
-            before = await self._lock(connection, scope)
-            while before is None:
-                after, labels = change(None)
-                values = {**_owner_of(scope), **self._values(after)}
-                made = await connection.execute(self._insert(semantic_scopes).values(values).on_conflict_do_nothing())
-                if made.rowcount:
-                    break
-                # Another gateway has made it at the same time.
-                before = await self._lock(connection, scope)
-            if before is not None:
-                after, labels = change(before)
-                if after.encoder != before.encoder:
-                    await _delete_parts(connection, scope, keep_labels=False)
-                await self._write(connection, scope, after)
+            while (before := await self._lock(connection, scope, encoder)) is None:
+                # Another gateway may make it at the same time.
+                new = ScopeRecord(encoder=encoder, attempt=secrets.randbits(_ATTEMPT_BITS))
+                values = {**_owner_of(scope), "encoder": encoder, **self._values(new)}
+                await connection.execute(self._insert(semantic_scopes).values(values).on_conflict_do_nothing())
+            after, labels = change(before)
+            await self._write(connection, scope, after)
             if labels:
-                now_s = self._clock.wall_s()
-                rows = [{"scope": scope, "created_s": now_s, **msgspec.structs.asdict(label)} for label in labels]
+                parts = {"scope": scope, "encoder": encoder, "created_s": self._clock.wall_s()}
+                rows = [{**parts, **msgspec.structs.asdict(label)} for label in labels]
                 await connection.execute(insert(semantic_labels), rows)
         return after
 
-    async def set_verifier(self, scope: str, attempt: int, version: str, weights: bytes) -> ScopeRecord | None:
+    async def set_verifier(
+        self, scope: str, encoder: str, attempt: int, version: str, weights: bytes
+    ) -> ScopeRecord | None:
         """Gives a scope the verifier that was trained from its labels.
 
         Args:
             scope: Its name.
+            encoder: Version of the encoder.
             attempt: `ScopeRecord.attempt` when the training began.
             version: Version of the verifier.
             weights: Its weights.
@@ -197,51 +197,60 @@ class SemanticStore:
             The new state; None: it has one from another gateway, has begun anew, or is no more.
         """
         async with self._database.begin() as connection:
-            before = await self._lock(connection, scope)
+            before = await self._lock(connection, scope, encoder)
             if before is None or before.verifier or before.attempt != attempt:
                 return None
             after = before.with_verifier(version)
             await self._write(connection, scope, after)
-            await connection.execute(insert(semantic_verifiers).values(scope=scope, version=version, weights=weights))
+            row = {"scope": scope, "encoder": encoder, "version": version, "weights": weights}
+            await connection.execute(insert(semantic_verifiers).values(row))
         return after
 
-    async def reset(self, scope: str, *, keep_labels: bool) -> ScopeRecord | None:
+    async def reset(self, scope: str, encoder: str, *, keep_labels: bool) -> ScopeRecord | None:
         """Lets a scope begin anew, without a verifier and without a certification.
 
         Args:
             scope: Its name.
+            encoder: Version of the encoder.
             keep_labels: Whether the next verifier is trained from the labels that are there.
 
         Returns:
             The new state; None: there is no such scope.
         """
         async with self._database.begin() as connection:
-            before = await self._lock(connection, scope)
+            before = await self._lock(connection, scope, encoder)
             if before is None:
                 return None
-            after = before.begin_anew(before.encoder, keep_labels=keep_labels)
-            await _delete_parts(connection, scope, keep_labels=keep_labels)
+            after = before.begin_anew(keep_labels=keep_labels)
+            for table in (semantic_verifiers,) if keep_labels else (semantic_verifiers, semantic_labels):
+                await connection.execute(delete(table).where(_is(table, scope, encoder)))
             await self._write(connection, scope, after)
         return after
 
-    async def remove(self, scope: str) -> bool:
+    async def remove(self, scope: str, encoder: str) -> bool:
         """Deletes a scope with its labels and its verifier; returns whether there was one."""
-        return await self._delete(semantic_scopes.c.scope == scope) > 0
+        return await self._delete(_is(semantic_scopes, scope, encoder)) > 0
 
     async def scopes(
-        self, *, model: str | None = None, tenant: str | None = None, after: str = "", limit: int = 100
+        self,
+        *,
+        model: str | None = None,
+        tenant: str | None = None,
+        after: tuple[str, str] = ("", ""),
+        limit: int = 100,
     ) -> list[StoredScope]:
-        """Returns a page of scopes in the order of their names.
+        """Returns a page of scopes in the order of their names and encoders.
 
         Args:
             model: Only those of this model.
             tenant: Only those of this tenant and of the teams below it.
-            after: Name of the last scope of the page before.
+            after: Name and encoder of the last scope of the page before.
             limit: Most scopes.
         """
         columns = semantic_scopes.c
-        query = select(*_LISTED).where(columns.scope > after, *_selects(model, tenant))
-        query = query.order_by(columns.scope).limit(limit)
+        place = tuple_(columns.scope, columns.encoder)
+        query = select(*_LISTED).where(place > after, *_selects(model, tenant))
+        query = query.order_by(columns.scope, columns.encoder).limit(limit)
         async with self._database.begin_read() as connection:
             rows = (await connection.execute(query)).all()
         return [_parse_scope(row) for row in rows]
@@ -263,19 +272,22 @@ class SemanticStore:
         async with self._database.begin() as connection:
             return (await connection.execute(delete(semantic_scopes).where(which))).rowcount
 
-    async def _lock(self, connection: AsyncConnection, scope: str) -> ScopeRecord | None:
+    async def _lock(self, connection: AsyncConnection, scope: str, encoder: str) -> ScopeRecord | None:
         """Locks the row of a scope and returns its state."""
-        query = select(semantic_scopes.c.record).where(semantic_scopes.c.scope == scope).with_for_update()
+        query = select(semantic_scopes.c.record).where(_is(semantic_scopes, scope, encoder)).with_for_update()
         data = (await connection.execute(query)).scalar_one_or_none()
         return None if data is None else _parse_record(data)
 
     async def _write(self, connection: AsyncConnection, scope: str, record: ScopeRecord) -> None:
-        values = self._values(record)
-        await connection.execute(update(semantic_scopes).where(semantic_scopes.c.scope == scope).values(values))
+        where = _is(semantic_scopes, scope, record.encoder)
+        await connection.execute(update(semantic_scopes).where(where).values(self._values(record)))
 
     def _values(self, record: ScopeRecord) -> dict[str, Any]:
-        data = msgspec.msgpack.encode(record)
-        return {"encoder": record.encoder, "updated_s": self._clock.wall_s(), "record": data}
+        return {"updated_s": self._clock.wall_s(), "record": msgspec.msgpack.encode(record)}
+
+
+def _is(table: FromClause, scope: str, encoder: str) -> ColumnElement[bool]:
+    return and_(table.c.scope == scope, table.c.encoder == encoder)
 
 
 def _selects(model: str | None, tenant: str | None) -> Iterator[ColumnElement[bool]]:
@@ -285,12 +297,6 @@ def _selects(model: str | None, tenant: str | None) -> Iterator[ColumnElement[bo
         yield columns.model == model
     if tenant is not None:
         yield or_(columns.tenant == tenant, columns.organisation == tenant)
-
-
-async def _delete_parts(connection: AsyncConnection, scope: str, *, keep_labels: bool) -> None:
-    await connection.execute(delete(semantic_verifiers).where(semantic_verifiers.c.scope == scope))
-    if not keep_labels:
-        await connection.execute(delete(semantic_labels).where(semantic_labels.c.scope == scope))
 
 
 def _owner_of(scope: str) -> dict[str, str]:

@@ -78,7 +78,7 @@ async def operator(tmp_path):
         for scope, record in RECORDS.items():
             for label in LABELS if scope == LEARNING else LABELS[1:2] if scope == TRIPPED else [None]:
                 after = (record, [] if label is None else [label])
-                await system.scopes.change(scope, lambda _, after=after: after)
+                await system.scopes.change(scope, "e1", lambda _, after=after: after)
         yield Operator(system)
 
 
@@ -256,6 +256,28 @@ async def test_labels_can_be_kept_for_the_next_verifier(operator):
     assert len(listed["data"]) == 1
 
 
+async def test_what_an_encoder_of_the_past_has_learnt_can_be_removed(operator):
+    system = operator.system
+    for number, name in enumerate(NAMES[:3]):
+        old = ScopeRecord(encoder=f"e{number % 2 + 2}")
+        await system.scopes.change(name, old.encoder, lambda _, old=old: (old, []))
+
+    async def listed():
+        page = await system.done("GET", "cache/semantic", query={"limit": 4})
+        rest = await system.done("GET", "cache/semantic", query={"after": page["next"]})
+        return sorted((scope["encoder"], scope["scope"]) for scope in page["data"] + rest["data"])
+
+    now = [("e1", name) for name in NAMES]
+    assert await listed() == [*now, ("e2", NAMES[0]), ("e2", NAMES[2]), ("e3", NAMES[1])]
+    remove = ("cache", "semantic", "remove", "--encoder")
+    assert await operator.does(*remove, "e2", "--scope", NAMES[0]) == "Removed 1 scope.\n"
+    assert await listed() == [*now, ("e2", NAMES[2]), ("e3", NAMES[1])]
+    assert await operator.does(*remove, "e3") == "Removed 1 scope.\n"
+    assert await operator.does("cache", "semantic", "reset", "--encoder", "e2") == "Reset 1 scope.\n"
+    assert await listed() == [*now, ("e2", NAMES[2])]
+    assert {scope["phase"] for scope in (await shown(operator)).values()} > {"certified", "tripped"}
+
+
 async def test_scopes_go_with_their_tenant(operator):
     for tenant in ({"id": "acme"}, {"id": "research", "parent": "acme"}):
         await operator.system.done("POST", "tenants", tenant)
@@ -300,12 +322,23 @@ async def test_only_administrators(operator):
 
 async def test_commands(operator):
     assert rows(await operator.does("cache", "semantic", "list")) == [
-        ["MODEL", "WHO", "STATE", "PROGRESS", "BOUND", "LOOKUPS", "SERVED", "SAVED TOKENS"],
-        ["chat", "key k1 of research", "certified", "certified", "0.500 % of 0.5 %", "1,234,567", "200", "54,321"],
-        ["chat", "tenant acme", "shadow", "learning: 3 of 1,000 labels", "-", "40", "0", "0"],
+        ["MODEL", "WHO", "ENCODER", "STATE", "PROGRESS", "BOUND", "LOOKUPS", "SERVED", "SAVED TOKENS"],
+        [
+            "chat",
+            "key k1 of research",
+            "e1",
+            "certified",
+            "certified",
+            "0.500 % of 0.5 %",
+            "1,234,567",
+            "200",
+            "54,321",
+        ],
+        ["chat", "tenant acme", "e1", "shadow", "learning: 3 of 1,000 labels", "-", "40", "0", "0"],
         [
             "code",
             "organisation acme",
+            "e1",
             "shadow",
             f"certifying: 300 of {ONE_FALSE:,} audits",
             bound(300, 1),
@@ -313,9 +346,9 @@ async def test_commands(operator):
             "0",
             "0",
         ],
-        ["code", "everybody", "shadow", "certifying: cannot pass any more", bound(90, 40), "0", "0", "0"],
-        ["code", "tenant other", "tripped", "tripped", bound(1500, 7), "0", "0", "0"],
-        ["code", "tenant research", "shadow", "scoring: 2 of 400 scores", "-", "0", "0", "0"],
+        ["code", "everybody", "e1", "shadow", "certifying: cannot pass any more", bound(90, 40), "0", "0", "0"],
+        ["code", "tenant other", "e1", "tripped", "tripped", bound(1500, 7), "0", "0", "0"],
+        ["code", "tenant research", "e1", "shadow", "scoring: 2 of 400 scores", "-", "0", "0", "0"],
     ]
     listed = json.loads(await operator.does("cache", "semantic", "list", "--model", "chat", "--json"))
     assert [scope["scope"] for scope in listed] == [CERTIFIED, LEARNING]
@@ -333,7 +366,7 @@ async def test_commands(operator):
     assert await operator.does(*reset, "--model", "chat", "--tenant", "research") == "Reset 1 scope.\n"
     assert await operator.does("cache", "semantic", "remove", "--model", "code") == "Removed 4 scopes.\n"
     for verb in ("reset", "remove"):
-        assert "Pass --model, --tenant or --scope" in await operator.cannot("cache", "semantic", verb)
+        assert "Pass --model, --tenant, --scope or --encoder" in await operator.cannot("cache", "semantic", verb)
         assert "all=true" in await operator.cannot("cache", "semantic", verb, "--all", "--model", "chat")
     assert await operator.does("cache", "semantic", "remove", "--all") == "Removed 2 scopes.\n"
     assert await shown(operator) == {}

@@ -171,12 +171,14 @@ class System:
         config = StoreConfig(folder=str(self.folder), deadline_s=DEADLINE_S)
         async with open_database(config) as database:
             store = SemanticStore(database, SystemClock())
-            while (record := await store.load(scope)) is None:  # noqa: ASYNC110 - another process writes it
-                await asyncio.sleep(0.05)
+            while not (found := [each.record for each in await store.scopes() if each.scope == scope]):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)  # another process writes it
+            (record,) = found
+            encoder = record.encoder
             if with_verifier:
-                weights = verifier(record.encoder)
-                assert await store.set_verifier(scope, record.attempt, version_of(weights), weights)
-            return await store.change(scope, lambda before: (replace(before, **fields), []))
+                weights = verifier(encoder)
+                assert await store.set_verifier(scope, encoder, record.attempt, version_of(weights), weights)
+            return await store.change(scope, encoder, lambda before: (replace(before, **fields), []))
 
 
 def verifier(encoder):

@@ -26,7 +26,7 @@ PARTS = {"encoder": ENCODER, "attempt": ATTEMPT, "labels": 3}
 LIMITS = {"budget": SETTINGS.budget, "confidence": SETTINGS.confidence}
 STARTS = st.sampled_from(
     (
-        None,
+        ScopeRecord(encoder=ENCODER, attempt=ATTEMPT),
         ScopeRecord(**{**PARTS, "labels": 1}),
         ScopeRecord(**PARTS, verifier="v", scores=tuple(i / 400 for i in range(SCORED_LOOKUPS - 3))),
         ScopeRecord(**PARTS, verifier="v", certification=CertificationRecord(thresholds=(0.9, 0.6, 0.3)), **LIMITS),
@@ -39,7 +39,11 @@ SCORES = st.none() | st.sampled_from((0.2, 0.5, 0.7, 0.95))
 ATTEMPTS = st.sampled_from((ATTEMPT, ATTEMPT, ATTEMPT, ATTEMPT - 1))
 OUTCOMES = st.lists(
     st.one_of(
-        st.builds(lambda same: LookupLabel(LabelledPair("a", "b", same, (0.1, 0.2, 0.3))), st.booleans()),
+        st.builds(
+            lambda same, attempt: LookupLabel(LabelledPair("a", "b", same, (0.1, 0.2, 0.3)), attempt),
+            st.booleans(),
+            ATTEMPTS,
+        ),
         st.builds(LookupScore, SCORES, ATTEMPTS),
         st.builds(LookupTrial, SCORES, st.booleans(), ATTEMPTS),
         st.builds(LookupTrial, SCORES, st.just(False), ATTEMPTS),
@@ -51,7 +55,7 @@ RUNS = st.tuples(STARTS, OUTCOMES)
 
 
 def applied(record, outcomes):
-    return apply_outcomes(record, outcomes, encoder=ENCODER, settings=SETTINGS)
+    return apply_outcomes(record, outcomes, settings=SETTINGS)
 
 
 @given(RUNS, st.lists(st.integers(0, 60)))
@@ -70,9 +74,9 @@ def test_outcomes_in_any_batches_equal_those_one_at_a_time(run, cuts):
 @given(RUNS)
 def test_a_stored_scope_is_the_same_scope(run):
     record, _ = applied(*run)
-    scope = SemanticScope(record, ENCODER, SETTINGS)
+    scope = SemanticScope(record, SETTINGS)
     assert scope.record == record
-    again = SemanticScope(scope.record, ENCODER, SETTINGS)
+    again = SemanticScope(scope.record, SETTINGS)
     assert (again.phase, again.threshold, again.loosest, again.bound) == (
         scope.phase,
         scope.threshold,
@@ -84,7 +88,7 @@ def test_a_stored_scope_is_the_same_scope(run):
 @given(RUNS)
 def test_only_a_certified_scope_serves_and_a_tripped_one_stays_so(run):
     record, outcomes = run
-    scope = SemanticScope(record, ENCODER, SETTINGS)
+    scope = SemanticScope(record, SETTINGS)
     for outcome in outcomes:
         before = scope.phase
         scope.apply(outcome)
@@ -96,24 +100,22 @@ def test_only_a_certified_scope_serves_and_a_tripped_one_stays_so(run):
             assert scope.phase is before
 
 
-@given(RUNS, st.sampled_from(("encoder", "budget", "confidence", "reset")))
+@given(RUNS, st.sampled_from(("budget", "confidence", "reset")))
 def test_what_begins_anew_serves_nothing_and_forgets_trials_of_before(run, cause):
     record, outcomes = run
     before, _ = applied(record, outcomes)
-    stored, encoder, settings = before, ENCODER, SETTINGS
-    if cause == "encoder":
-        encoder = "e2"
-    elif cause == "reset":
-        stored = before.begin_anew(ENCODER)
+    stored, settings = before, SETTINGS
+    if cause == "reset":
+        stored = before.begin_anew()
     else:
         settings = msgspec.structs.replace(SETTINGS, **{cause: 0.9})
-    after = SemanticScope(stored, encoder, settings)
+    after = SemanticScope(stored, settings)
     assert after.threshold is None
     if after.attempt == before.attempt:
         assert before.certification is None or before.certification.tripped
         return
     kept = after.record
     for outcome in outcomes:
-        if isinstance(outcome, LookupTrial | LookupScore):
+        if not isinstance(outcome, LookupTally):
             assert not after.apply(outcome)
     assert after.record == kept

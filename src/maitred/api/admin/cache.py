@@ -119,5 +119,5 @@ def _check_selection(what: str, names: str, is_selective: bool, is_all: bool) ->
 
 
 def _check_scopes(selection: SelectSemanticScopes | ResetSemanticScopes) -> None:
-    is_selective = any((selection.tenant, selection.model, selection.scope))
-    _check_selection("scopes", "a tenant, a model or a scope", is_selective, selection.all)
+    is_selective = any((selection.tenant, selection.model, selection.scope, selection.encoder))
+    _check_selection("scopes", "a tenant, a model, a scope or an encoder", is_selective, selection.all)

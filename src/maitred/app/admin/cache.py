@@ -1,7 +1,7 @@
 """The cache of answers for operators: its state, what it keeps, its scopes of similar questions, and removals."""
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -99,12 +99,14 @@ class CacheAdmin:
     async def scopes(self, query: SemanticScopesQuery) -> SemanticScopeList:
         """Returns a page of scopes of similar questions."""
         found = await self._scopes.scopes(
-            model=query.model, tenant=query.tenant, after=query.after, limit=query.limit + 1
+            model=query.model, tenant=query.tenant, after=_place_of(query.after), limit=query.limit + 1
         )
         settings = self._settings()
         data = [_scope_body(stored, settings) for stored in found[: query.limit]]
         has_more = len(found) > query.limit
-        return SemanticScopeList(data=data, has_more=has_more, next=data[-1].scope if has_more else None)
+        return SemanticScopeList(
+            data=data, has_more=has_more, next=f"{data[-1].scope} {data[-1].encoder}" if has_more else None
+        )
 
     async def labels(self, query: LabelledPairsQuery) -> LabelledPairList:
         """Returns a page of compared questions; `after` is empty or a number."""
@@ -131,41 +133,50 @@ class CacheAdmin:
 
     async def reset_scopes(self, selection: ResetSemanticScopes) -> int:
         """Lets the selected scopes begin anew and returns their number."""
-        changed = 0
-        async for scope in self._select(selection):
-            if await self._scopes.reset(scope, keep_labels=selection.keep_labels) is not None:
-                changed += 1
-                if self._on_change is not None:
-                    await self._on_change(scope)
+
+        async def reset(scope: str, encoder: str) -> bool:
+            return await self._scopes.reset(scope, encoder, keep_labels=selection.keep_labels) is not None
+
+        changed = await self._change(selection, reset)
         _log.info("An operator has let %d scopes of the semantic cache begin anew.", changed)
         return changed
 
     async def remove_scopes(self, selection: SelectSemanticScopes) -> int:
         """Deletes the selected scopes with all that they have learnt, and returns their number."""
-        changed = 0
-        async for scope in self._select(selection):
-            if await self._scopes.remove(scope):
-                changed += 1
-                if self._on_change is not None:
-                    await self._on_change(scope)
+        changed = await self._change(selection, self._scopes.remove)
         _log.info("An operator has removed %d scopes of the semantic cache.", changed)
         return changed
 
-    async def _select(self, selection: SelectSemanticScopes | ResetSemanticScopes) -> AsyncIterator[str]:
-        """Yields the names of the scopes that have all of what is given."""
-        model, tenant, after = selection.model or None, selection.tenant or None, ""
+    async def _change(
+        self,
+        selection: SelectSemanticScopes | ResetSemanticScopes,
+        change: Callable[[str, str], Awaitable[bool]],
+    ) -> int:
+        """Changes the scopes that have all of what is given, by name and encoder; returns how many have changed."""
+        model, tenant, after, changed = selection.model or None, selection.tenant or None, ("", ""), 0
         while found := await self._scopes.scopes(model=model, tenant=tenant, after=after, limit=_CHUNK):
             for stored in found:
-                if not selection.scope or stored.scope == selection.scope:
-                    yield stored.scope
-            after = found[-1].scope
+                after = stored.scope, stored.record.encoder
+                if selection.scope not in (None, "", stored.scope):
+                    continue
+                if selection.encoder in (None, "", stored.record.encoder) and await change(*after):
+                    changed += 1
+                    if self._on_change is not None:
+                        await self._on_change(stored.scope)
+        return changed
+
+
+def _place_of(cursor: str) -> tuple[str, str]:
+    """Returns the name and the encoder of a scope from the cursor of a page, in which a space stands between them."""
+    scope, _, encoder = cursor.rpartition(" ")
+    return scope, encoder
 
 
 def _scope_body(stored: StoredScope, settings: SemanticConfig) -> SemanticScopeBody:
     """Returns a scope as operators see it, by the settings of now."""
     _, shared_by, *owners = msgspec.json.decode(stored.scope, type=list[str])
     record, counts = stored.record, stored.record.counts
-    scope = SemanticScope(record, record.encoder, settings)
+    scope = SemanticScope(record, settings)
     progress, needed = scope.progress
     return SemanticScopeBody(
         scope=stored.scope,

@@ -382,7 +382,8 @@ class SemanticCache:
                 found, asked = best.question, lookup.question.text
 
                 def record_label(is_same: bool) -> None:
-                    scope.outcomes.append(LookupLabel(LabelledPair(asked, found.question, is_same, found.surroundings)))
+                    pair = LabelledPair(asked, found.question, is_same, found.surroundings)
+                    scope.outcomes.append(LookupLabel(pair, attempt))
                     self._labels[model, is_same] += 1
 
                 self.audits.add(lookup.question.scope, record_label, audited)
@@ -436,7 +437,11 @@ class SemanticCache:
         Raises:
             MaitredError: The encoder is down, or the database is away.
         """
-        machine = SemanticScope(await self._store.load(name), self._encoder.version, self._answers.config.semantic)
+        encoder = self._encoder.version
+        record = await self._store.load(name, encoder)
+        if record is None:
+            record = await self._store.change(name, encoder, lambda new: (new, ()))
+        machine = SemanticScope(record, self._answers.config.semantic)
         scope = self._scopes.get(name)
         if scope is None:
             scope = self._scopes[name] = _Scope(machine)
@@ -450,9 +455,10 @@ class SemanticCache:
         Raises:
             StoreUnavailable: The database is away.
         """
-        before, version = scope.machine, machine.record.verifier
+        before, record = scope.machine, machine.record
+        version = record.verifier
         if version != scope.version:
-            scope.weights = (version and await self._store.weights(name, version)) or b""
+            scope.weights = (version and await self._store.weights(name, record.encoder, version)) or b""
             scope.version, scope.send_at_s = version, 0.0
         scope.machine = machine
         if machine.state is not before.state:
@@ -462,14 +468,14 @@ class SemanticCache:
         encoder, settings = self._encoder.version, self._answers.config.semantic
         outcomes, scope.outcomes = scope.outcomes, []
         tally, scope.tally = scope.tally, LookupTally()
-        change = partial(apply_outcomes, outcomes=[*outcomes, tally], encoder=encoder, settings=settings)
+        change = partial(apply_outcomes, outcomes=[*outcomes, tally], settings=settings)
         try:
-            record = await self._store.change(name, change)
+            record = await self._store.change(name, encoder, change)
         except BaseException:
             scope.outcomes = outcomes + scope.outcomes
             scope.tally += tally
             raise
-        await self._set_machine(name, scope, SemanticScope(record, encoder, settings))
+        await self._set_machine(name, scope, SemanticScope(record, settings))
 
     def _train_if_due(self, name: str, scope: _Scope) -> None:
         is_due = scope.machine.phase is ScopePhase.TRAINING and scope.train_at_s <= self._clock.monotonic_s()
@@ -479,12 +485,15 @@ class SemanticCache:
 
     async def _train(self, name: str, scope: _Scope) -> None:
         """Trains the verifier of a scope and stores it, unless another gateway has been faster."""
-        attempt = scope.machine.attempt  # a scope that begins anew meanwhile gets nothing of what it had before
+        # A scope that begins anew meanwhile gets nothing of what it had before.
+        attempt, encoder = scope.machine.attempt, scope.machine.record.encoder
         try:
-            labels = await self._store.labels(name, self._answers.config.semantic.training_labels)
+            labels = await self._store.labels(name, encoder, self._answers.config.semantic.training_labels)
             weights = await self._encoder.train(labels)
+            if self._encoder.version != encoder:
+                return  # it is another one, which had begun before the training did
             if weights:
-                await self._store.set_verifier(name, attempt, _digest_of(weights), weights)
+                await self._store.set_verifier(name, encoder, attempt, _digest_of(weights), weights)
                 await self._load(name)
             else:
                 _log.warning("No verifier can be trained for %s: all its labels are the same.", name)

@@ -50,16 +50,11 @@ class SemanticScope:
     """Scope of the semantic cache.
 
     Args:
-        record: Its stored state; None: it is new. That of another encoder begins anew.
-        encoder: Digest of the encoder.
+        record: Its stored state.
         settings: Budget, confidence and number of labels.
     """
 
-    def __init__(self, record: ScopeRecord | None, encoder: str, settings: SemanticConfig) -> None:
-        if record is None:
-            record = ScopeRecord(encoder=encoder)
-        elif record.encoder != encoder:
-            record = record.begin_anew(encoder)
+    def __init__(self, record: ScopeRecord, settings: SemanticConfig) -> None:
         certified = record.certification
         limits = (settings.budget, settings.confidence)
         if certified is not None and not certified.tripped and limits != (record.budget, record.confidence):
@@ -138,7 +133,7 @@ class SemanticScope:
         """Applies an outcome and returns whether it counts; one of another phase or attempt does not."""
         match outcome:
             case LookupLabel():
-                return self._add_label(outcome.pair)
+                return self._add_label(outcome)
             case LookupScore():
                 return self._add_score(outcome)
             case LookupTrial():
@@ -147,9 +142,10 @@ class SemanticScope:
                 self._count(lookups=outcome.lookups, served=outcome.served, saved_tokens=outcome.saved_tokens)
                 return True
 
-    def _add_label(self, pair: LabelledPair) -> bool:
-        if self.phase is not ScopePhase.LEARNING:
+    def _add_label(self, outcome: LookupLabel) -> bool:
+        if self.phase is not ScopePhase.LEARNING or outcome.attempt != self._record.attempt:
             return False
+        pair = outcome.pair
         self._record = replace(self._record, labels=self._record.labels + 1)
         self._count(same=int(pair.same), different=int(not pair.same))
         return True
@@ -210,17 +206,16 @@ class SemanticScope:
 
 
 def apply_outcomes(
-    record: ScopeRecord | None, outcomes: Sequence[LookupOutcome], *, encoder: str, settings: SemanticConfig
+    record: ScopeRecord, outcomes: Sequence[LookupOutcome], *, settings: SemanticConfig
 ) -> tuple[ScopeRecord, list[LabelledPair]]:
     """Applies outcomes to a stored state; returns the new one and the labels that it counts.
 
     Args:
-        record: The stored state; None: there is none.
+        record: The stored state.
         outcomes: Outcomes in the order in which they are to be recorded.
-        encoder: Digest of the encoder that has found them.
         settings: See `SemanticScope`.
     """
-    scope = SemanticScope(record, encoder, settings)
+    scope = SemanticScope(record, settings)
     labels = [outcome.pair for outcome in outcomes if scope.apply(outcome) and isinstance(outcome, LookupLabel)]
     return scope.record, labels
 

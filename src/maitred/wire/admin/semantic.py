@@ -8,7 +8,8 @@ from maitred.core.semantic_scope import CertificationState, ScopePhase
 
 _Model = Annotated[str | None, Meta(description="Those of this model, by the name that requests resolve to.")]
 _Tenant = Annotated[str | None, Meta(description="Those of this tenant, of its keys, and of its teams.")]
-_Scope = Annotated[str | None, Meta(description="The one of this name, as the list of scopes writes it.")]
+_Scope = Annotated[str | None, Meta(description="Those of this name, as the list of scopes writes it.")]
+_Encoder = Annotated[str | None, Meta(description="Those of this encoder, by its digest.")]
 _All = Annotated[bool, Meta(description="All scopes; needed where nothing else is given.")]
 _After = Annotated[str, Meta(description="`next` of the page before.")]
 _Limit = Annotated[int, Meta(description="Entries of a page, 1 to 500.")]
@@ -42,6 +43,7 @@ class SelectSemanticScopes(Struct, frozen=True, kw_only=True):
     model: _Model = None
     tenant: _Tenant = None
     scope: _Scope = None
+    encoder: _Encoder = None
     all: _All = False
 
 
@@ -51,6 +53,7 @@ class ResetSemanticScopes(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     model: _Model = None
     tenant: _Tenant = None
     scope: _Scope = None
+    encoder: _Encoder = None
     all: _All = False
     keep_labels: Annotated[
         bool,
@@ -59,7 +62,7 @@ class ResetSemanticScopes(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class SemanticScopeBody(Struct, frozen=True, kw_only=True):
-    """Scope of the semantic cache: a model, and who shares its answers."""
+    """Scope of the semantic cache: a model and who shares its answers, for one encoder."""
 
     scope: Annotated[str, Meta(description="Its name: the model and who shares its answers, as a list in JSON.")]
     model: str

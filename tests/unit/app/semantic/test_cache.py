@@ -47,6 +47,7 @@ from tests.unit.app.request.test_pipeline import EOS, STOP, TOKENIZER, MemoryRep
 
 SETTINGS = SemanticConfig(training_labels=500, budget=0.1, audit_tokens_per_hour=1 << 40, timeout_s=10)
 SCOPE = '["m","tenant","team","acme"]'
+ENCODER = "an encoder"
 WEIGHTS = b"weights of a verifier"
 VERSION = hashlib.sha256(WEIGHTS).hexdigest()[:16]
 RIGHT, WRONG = 3.0, -3.0
@@ -75,7 +76,7 @@ async def until(condition):
 class ScriptedEncoder:
     """Finds questions about the same subject at 0.9, and all others at 0.6; `mistaken` subjects count as all others."""
 
-    version = "an encoder"
+    version = ENCODER
 
     def __init__(self):
         self.index, self.recent, self.verifiers = {}, set(), {}
@@ -205,15 +206,15 @@ class World:
         await self.semantic.store()
 
     async def record(self):
-        return await self.store.load(SCOPE)
+        return await self.store.load(SCOPE, ENCODER)
 
     async def begin(self, record):
         """Goes on with a state that is in the database."""
-        await self.store.remove(SCOPE)
-        await self.store.change(SCOPE, lambda _: (replace(record, verifier=""), []))
+        await self.store.remove(SCOPE, ENCODER)
+        await self.store.change(SCOPE, ENCODER, lambda _: (replace(record, verifier=""), []))
         if record.verifier:
-            await self.store.set_verifier(SCOPE, record.attempt, record.verifier, WEIGHTS)
-            await self.store.change(SCOPE, lambda before: (replace(record, attempt=before.attempt), []))
+            await self.store.set_verifier(SCOPE, ENCODER, record.attempt, record.verifier, WEIGHTS)
+            await self.store.change(SCOPE, ENCODER, lambda before: (replace(record, attempt=before.attempt), []))
         await self.open()
 
     async def open(self):
@@ -232,7 +233,7 @@ class World:
 
 
 CERTIFIED = ScopeRecord(
-    encoder="an encoder",
+    encoder=ENCODER,
     labels=500,
     verifier=VERSION,
     certification=CertificationRecord(thresholds=(2.0,), lookups=500),
@@ -370,7 +371,7 @@ async def test_false_hits_trip_the_scope_and_nothing_is_served_any_more(world):
 async def test_an_operator_lets_a_tripped_scope_begin_anew(world):
     await world.begin(TRIPPED)
     assert (await world.ask(question(1)))[1].semantic_state is CertificationState.TRIPPED
-    await world.store.reset(SCOPE, keep_labels=False)
+    await world.store.reset(SCOPE, ENCODER, keep_labels=False)
     await world.semantic.forget(SCOPE)
     await world.open()
     _, found = await world.ask(question(2))
@@ -671,7 +672,7 @@ async def test_a_scope_that_begins_anew_during_a_training_gets_no_verifier_from_
     monkeypatch.setattr(world.encoder, "train", train)
     await world.begin(replace(CERTIFIED, verifier="", certification=None))
     await begun.wait()
-    await world.store.reset(SCOPE, keep_labels=False)  # by another gateway
+    await world.store.reset(SCOPE, ENCODER, keep_labels=False)  # by another gateway
     await world.ask(question(1))
     await world.store_now()
     machine = world.semantic._scopes[SCOPE].machine
@@ -725,8 +726,8 @@ async def test_what_was_being_loaded_when_an_operator_changed_a_scope_is_loaded_
     await certified(world)
     begun, gate, load = asyncio.Event(), asyncio.Event(), world.store.load
 
-    async def load_late(name):
-        record = await load(name)
+    async def load_late(*name):
+        record = await load(*name)
         begun.set()
         await gate.wait()
         return record
@@ -735,7 +736,7 @@ async def test_what_was_being_loaded_when_an_operator_changed_a_scope_is_loaded_
     world.semantic.reconfigure(world.cache.config)
     storing = asyncio.create_task(world.semantic.store())
     await begun.wait()
-    await world.store.reset(SCOPE, keep_labels=False)
+    await world.store.reset(SCOPE, ENCODER, keep_labels=False)
     await world.semantic.forget(SCOPE)
     gate.set()
     await storing

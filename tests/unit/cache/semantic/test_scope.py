@@ -21,16 +21,17 @@ from maitred.core.semantic_scope import (
 )
 
 SETTINGS = SemanticConfig(training_labels=500)
+NEW = ScopeRecord(encoder="e1")
 FEWEST = 721
 """Look-ups without a false hit that half a percent needs."""
 
 
-def label(same=True):
-    return LookupLabel(LabelledPair("How do I pay?", "How can I pay?", same, (0.5, 0.6, 0.1)))
+def label(same=True, attempt=0):
+    return LookupLabel(LabelledPair("How do I pay?", "How can I pay?", same, (0.5, 0.6, 0.1)), attempt)
 
 
-def scope(record=None, encoder="e1", settings=SETTINGS):
-    return SemanticScope(record, encoder, settings)
+def scope(record=NEW, settings=SETTINGS):
+    return SemanticScope(record, settings)
 
 
 def scoring():
@@ -129,12 +130,23 @@ def test_look_ups_are_counted_in_every_phase():
 
 
 def test_what_was_judged_in_another_phase_or_attempt_does_not_count():
+    made = scope(NEW.begin_anew())
+    assert not made.apply(label(attempt=made.attempt - 1)), "its texts were to be deleted"
+    assert made.apply(label(attempt=made.attempt))
     made = scoring()
-    for outcome in (label(), LookupTrial(0.9, False, made.attempt), LookupScore(0.9, made.attempt - 1)):
+    for outcome in (
+        label(attempt=made.attempt),
+        LookupTrial(0.9, False, made.attempt),
+        LookupScore(0.9, made.attempt - 1),
+    ):
         assert not made.apply(outcome)
     made = certifying()
     before = made.record
-    for outcome in (label(), LookupScore(0.9, made.attempt), LookupTrial(0.9, True, made.attempt - 1)):
+    for outcome in (
+        label(attempt=made.attempt),
+        LookupScore(0.9, made.attempt),
+        LookupTrial(0.9, True, made.attempt - 1),
+    ):
         assert not made.apply(outcome)
     assert made.record == before
 
@@ -147,9 +159,9 @@ def test_a_tripped_scope_stays_so_until_it_begins_anew():
     assert made.record == before
     for settings in (SETTINGS, SemanticConfig(budget=0.1), SemanticConfig(confidence=0.8)):
         assert scope(before, settings=settings).phase is ScopePhase.TRIPPED
-    again = scope(before.begin_anew("e1", keep_labels=True))
+    again = scope(before.begin_anew(keep_labels=True))
     assert (again.phase, again.record.labels, again.record.verifier) == (ScopePhase.TRAINING, 500, "")
-    again = scope(before.begin_anew("e1"))
+    again = scope(before.begin_anew())
     assert (again.phase, again.record.labels) == (ScopePhase.LEARNING, 0)
     assert again.attempt == made.attempt + 1
     assert again.record.counts.lookups == 0
@@ -164,14 +176,6 @@ def test_another_budget_or_confidence_is_certified_from_the_beginning(settings):
     assert (made.record.certification.lookups, made.record.verifier) == (0, "v1")
     assert not made.apply(LookupTrial(0.9, is_false=False, attempt=stored.attempt)), "its label may be missing"
     assert scope(made.record, settings=settings).record == made.record
-
-
-def test_another_encoder_begins_anew():
-    stored = certified().record
-    made = scope(stored, encoder="e2")
-    assert (made.phase, made.record.labels, made.record.encoder) == (ScopePhase.LEARNING, 0, "e2")
-    assert made.attempt == stored.attempt + 1
-    assert stored.begin_anew("e2", keep_labels=True).labels == 0
 
 
 def test_a_smaller_budget_has_more_time_to_pass():
@@ -243,7 +247,7 @@ def test_outcomes_and_records_cross_the_wire():
 
 def test_applying_outcomes_returns_the_labels_that_count():
     settings = SemanticConfig(training_labels=2)
-    record, labels = apply_outcomes(None, [label(), LookupTally(lookups=1)], encoder="e1", settings=settings)
+    record, labels = apply_outcomes(NEW, [label(), LookupTally(lookups=1)], settings=settings)
     assert (record.labels, record.counts.lookups, labels) == (1, 1, [label().pair])
-    record, labels = apply_outcomes(record, [label(same=False), label()], encoder="e1", settings=settings)
+    record, labels = apply_outcomes(record, [label(same=False), label()], settings=settings)
     assert (record.labels, labels) == (2, [label(same=False).pair])
