@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 _MOST_WAITING = 1_000
 """Look-ups that wait to be recorded. Each of them may hold a request and an answer."""
+_MOST_OF_SCOPE = 250
+"""Those of them of one scope: about a sixth of the audits that a rate of twice the budget needs to trip it."""
 _MOST_FAILURES = 3
 """Failures of a replica after which an answer counts as wrong, because nobody can say that it was right."""
 _RETRY_S = 1.0
@@ -76,13 +78,21 @@ class AuditQueue:
         self._tokens_per_hour = tokens_per_hour
         self._agreement = agreement
 
-    def has_capacity(self) -> bool:
-        """Returns whether another look-up can be audited, whatever it finds."""
+    def has_capacity(self, scope: str) -> bool:
+        """Returns whether another look-up of a scope can wait to be recorded.
+
+        A scope may take as much as it leaves to others, so those whose audits find no spare room leave some to all.
+        """
+        waiting = len(self._waiting.get(scope, ()))
+        return waiting < min(_MOST_OF_SCOPE, _MOST_WAITING - self.count)
+
+    def has_tokens(self) -> bool:
+        """Returns whether audits may compute tokens now."""
         now_s = self._clock.monotonic_s()
         refill = self._tokens_per_hour * (now_s - self._refilled_s) / _HOUR_S
         self._left = min(self._left + refill, float(self._tokens_per_hour))
         self._refilled_s = now_s
-        return self.count < _MOST_WAITING and self._left > 0
+        return self._left > 0
 
     def add(self, scope: str, record: Callable[[bool], None], answer: AuditedAnswer | None = None) -> None:
         """Adds a look-up behind the others of its scope.

@@ -58,7 +58,7 @@ _CANDIDATES = 3
 """Cached questions that are judged for one look-up."""
 _STORE_EVERY_S = 1.0
 _MOST_OUTCOMES = 1_000
-"""Outcomes of a scope that wait for the database; with more, no look-up of the scope is audited, and none served."""
+"""Outcomes of a scope that wait for the database."""
 _MOST_SCOPES = 1_000
 """Scopes that are kept in memory, each with the weights of a verifier."""
 _WARM_SEARCHES = 1_000
@@ -285,7 +285,9 @@ class SemanticCache:
             return None
         # This must be known before anybody knows what will be found.
         is_audited = machine.threshold is None or self._draw() < settings.audit_share
-        if is_audited and not (self.audits.has_capacity() and len(scope.outcomes) < _MOST_OUTCOMES):
+        # What cannot be recorded is not audited, and without audits nothing is served for long.
+        has_capacity = len(scope.outcomes) < _MOST_OUTCOMES and self.audits.has_capacity(question.scope)
+        if is_audited and not (has_capacity and self.audits.has_tokens()):
             is_audited = False
             self._results[question.model, "skipped"] += 1
         try:
@@ -311,7 +313,7 @@ class SemanticCache:
             self._audit(scope, lookup, best)
         threshold = machine.threshold
         is_served = best is not None and score is not None and threshold is not None and score >= threshold
-        is_served = is_served and len(scope.outcomes) < _MOST_OUTCOMES
+        is_served = is_served and has_capacity
         self._note(machine, lookup.context, found, best if is_served else None)
         scope.tally += LookupTally(lookups=1)
         if best is None or not is_served:

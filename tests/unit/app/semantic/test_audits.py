@@ -189,36 +189,54 @@ async def test_what_never_reached_a_replica_is_no_failure():
 async def test_tokens_are_taken_from_what_an_hour_has_and_come_back():
     async with audited(tokens_per_hour=100) as world:
         queue = world.queue
-        assert queue.has_capacity()
+        assert queue.has_tokens()
         await queue.compute(Copies(answer(TEXT), tokens=60))
-        assert queue.has_capacity(), "what is left need not be enough"
+        assert queue.has_tokens(), "what is left need not be enough"
         await queue.compute(Copies(answer(TEXT), tokens=60))
-        assert not queue.has_capacity()
+        assert not queue.has_tokens()
         world.clock.now_s += 0.19 * 3600
-        assert not queue.has_capacity()
+        assert not queue.has_tokens()
         world.clock.now_s += 0.02 * 3600
-        assert queue.has_capacity()
+        assert queue.has_tokens()
         world.clock.now_s += 100 * 3600
-        assert queue.has_capacity()
+        assert queue.has_tokens()
         await queue.compute(Copies(answer(TEXT), tokens=100))
-        assert not queue.has_capacity(), "no more than an hour's is saved"
+        assert not queue.has_tokens(), "no more than an hour's is saved"
 
 
 async def test_without_tokens_nothing_is_audited():
-    assert not Audited(tokens_per_hour=0).queue.has_capacity()
+    assert not Audited(tokens_per_hour=0).queue.has_tokens()
 
 
-async def test_no_more_look_ups_wait_than_the_queue_has_capacity_for(monkeypatch):
-    monkeypatch.setattr(audits, "_MOST_WAITING", 3)
+async def test_a_scope_whose_audits_wait_leaves_places_to_others(monkeypatch):
+    monkeypatch.setattr(audits, "_MOST_WAITING", 8)
+    monkeypatch.setattr(audits, "_MOST_OF_SCOPE", 6)
+    async with audited() as world:
+        taken = {}
+        for scope in ("a", "b", "c", "d"):
+            taken[scope] = []
+            while world.queue.has_capacity(scope):
+                taken[scope].append(world.add(scope, answer(TEXT), scope=scope))
+        assert [len(waiting) for waiting in taken.values()] == [4, 2, 1, 1]
+        for own in taken["a"]:
+            own.set_result(answer(TEXT))
+        await settle()
+        assert world.queue.has_capacity("a")
+        assert world.queue.has_capacity("d")
+
+
+async def test_a_scope_alone_has_a_bound_of_its_own(monkeypatch):
+    monkeypatch.setattr(audits, "_MOST_OF_SCOPE", 3)
     async with audited() as world:
         own = world.add("a", answer(TEXT))
         world.add("b")
-        assert world.queue.has_capacity()
+        assert world.queue.has_capacity("a scope")
         world.add("c")
-        assert not world.queue.has_capacity()
+        assert not world.queue.has_capacity("a scope")
+        assert world.queue.has_capacity("another")
         own.set_result(answer(TEXT))
         await settle()
-        assert world.queue.has_capacity()
+        assert world.queue.has_capacity("a scope")
 
 
 async def test_settings_hold_for_later_comparisons():

@@ -642,6 +642,21 @@ async def test_answers_of_a_server_that_is_away_are_audited_when_it_is_back(worl
     assert world.lines[-1].organisation == "operators"
 
 
+async def test_nothing_is_served_while_audits_wait_for_too_long(world, monkeypatch):
+    monkeypatch.setattr(audits, "_MOST_OF_SCOPE", 3)
+    await certified(world)
+    await world.store_now()
+    world.replica.up = False
+    for style in (1, 2, 3):
+        assert (await world.ask(question(1, style)))[1].status is CacheStatus.SEMANTIC
+    assert world.semantic.audits.count == 3
+    with pytest.raises(ReplicaUnavailable):
+        await world.ask(question(1, 4))
+    world.replica.up = True
+    await world.store_now()
+    assert (await world.ask(question(1, 5)))[1].status is CacheStatus.SEMANTIC
+
+
 async def test_an_encoder_that_is_down_loses_no_outcome(world, monkeypatch):
     await certified(world)
     await world.store_now()
