@@ -41,7 +41,15 @@ from maitred.core.errors import MaitredError
 from maitred.core.flow import Flow
 from maitred.core.inference import TextDelta
 from maitred.core.request import LabelledPair, SimilarQuestion, SimilarQuestions, SimilarSearch
-from maitred.core.semantic_scope import LookupLabel, LookupOutcome, LookupScore, LookupTally, LookupTrial, ScopePhase
+from maitred.core.semantic_scope import (
+    LookupLabel,
+    LookupOutcome,
+    LookupScore,
+    LookupTally,
+    LookupTrial,
+    ScopePhase,
+    ScopeRecord,
+)
 from maitred.core.tenancy import Principal
 from maitred.observe.metrics.semantic import SemanticCacheState
 from maitred.store.semantic import SemanticStore
@@ -205,9 +213,11 @@ class SemanticCache:
         self._false_hits: Counter[str] = Counter()
 
     def reconfigure(self, config: CacheConfig) -> None:
-        """Applies new settings to later look-ups."""
+        """Applies new settings to later look-ups. A scope with another budget serves nothing from now on."""
         self.audits.reconfigure(config.semantic.audit_tokens_per_hour, config.semantic.answer_agreement)
-        self._wanted.update(dict.fromkeys(self._scopes))  # their states depend on the settings
+        for scope in self._scopes.values():
+            scope.machine = SemanticScope(scope.machine.record, config.semantic)
+        self._wanted.update(dict.fromkeys(self._scopes))
 
     async def forget(self, scope: str) -> None:
         """Drops what is known, or being loaded, of a scope that an operator has changed, and has it loaded again."""
@@ -443,26 +453,24 @@ class SemanticCache:
         record = await self._store.load(name, encoder)
         if record is None:
             record = await self._store.change(name, encoder, lambda new: (new, ()))
-        machine = SemanticScope(record, self._answers.config.semantic)
         scope = self._scopes.get(name)
         if scope is None:
-            scope = self._scopes[name] = _Scope(machine)
+            scope = self._scopes[name] = _Scope(SemanticScope(record, self._answers.config.semantic))
             while len(self._scopes) > _MOST_SCOPES:
                 self._scopes.popitem(last=False)
-        await self._set_machine(name, scope, machine)
+        await self._set_record(name, scope, record)
 
-    async def _set_machine(self, name: str, scope: _Scope, machine: SemanticScope) -> None:
+    async def _set_record(self, name: str, scope: _Scope, record: ScopeRecord) -> None:
         """Goes on with a state from the database, and with its verifier.
 
         Raises:
             StoreUnavailable: The database is away.
         """
-        before, record = scope.machine, machine.record
-        version = record.verifier
+        before, version = scope.machine, record.verifier
         if version != scope.version:
             scope.weights = (version and await self._store.weights(name, record.encoder, version)) or b""
             scope.version, scope.send_at_s = version, 0.0
-        scope.machine = machine
+        machine = scope.machine = SemanticScope(record, self._answers.config.semantic)  # settings of now
         if machine.state is not before.state:
             _log.info("The semantic cache of %s is %s now.", name, machine.state)
 
@@ -477,7 +485,7 @@ class SemanticCache:
             scope.outcomes = outcomes + scope.outcomes
             scope.tally += tally
             raise
-        await self._set_machine(name, scope, SemanticScope(record, settings))
+        await self._set_record(name, scope, record)
 
     def _train_if_due(self, name: str, scope: _Scope) -> None:
         is_due = scope.machine.phase is ScopePhase.TRAINING and scope.train_at_s <= self._clock.monotonic_s()

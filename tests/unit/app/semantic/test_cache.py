@@ -657,6 +657,31 @@ async def test_nothing_is_served_while_audits_wait_for_too_long(world, monkeypat
     assert (await world.ask(question(1, 5)))[1].status is CacheStatus.SEMANTIC
 
 
+async def test_a_smaller_budget_holds_for_the_next_look_up(world, monkeypatch):
+    await certified(world)
+    assert (await world.ask(question(1, 1)))[1].status is CacheStatus.SEMANTIC
+    begun, gate, change = asyncio.Event(), asyncio.Event(), world.store.change
+
+    async def change_late(*args):
+        record = await change(*args)
+        begun.set()
+        await gate.wait()
+        return record
+
+    monkeypatch.setattr(world.store, "change", change_late)
+    storing = asyncio.create_task(world.semantic.store())
+    await begun.wait()
+    config = replace(world.cache.config, semantic=replace(SETTINGS, budget=0.01))
+    world.cache.reconfigure(config)
+    world.semantic.reconfigure(config)
+    _, found = await world.ask(question(1, 2))
+    assert (found.status, found.semantic_state) == (CacheStatus.MISS, CertificationState.SHADOW)
+    gate.set()
+    await storing  # what was stored by the settings of before
+    _, found = await world.ask(question(1, 3))
+    assert (found.status, found.semantic_state) == (CacheStatus.MISS, CertificationState.SHADOW)
+
+
 async def test_an_encoder_that_is_down_loses_no_outcome(world, monkeypatch):
     await certified(world)
     await world.store_now()
