@@ -102,6 +102,14 @@ class SemanticStore:
             data = (await connection.execute(query)).scalar_one_or_none()
         return None if data is None else _parse_record(data)
 
+    async def last_changes(self, scopes: Sequence[str], encoder: str) -> dict[str, float]:
+        """Returns for each of the scopes that there are the wall time of its last change."""
+        columns = semantic_scopes.c
+        query = select(columns.scope, columns.updated_s).where(columns.encoder == encoder, columns.scope.in_(scopes))
+        async with self._database.begin_read() as connection:
+            rows = (await connection.execute(query)).all()
+        return {row.scope: row.updated_s for row in rows}
+
     async def weights(self, scope: str, encoder: str, verifier: str) -> bytes | None:
         """Returns the weights of a version of the verifier; None: the scope has another one, or none."""
         columns = semantic_verifiers.c

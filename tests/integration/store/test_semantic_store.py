@@ -207,6 +207,22 @@ async def test_gateways_with_different_encoders_leave_each_other_alone(store_con
         assert await other.load(SCOPE, "e2") == second
 
 
+async def test_it_is_known_which_scopes_have_changed(store_config):
+    clock = FakeClock()
+    async with stores(store_config, 1, clock) as (store,):
+        await store.change(SCOPE, "e1", labels(1))
+        await store.change(SCOPE, "e2", labels(1))
+        first = clock.wall_s()
+        clock.now_s += 1
+        await store.change('["chat","public"]', "e1", labels(1))
+        both = [SCOPE, '["chat","public"]', '["none","public"]']
+        assert await store.last_changes(both, "e1") == {SCOPE: first, '["chat","public"]': clock.wall_s()}
+        clock.now_s += 1
+        await store.reset(SCOPE, "e1", keep_labels=True)
+        assert await store.last_changes([SCOPE], "e1") == {SCOPE: clock.wall_s()}
+        assert await store.last_changes([], "e1") == {}
+
+
 async def test_what_was_judged_before_a_removal_does_not_come_back(store):
     before = await store.change(SCOPE, "e1", labels(1))
     late = found(*(LookupLabel(pair(number), before.attempt) for number in range(2, 5)))
@@ -305,6 +321,7 @@ async def test_what_was_learnt_for_encoders_of_before_is_deleted(store_config):
 async def all_refuse(store):
     for access in (
         lambda: store.load(SCOPE, "e1"),
+        lambda: store.last_changes([SCOPE], "e1"),
         lambda: store.weights(SCOPE, "e1", "v1"),
         lambda: store.labels(SCOPE, "e1", 9),
         lambda: store.change(SCOPE, "e1", labels(1)),

@@ -65,6 +65,8 @@ _log = logging.getLogger(__name__)
 _CANDIDATES = 3
 """Cached questions that are judged for one look-up."""
 _STORE_EVERY_S = 1.0
+_CHECK_EVERY_S = 5.0
+"""Time after which a scope that nobody asks is known to be as it is in the database."""
 _MOST_OUTCOMES = 1_000
 """Outcomes of a scope that wait for the database."""
 _MOST_SCOPES = 1_000
@@ -160,6 +162,7 @@ class _Scope:
         searches: Searches of that process.
         train_at_s: Time from which on its verifier may be trained; infinite while that is done.
         send_at_s: Time from which on its weights may be sent to the encoder.
+        changed_s: Wall time of its last change in the database, when that was checked last.
     """
 
     def __init__(self, machine: SemanticScope) -> None:
@@ -172,6 +175,7 @@ class _Scope:
         self.searches = 0
         self.train_at_s = 0.0
         self.send_at_s = 0.0
+        self.changed_s = 0.0
 
 
 class SemanticCache:
@@ -208,6 +212,7 @@ class SemanticCache:
         """Scopes that were asked for and are not loaded."""
         self._tasks: asyncio.TaskGroup | None = None
         self._has_failed = False
+        self._check_at_s = 0.0
         self._labels: Counter[tuple[str, bool]] = Counter()
         self._results: Counter[tuple[str, str]] = Counter()
         self._false_hits: Counter[str] = Counter()
@@ -242,6 +247,7 @@ class SemanticCache:
                 except BaseException:
                     self._wanted[name] = None
                     raise
+            await self._check_changes()
             for name, scope in [*self._scopes.items()]:
                 if scope.outcomes or scope.tally.lookups:
                     await self._store_outcomes(name, scope)
@@ -473,6 +479,24 @@ class SemanticCache:
         machine = scope.machine = SemanticScope(record, self._answers.config.semantic)  # settings of now
         if machine.state is not before.state:
             _log.info("The semantic cache of %s is %s now.", name, machine.state)
+
+    async def _check_changes(self) -> None:
+        """Loads the scopes again that others have changed, and drops those that they have removed."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._check_at_s:
+            return
+        encoder, names = self._encoder.version, [*self._scopes]
+        changes = await self._store.last_changes(names, encoder)
+        for name in names:
+            scope = self._scopes.get(name)
+            if scope is None or changes.get(name) == scope.changed_s:
+                continue
+            if name in changes:
+                await self._load(name)
+                scope.changed_s = changes[name]
+            else:
+                del self._scopes[name]
+        self._check_at_s = now_s + _CHECK_EVERY_S
 
     async def _store_outcomes(self, name: str, scope: _Scope) -> None:
         encoder, settings = self._encoder.version, self._answers.config.semantic

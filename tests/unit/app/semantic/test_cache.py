@@ -249,6 +249,7 @@ TRIPPED = replace(CERTIFIED, certification=CertificationRecord(thresholds=(2.0,)
 def _at_once(monkeypatch):
     monkeypatch.setattr(audits, "_RETRY_S", 0.0)
     monkeypatch.setattr(cache, "_WARM_SEARCHES", 2)
+    monkeypatch.setattr(cache, "_STORE_EVERY_S", 3600.0)  # the tests say when
 
 
 @pytest.fixture
@@ -680,6 +681,46 @@ async def test_a_smaller_budget_holds_for_the_next_look_up(world, monkeypatch):
     await storing  # what was stored by the settings of before
     _, found = await world.ask(question(1, 3))
     assert (found.status, found.semantic_state) == (CacheStatus.MISS, CertificationState.SHADOW)
+
+
+@pytest.mark.parametrize("verb", ["reset", "remove"])
+async def test_what_another_gateway_does_to_an_idle_scope_holds_soon(world, verb):
+    await certified(world)
+    await world.store_now()
+    world.clock.now_s += 1.0
+    if verb == "reset":
+        await world.store.reset(SCOPE, ENCODER, keep_labels=False)
+    else:
+        await world.store.remove(SCOPE, ENCODER)
+    world.clock.now_s += 5.0
+    await world.semantic.store()
+    assert (await world.ask(question(1, 1)))[1].status is CacheStatus.MISS
+    await world.semantic.store()
+    assert world.semantic._scopes[SCOPE].machine.phase is ScopePhase.LEARNING
+
+
+async def test_scopes_that_nobody_changes_are_not_loaded_again(world, monkeypatch):
+    await certified(world)
+    for _ in range(2):
+        await world.store_now()
+        world.clock.now_s += 5.0
+
+    async def load(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(world.store, "load", load)
+    await world.semantic.store()
+
+
+async def test_another_encoder_in_place_of_the_one_has_a_scope_of_its_own(world, monkeypatch):
+    await certified(world)
+    monkeypatch.setattr(ScriptedEncoder, "version", "another encoder")
+    world.encoder.restart()
+    world.clock.now_s += 5.0
+    await world.semantic.store()
+    await world.open()
+    assert world.semantic._scopes[SCOPE].machine.phase is ScopePhase.LEARNING
+    assert (await world.record()).verifier == VERSION
 
 
 async def test_an_encoder_that_is_down_loses_no_outcome(world, monkeypatch):
