@@ -92,6 +92,8 @@ class ScopeRecord(Struct, frozen=True, kw_only=True):
         attempt: Number of the attempt to certify; a look-up that was judged in another one does not count. No other
             one of the scope has it, also where the scope was removed in between.
         labels: Compared answers that the training may use. Their texts are stored beside this record.
+        untaught: Number of labels of which no verifier could be learnt; 0: that is not known of any.
+        trained_until_s: Wall time until which a gateway trains the verifier, and no other one does.
         verifier: Version of the verifier; empty: there is none.
         scores: Scores of look-ups, until thresholds are chosen; None: there was no candidate.
         certification: Its certification; None: thresholds are not yet chosen.
@@ -103,6 +105,8 @@ class ScopeRecord(Struct, frozen=True, kw_only=True):
     encoder: str
     attempt: int = 0
     labels: int = 0
+    untaught: int = 0
+    trained_until_s: float = 0.0
     verifier: str = ""
     scores: tuple[float | None, ...] = ()
     certification: CertificationRecord | None = None

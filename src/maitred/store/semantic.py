@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from sqlalchemy import ColumnElement, FromClause, and_, delete, insert, or_, select, tuple_, update
 from sqlalchemy.engine import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -188,6 +189,38 @@ class SemanticStore:
                 rows = [{**parts, **msgspec.structs.asdict(label)} for label in labels]
                 await connection.execute(insert(semantic_labels), rows)
         return after
+
+    async def claim_training(self, scope: str, encoder: str, attempt: int, lease_s: float) -> bool:
+        """Claims the training of a scope's verifier for a gateway; returns whether no other one has it.
+
+        Args:
+            scope: Its name.
+            encoder: Version of the encoder.
+            attempt: `ScopeRecord.attempt` of the labels.
+            lease_s: Time in seconds after which another gateway may begin: this one may be lost.
+        """
+        now_s = self._clock.wall_s()
+        async with self._database.begin() as connection:
+            before = await self._lock(connection, scope, encoder)
+            if before is None or before.verifier or before.attempt != attempt:
+                return False
+            if before.trained_until_s > now_s or before.untaught == before.labels:
+                return False
+            await self._write(connection, scope, replace(before, trained_until_s=now_s + lease_s))
+        return True
+
+    async def give_up_training(self, scope: str, encoder: str, attempt: int) -> None:
+        """Notes that no verifier can be learnt from the labels of a scope, so that nobody tries it again with them.
+
+        Args:
+            scope: Its name.
+            encoder: Version of the encoder.
+            attempt: `ScopeRecord.attempt` of the labels.
+        """
+        async with self._database.begin() as connection:
+            before = await self._lock(connection, scope, encoder)
+            if before is not None and before.attempt == attempt:
+                await self._write(connection, scope, replace(before, untaught=before.labels))
 
     async def set_verifier(
         self, scope: str, encoder: str, attempt: int, version: str, weights: bytes

@@ -165,6 +165,41 @@ async def test_only_one_gateway_sets_the_verifier(store_config):
             ]
 
 
+async def test_only_one_gateway_trains_as_long_as_its_lease_lasts(store_config):
+    clock = FakeClock()
+    async with stores(store_config, 2, clock) as (one, other):
+        record = await one.change(SCOPE, "e1", labels(*range(5)))
+        claim = (SCOPE, "e1", record.attempt, 60.0)
+        claims = await asyncio.gather(one.claim_training(*claim), other.claim_training(*claim))
+        assert sorted(claims) == [False, True]
+        assert not await one.claim_training(SCOPE, "e1", record.attempt + 1, 60.0)
+        assert not await one.claim_training('["none","public"]', "e1", record.attempt, 60.0)
+        clock.now_s += 59.0
+        assert not await one.claim_training(*claim)
+        clock.now_s += 1.0
+        assert await other.claim_training(*claim), "the first one may be lost"
+        record = await one.set_verifier(SCOPE, "e1", record.attempt, "v1", b"weights")
+        clock.now_s += 60.0
+        assert not await one.claim_training(SCOPE, "e1", record.attempt, 60.0), "it has a verifier"
+
+
+async def test_labels_of_which_nothing_can_be_learnt_are_not_tried_again(store_config):
+    clock = FakeClock()
+    async with stores(store_config, 1, clock) as (store,):
+        record = await store.change(SCOPE, "e1", labels(*range(4)))
+        assert await store.claim_training(SCOPE, "e1", record.attempt, 60.0)
+        await store.give_up_training(SCOPE, "e1", record.attempt + 1)
+        clock.now_s += 60.0
+        assert await store.claim_training(SCOPE, "e1", record.attempt, 60.0), "those were others"
+        await store.give_up_training(SCOPE, "e1", record.attempt)
+        clock.now_s += 1e6
+        assert not await store.claim_training(SCOPE, "e1", record.attempt, 60.0)
+        record = await store.change(SCOPE, "e1", labels(9))
+        assert await store.claim_training(SCOPE, "e1", record.attempt, 60.0), "there is one more"
+        record = await store.reset(SCOPE, "e1", keep_labels=True)
+        assert await store.claim_training(SCOPE, "e1", record.attempt, 60.0)
+
+
 async def test_a_verifier_of_labels_that_were_given_up_is_not_set(store):
     record = await store.change(SCOPE, "e1", labels(*range(5)))
     await store.reset(SCOPE, "e1", keep_labels=False)
@@ -325,6 +360,8 @@ async def all_refuse(store):
         lambda: store.weights(SCOPE, "e1", "v1"),
         lambda: store.labels(SCOPE, "e1", 9),
         lambda: store.change(SCOPE, "e1", labels(1)),
+        lambda: store.claim_training(SCOPE, "e1", 0, 1.0),
+        lambda: store.give_up_training(SCOPE, "e1", 0),
         lambda: store.set_verifier(SCOPE, "e1", 0, "v1", b""),
         lambda: store.reset(SCOPE, "e1", keep_labels=True),
         lambda: store.remove(SCOPE, "e1"),

@@ -74,6 +74,8 @@ _MOST_SCOPES = 1_000
 _WARM_SEARCHES = 1_000
 """Searches of a scope in one process of the encoder from which on its index is as full as when the labels came."""
 _TRAIN_AGAIN_S = 60.0
+_TRAINING_LEASE_S = 600.0
+"""Time that a training may take, beside texts that go before it. After it another gateway may train as well."""
 _SEND_AGAIN_S = 1.0
 _VERSION_DIGITS = 16
 
@@ -518,10 +520,12 @@ class SemanticCache:
             self._tasks.create_task(self._train(name, scope), name=f"training for {name}")
 
     async def _train(self, name: str, scope: _Scope) -> None:
-        """Trains the verifier of a scope and stores it, unless another gateway has been faster."""
+        """Trains the verifier of a scope and stores it, unless another gateway does."""
         # A scope that begins anew meanwhile gets nothing of what it had before.
         attempt, encoder = scope.machine.attempt, scope.machine.record.encoder
         try:
+            if not await self._store.claim_training(name, encoder, attempt, _TRAINING_LEASE_S):
+                return
             labels = await self._store.labels(name, encoder, self._answers.config.semantic.training_labels)
             weights = await self._encoder.train(labels)
             if self._encoder.version != encoder:
@@ -530,7 +534,12 @@ class SemanticCache:
                 await self._store.set_verifier(name, encoder, attempt, _digest_of(weights), weights)
                 await self._load(name)
             else:
-                _log.warning("No verifier can be trained for %s: all its labels are the same.", name)
+                await self._store.give_up_training(name, encoder, attempt)
+                _log.warning(
+                    "No verifier can be trained for %s: its labels are all the same. Raise "
+                    "cache.semantic.training_labels, so that more are compared; or reset the scope.",
+                    name,
+                )
         except MaitredError as failure:
             _log.warning("The verifier for %s could not be trained: %s", name, failure.message)
         finally:

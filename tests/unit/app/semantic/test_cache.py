@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import math
 import re
 from contextlib import asynccontextmanager, suppress
 
@@ -761,6 +762,41 @@ async def test_a_scope_that_begins_anew_during_a_training_gets_no_verifier_from_
     gate.set()
     await until(lambda: world.semantic._scopes[SCOPE].machine is not machine)
     assert (await world.record()).verifier == ""
+
+
+async def test_labels_that_teach_nothing_are_tried_once(world):
+    world.encoder.weights = b""
+    await world.begin(replace(CERTIFIED, verifier="", certification=None))
+    for _ in range(5):
+        world.clock.now_s += 3600.0
+        await world.semantic.store()
+        await until(lambda: world.semantic._scopes[SCOPE].train_at_s < math.inf)
+    assert len(world.encoder.trained) == 1
+
+
+async def test_a_training_that_failed_is_done_again(world, monkeypatch):
+    await world.begin(replace(CERTIFIED, verifier="", certification=None))
+    scope = world.semantic._scopes[SCOPE]
+    await until(lambda: scope.train_at_s < math.inf)
+    world.clock.now_s += 1.0
+    await world.store.reset(SCOPE, ENCODER, keep_labels=True)
+    train = world.encoder.train
+
+    async def down(_):
+        raise ReplicaUnavailable
+
+    monkeypatch.setattr(world.encoder, "train", down)
+    for _ in range(4):
+        world.clock.now_s += 300.0
+        await world.semantic.store()
+        await until(lambda: scope.train_at_s < math.inf)
+    assert (await world.record()).verifier == ""
+    monkeypatch.setattr(world.encoder, "train", train)
+    for _ in range(4):
+        world.clock.now_s += 300.0
+        await world.semantic.store()
+        await until(lambda: scope.train_at_s < math.inf)
+    assert (await world.record()).verifier == VERSION
 
 
 @pytest.mark.parametrize("control", [CacheControl(no_store=True), CacheControl(max_age_s=29.0)])
