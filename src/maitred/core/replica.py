@@ -103,6 +103,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     """How the rows of a text become its vector; empty: the model generates text."""
     digest: ModelFingerprint = ModelFingerprint()
     """Fingerprint of the files that the model was loaded from."""
+    feature_version: int = 0
+    """Version of the features by which its verifiers judge pairs of questions; 0: it compares no questions."""
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -113,10 +115,11 @@ class ModelCard(msgspec.Struct, frozen=True):
     def encoder_version(self) -> str:
         """Version of an encoder's vectors; what was learnt from vectors of another version is of no use.
 
-        It changes with the settings of the model, its tokenizer, its weights, its pooling and its type of numbers.
+        It changes with the settings of the model, its tokenizer, its weights, its pooling and its type of numbers, and
+        with the features of its verifiers, which an engine of another version may define in another way.
         """
-        digest = self.digest
-        parts = (digest.shape, digest.tokenizer, digest.content or digest.weights, self.pooling, self.dtype)
+        digest, weights = self.digest, self.digest.content or self.digest.weights
+        parts = (digest.shape, digest.tokenizer, weights, self.pooling, self.dtype, self.feature_version)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 

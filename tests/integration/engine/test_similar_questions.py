@@ -6,6 +6,7 @@ from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.errors import CallerError
 from maitred.core.request import EngineRequest, FinishReason, SamplingParams, SimilarSearch, VerifierTraining
 from maitred.engine.encoder.config import EncoderConfig
+from maitred.engine.similar.features import FEATURE_VERSION
 from maitred.engine.similar.verifier import MIN_LABELS
 from maitred.fleet.local import LocalEngine, engine_command
 from maitred.text.tokenizer import Tokenizer
@@ -55,6 +56,7 @@ async def test_what_is_kept_is_found_and_judged_until_the_process_ends(tokenizer
         engine.client.update_similar(UpdateSimilar(verifiers={"scope": weights}))
         judged = await search(engine, tokenizer, CARD_TOO)
         assert judged.verifier.startswith(f"{engine.client.card().encoder_version}:")
+        assert engine.client.card().feature_version == FEATURE_VERSION
         assert [(each.question, isinstance(each.score, float)) for each in judged.found] == [(CARD, True)]
     async with started() as engine:
         await engine.wait_started()

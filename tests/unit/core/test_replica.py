@@ -27,6 +27,7 @@ CARD = ModelCard(
     [
         replace(CARD, dtype="bf16"),
         replace(CARD, pooling="max"),
+        replace(CARD, feature_version=1),
         replace(CARD, digest=replace(CARD.digest, shape="other")),
         replace(CARD, digest=replace(CARD.digest, tokenizer="other")),
         replace(CARD, digest=replace(CARD.digest, content="other")),

@@ -17,6 +17,7 @@ from maitred.engine.encoder.model import Encoder
 from maitred.engine.encoder.modules import Pooling
 from maitred.engine.encoder.shape import is_bert
 from maitred.engine.similar.cached_questions import CachedQuestions
+from maitred.engine.similar.features import FEATURE_VERSION
 from maitred.engine.similar.question import Floats
 from maitred.engine.similar.question_reader import QuestionReader
 from maitred.text.tokenizer_config import read_special_tokens
@@ -100,6 +101,7 @@ def build_encoder(
         embedding_dimensions=encoder.dimensions,
         pooling=str(encoder.pooling),
         digest=digest(),
+        feature_version=FEATURE_VERSION,
     )
     questions = None
     if config.similar_questions:
