@@ -268,7 +268,7 @@ class AnswerSharing:
                     flow_controller, lookup, answer, pool, admission_request, context, stack, cache="semantic"
                 )
             except CachedAnswerTooLong:
-                lookup.note(CacheStatus.MISS, context)
+                pass  # its own is within its limits
             else:
                 similar.on_admitted()
                 return response

@@ -134,11 +134,11 @@ class SemanticLookup:
         asyncio.get_running_loop().call_soon(self._on_end)
 
     async def find(self) -> CachedAnswer | None:
-        """Returns the answer of a similar question, and notes it in the context; None: none may be served."""
+        """Returns the answer of a similar question; None: none may be served."""
         return await self._service.find(self)
 
     def on_admitted(self) -> None:
-        """Counts the answer that was found as served."""
+        """Counts the answer that was found as served, and notes it in the context."""
         self._service.count_served(self)
 
     def _on_stored(self, deltas: Sequence[TextDelta]) -> None:
@@ -289,7 +289,7 @@ class SemanticCache:
     async def find(self, lookup: SemanticLookup) -> CachedAnswer | None:
         """Returns the answer of a similar question that may be served; None: there is none.
 
-        The context of the request gets what was found.
+        The context of the request gets what is known of the scope.
         """
         question, settings = lookup.question, self._answers.config.semantic
         scope = self._scopes.get(question.scope)
@@ -299,7 +299,7 @@ class SemanticCache:
         self._scopes.move_to_end(question.scope)
         machine = scope.machine
         if machine.phase is ScopePhase.TRIPPED:
-            self._note(machine, lookup.context, None, None)
+            self._note(machine, lookup.context, None)
             return None
         # This must be known before anybody knows what will be found.
         is_audited = machine.threshold is None or self._draw() < settings.audit_share
@@ -332,7 +332,7 @@ class SemanticCache:
         threshold = machine.threshold
         is_served = best is not None and score is not None and threshold is not None and score >= threshold
         is_served = is_served and has_capacity
-        self._note(machine, lookup.context, found, best if is_served else None)
+        self._note(machine, lookup.context, found)
         scope.tally += LookupTally(lookups=1)
         if best is None or not is_served:
             return None
@@ -341,9 +341,18 @@ class SemanticCache:
         return best.answer
 
     def count_served(self, lookup: SemanticLookup) -> None:
-        """Counts the answer that a look-up has found: its request is admitted."""
-        served, scope = lookup.served, self._scopes.get(lookup.question.scope)
-        if served is None or scope is None:
+        """Counts the answer that a look-up has found, and notes it in the context: its request is admitted."""
+        served, scope, noted = lookup.served, self._scopes.get(lookup.question.scope), lookup.context.cache
+        assert served is not None
+        assert noted is not None
+        lookup.context.cache = replace(
+            noted,
+            status=CacheStatus.SEMANTIC,
+            key=served.key.name,
+            age_s=served.age_s,
+            similarity=served.question.cosine,
+        )
+        if scope is None:
             return
         scope.tally += LookupTally(served=1, saved_tokens=served.answer.usage.total_tokens)
         self._encoder.update(UpdateSimilar(served=[served.question.key]))
@@ -422,32 +431,17 @@ class SemanticCache:
 
                 self.audits.add(lookup.question.scope, record_trial, audited)
 
-    def _note(
-        self,
-        machine: SemanticScope,
-        context: RequestContext,
-        found: SimilarQuestions | None,
-        served: SimilarAnswer | None,
-    ) -> None:
-        """Writes into the context of a request what was found, and whether it is served."""
+    def _note(self, machine: SemanticScope, context: RequestContext, found: SimilarQuestions | None) -> None:
+        """Writes into the context of a request what was found; whether it is served is known when it is admitted."""
         key = "" if context.cache is None else context.cache.key
         nearest = found.found[0].cosine if found is not None and found.found else None
-        result = CacheResult(
+        context.cache = CacheResult(
             CacheStatus.MISS,
             key,
             semantic_state=machine.state,
             similarity=nearest,
             false_hit_bound=machine.bound if machine.bound < 1.0 else None,
         )
-        if served is not None:
-            result = replace(
-                result,
-                status=CacheStatus.SEMANTIC,
-                key=served.key.name,
-                age_s=served.age_s,
-                similarity=served.question.cosine,
-            )
-        context.cache = result
 
     # --- the database ---
 

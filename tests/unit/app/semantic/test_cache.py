@@ -185,13 +185,13 @@ class World:
             sharing=self.sharing,
         )
 
-    async def ask(self, text, *, principal=ALICE, system=None, cache=None, **fields):
+    async def ask(self, text, *, principal=ALICE, system=None, cache=None, context=None, **fields):
         """Returns the answer and what the cache has found."""
         messages = [{"role": "user", "content": text}]
         messages[:0] = [] if system is None else [{"role": "system", "content": system}]
         sampling = SamplingParams(0, 0, temperature=0.0)
         request = InferenceRequest("m", [Conversation(messages)], sampling, max_tokens=100, **fields)
-        context = RequestContext("req", 0.0, principal=principal)
+        context = context or RequestContext("req", 0.0, principal=principal)
         parts = []
         request = replace(request, cache=cache or CacheControl())
         async with self.pipeline.generate(request, context) as answer:
@@ -568,8 +568,11 @@ async def test_equal_requests_share_one_look_up(world):
 @pytest.mark.parametrize("world", [{"limits": [limit("key:alice", "requests_per_minute", 3)]}], indirect=True)
 async def test_a_served_answer_is_a_request_that_is_admitted(world):
     await certified(world)
+    context = RequestContext("req", 0.0, principal=ALICE)
     with pytest.raises(LimitReached):
-        await world.ask(question(1, 1))
+        await world.ask(question(1, 1), context=context)
+    assert (context.cache.status, context.cache.semantic_state) == (CacheStatus.MISS, CertificationState.CERTIFIED)
+    assert context.cache.age_s is None
     await world.store_now()
     counts = (await world.record()).counts
     assert (counts.served, counts.saved_tokens) == (0, 0)
