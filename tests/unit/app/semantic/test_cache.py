@@ -647,6 +647,30 @@ async def test_answers_of_a_server_that_is_away_are_audited_when_it_is_back(worl
     assert world.lines[-1].organisation == "operators"
 
 
+@pytest.mark.parametrize("record", [CERTIFIED, NEARLY], ids=["certified", "certifying"])
+async def test_no_look_up_is_a_trial_while_the_answers_are_away(world, monkeypatch, record):
+    await world.begin(record)
+    await world.ask(question(1))
+    await world.store_now()
+    before = (await world.record()).certification
+
+    async def away(*_, **__):
+        return None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.cache, "find", away)
+        for style in range(1, 6):
+            assert (await world.ask(question(1, style)))[1].status is CacheStatus.MISS
+            await world.ask(question(1, style), cache=CacheControl(namespace=f"{style}"))  # it finds nothing
+        await world.store_now()
+    after = (await world.record()).certification
+    assert after.lookups - before.lookups == 5, "only those that found nothing"
+    await world.ask(question(1, 6))
+    await world.ask(question(1, 7))
+    await world.store_now()
+    assert (await world.record()).certification.lookups - after.lookups == 2
+
+
 async def test_nothing_is_served_while_audits_wait_for_too_long(world, monkeypatch):
     monkeypatch.setattr(audits, "_MOST_OF_SCOPE", 3)
     await certified(world)
