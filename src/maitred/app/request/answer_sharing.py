@@ -288,7 +288,7 @@ class AnswerSharing:
     ) -> ResponseStream:
         """Admits a request whose answer is in the cache, and returns its response."""
         tokens = answer.usage.completion_tokens
-        cached = replace(admission_request, cache=cache, cached_tokens=tokens)
+        cached = replace(admission_request, cache=cache, cached_tokens=tokens, is_counted=context.is_counted)
         grant, _ = await flow_controller.admit(pool, None, cached, context.timeline, stack)
         lookup.restore(answer, context)
         return CachedResponse(answer, grant, context)
@@ -323,7 +323,13 @@ class AnswerSharing:
                     return None
                 context.priority = priority
                 bill = b"" if coalesced.is_complete else lookup.bill  # that is divided already
-                joining = replace(admission_request, cache="coalesced", cached_tokens=lookup.most_tokens, bill=bill)
+                joining = replace(
+                    admission_request,
+                    cache="coalesced",
+                    cached_tokens=lookup.most_tokens,
+                    bill=bill,
+                    is_counted=context.is_counted,
+                )
                 try:
                     reader.grant, _ = await flow_controller.admit(pool, None, joining, context.timeline, joined)
                 except CachedAnswerTooLong:

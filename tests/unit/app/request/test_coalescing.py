@@ -621,9 +621,9 @@ async def test_who_has_failed_to_compute_an_answer_again_is_a_caller_like_any_ot
     await answer.detach(other, None)
 
 
-async def test_an_answer_that_is_lost_while_another_caller_is_admitted_is_computed_for_that_one(monkeypatch):
-    gateway, admitted = Gateway(), asyncio.Event()
-    admit = gateway.pipeline._flow_controller.admit
+def slow_admissions(gateway, monkeypatch):
+    """Lets those who share an answer be admitted only when an event says so, which is returned."""
+    admitted, admit = asyncio.Event(), gateway.pipeline._flow_controller.admit
 
     async def slow_admit(pool, dispatch_request, admission_request, *others):
         result = await admit(pool, dispatch_request, admission_request, *others)
@@ -632,6 +632,37 @@ async def test_an_answer_that_is_lost_while_another_caller_is_admitted_is_comput
         return result
 
     monkeypatch.setattr(gateway.pipeline._flow_controller, "admit", slow_admit)
+    return admitted
+
+
+async def test_who_joins_the_next_answer_when_the_first_is_lost_is_one_request_in_the_rates(monkeypatch):
+    gateway = Gateway(limits=[limit("key:bob", "requests_per_minute", 10)])
+    admitted = slow_admissions(gateway, monkeypatch)
+    first = gateway.start()
+    await settle()
+    (answer,) = gateway.sharing._coalesced.values()
+    second = gateway.start(context=RequestContext("second", 0.0, principal=BOB), principal=BOB)
+    await settle()
+    answer._task.cancel(PeerLost())
+    await settle()
+    with pytest.raises(ReplicaLost):
+        await first
+    third = gateway.start()
+    await settle()
+    admitted.set()
+    await settle()
+    gateway.replica.let()
+    _, context = await second
+    await third
+    assert context.cache.status is CacheStatus.COALESCED
+    taken = [line.taken for line in gateway.lines if line.request_id == "second"]
+    assert len(taken) == 2
+    assert sum(sum(each.values()) for each in taken) == 1
+
+
+async def test_an_answer_that_is_lost_while_another_caller_is_admitted_is_computed_for_that_one(monkeypatch):
+    gateway = Gateway()
+    admitted = slow_admissions(gateway, monkeypatch)
     first = gateway.start()
     await settle()
     (answer,) = gateway.sharing._coalesced.values()
