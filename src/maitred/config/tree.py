@@ -68,7 +68,8 @@ _TokenizerCacheBytes = Annotated[
     Meta(
         ge=0,
         description="Tokens of conversations that each gateway process keeps, so that a turn's tokens are not made "
-        "again with each later turn. Only its own organisation finds them. 0: none.",
+        "again with each later turn. Only its own organisation finds them. Beside them the tokens of up to 32,768 "
+        "short words are kept, for all. 0: none of either.",
         extra={"unit": "bytes"},
     ),
 ]

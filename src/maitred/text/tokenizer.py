@@ -26,12 +26,15 @@ import tokenizers.pre_tokenizers
 from maitred.core.errors import ConfigInvalid, InvalidRequest, Unsupported
 from maitred.text.chat_template import ChatTemplate
 from maitred.text.control_tokens import CLOSE_MARK, OPEN_MARK, ControlTokens
-from maitred.text.segment_cache import SegmentCache, separators
 from maitred.text.text_tokenizer import TextTokenizer
+from maitred.text.token_cache import SegmentCache, WordCache, separators, word_cache
 from maitred.text.tokenizer_config import PrependScheme, TokenizerConfig, VocabularyToken
 from maitred.text.vocabulary import DecodingRules, read_decoding_rules
 
 _NORMALISED_BYTES = 3
+_SHORT_CHARACTERS = 2_048
+"""Prompts up to this length are encoded word by word. The library lets other threads run meanwhile, which counts for
+longer ones."""
 _MOST_REQUEST_TEMPLATES = 16
 """Most templates of requests that stay compiled."""
 _NO_REQUEST_TEMPLATE = (
@@ -111,10 +114,13 @@ class Tokenizer:
         )
         self._closing = backend.token_to_id(self.eos_token) if adds_eos and self.eos_token else None
         self._segments: SegmentCache | None = None
+        self._words: WordCache | None = None
         if cache_bytes:
             named = {*special_tokens.values()}
             written = {text for text in self.control_tokens.values() if text in literals or text in named}
             self._segments = SegmentCache(separators(backend, written), cache_bytes)
+            if self._control is None or not self._control.takes_other_spellings:
+                self._words = word_cache(backend, described.normalizer, described.pre_tokenizer)
 
     @classmethod
     def load(
@@ -245,7 +251,12 @@ class Tokenizer:
         )
         if self._segments is None or add_special_tokens:
             return self._encode_prompt(prompt, add_special_tokens=add_special_tokens)
-        return self._segments.encode(prompt, organisation, self._encode_prompt)
+        encode = self._encode_words if len(prompt) <= _SHORT_CHARACTERS else self._encode_prompt
+        return self._segments.encode(prompt, organisation, encode)
+
+    def _encode_words(self, prompt: str) -> list[int]:
+        tokens = None if self._words is None else self._words.encode(prompt)
+        return self._encode_prompt(prompt) if tokens is None else tokens
 
     def _encode_prompt(self, prompt: str, *, add_special_tokens: bool = False) -> list[int]:
         control = self._control
@@ -394,6 +405,8 @@ class _Description(msgspec.Struct):
 
     model: _Model
     decoder: dict[str, Any] | None = None
+    normalizer: dict[str, Any] | None = None
+    pre_tokenizer: dict[str, Any] | None = None
 
 
 def _tables(

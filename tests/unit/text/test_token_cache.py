@@ -1,5 +1,6 @@
 """The tokens of prompts that are encoded by segments, and what is kept of them."""
 
+import json
 from functools import cache
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from maitred.text.chat_template import ChatTemplate
-from maitred.text.segment_cache import SegmentCache, separators
+from maitred.text.token_cache import SegmentCache, separators, word_cache
 from maitred.text.tokenizer import Tokenizer
 from tests.support.tokenizers import TINY, byte_level, sentencepiece
 
@@ -159,3 +160,129 @@ def test_organisations_share_nothing_and_zero_bytes_keep_nothing():
     assert len(encoded) == len(segments) == 2
     assert none.encode(LONG, "a", encode) == none.encode(LONG, "a", encode) == [1, 2]
     assert (len(encoded), len(none), none.size) == (4, 0, 0)
+
+
+QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+PATTERNS = {
+    "Qwen": QWEN,
+    "Llama 3": QWEN.replace(r"\p{N}|", r"\p{N}{1,3}|"),
+    "GPT-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+}
+PLAIN = {"normalized": False, "special": True}
+
+
+def read_by_words(pattern, added=(), normalizer=None):
+    backend = tokenizers.Tokenizer.from_str(described("byte level"))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    backend.add_tokens([AddedToken(content, **PLAIN) for content in added])
+    return backend
+
+
+def words_of(backend):
+    description = json.loads(backend.to_str())
+    return word_cache(backend, description["normalizer"], description["pre_tokenizer"])
+
+
+ascii_texts = st.text(st.characters(max_codepoint=127)) | st.lists(
+    st.sampled_from([*CONTENTS, *TEXTS, "it", "'s", "'LL", "\t", "\r\n", "  ", "1234", "\x1c", "\x85", "The", "!?"])
+).map("".join)
+
+
+@given(
+    st.sampled_from([*PATTERNS.values()]),
+    st.sets(st.sampled_from(CONTENTS)),
+    st.sampled_from([None, normalizers.NFC()]),
+    st.lists(ascii_texts, min_size=1, max_size=4),
+)
+def test_words_together_are_the_text(pattern, added, normalizer, texts):
+    backend = read_by_words(pattern, sorted(added), normalizer)
+    words = words_of(backend)
+    for text in texts * 3:
+        expected = backend.encode(text, add_special_tokens=False).ids
+        assert words.encode(text) == (expected if text.isascii() else None)
+
+
+@given(st.sampled_from([*PATTERNS.values()]), ascii_texts.filter(str.isascii))
+@example(QWEN, "".join(map(chr, range(128))))
+@example(PATTERNS["Llama 3"], "".join(map(chr, range(127, -1, -1))) + "9 99 999 9999 99999")
+@example(PATTERNS["GPT-2"], "".join(f"{chr(code)} x\n" for code in range(128)))
+def test_ascii_is_split_into_the_words_of_the_library(pattern, text):
+    backend = read_by_words(pattern)
+    words = [text[begin:end] for _, (begin, end) in backend.pre_tokenizer.pre_tokenize_str(text)]
+    assert words_of(backend)._words.findall(text) == words
+
+
+def test_the_library_is_asked_for_new_words_only():
+    words, asked = words_of(read_by_words(QWEN)), []
+    words._backend = type("Backend", (), {"encode_batch_fast": lambda _, texts, **more: record(texts, more)})()
+    backend = read_by_words(QWEN)
+
+    def record(texts, more):
+        asked.extend(texts)
+        return backend.encode_batch_fast(texts, **more)
+
+    for text in ["one two three", "one two three", "one 2 three", "one two three four"]:
+        assert words.encode(text) == backend.encode(text, add_special_tokens=False).ids
+    # Of words in a row the first is kept.
+    assert asked == ["one", " two three", " two", " three", " ", "2 three", " three", " four"]
+    assert len(words) == 4
+
+
+def test_words_that_are_kept_are_few_and_short(monkeypatch):
+    words = words_of(read_by_words(QWEN))
+    monkeypatch.setattr("maitred.text.token_cache._MOST_WORDS", 8)
+    for letter in "abcdefghijklmnopqrstuvwxyz":
+        words.encode(letter)
+        assert words.encode(letter) == words._backend.encode(letter, add_special_tokens=False).ids
+        assert len(words) <= 8
+    kept = len(words)
+    assert words.encode("a" * 100) == words._backend.encode("a" * 100, add_special_tokens=False).ids
+    assert len(words) == kept
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda backend: setattr(backend, "normalizer", normalizers.NFKC()),
+        lambda backend: setattr(backend, "normalizer", normalizers.Lowercase()),
+        lambda backend: setattr(backend, "pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=True)),
+        lambda backend: setattr(
+            backend,
+            "pre_tokenizer",
+            pre_tokenizers.Sequence(
+                [
+                    pre_tokenizers.Split(tokenizers.Regex(QWEN + r"|\S"), "isolated"),
+                    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+                ]
+            ),
+        ),
+        lambda backend: setattr(backend, "encode_special_tokens", True),
+        lambda backend: backend.add_tokens([AddedToken("the", normalized=True)]),
+        lambda backend: backend.add_tokens([AddedToken("the", normalized=False, lstrip=True)]),
+        lambda backend: backend.add_tokens([AddedToken("the", normalized=False, rstrip=True)]),
+        lambda backend: backend.add_tokens([AddedToken("the", normalized=False, single_word=True)]),
+    ],
+)
+def test_no_words_of_tokenizers_that_read_texts_otherwise(change):
+    backend = read_by_words(QWEN)
+    assert words_of(backend) is not None
+    change(backend)
+    assert words_of(backend) is None
+    assert words_of(unigram()) is None
+
+
+def test_a_conversation_read_by_words_has_the_same_tokens():
+    kept, plain_tokenizer = Tokenizer.load(TINY, cache_bytes=1 << 20), byte_level()
+    texts = ["A table for two, please.", "For 12 it's full: <|end|><|user|> no.", "Où?", "\n\n  By the window", ""]
+    for text in texts * 8:
+        messages = [{"role": "user", "content": text + LONG}]
+        assert kept.encode_conversation(messages) == plain_tokenizer.encode_conversation(messages)
+        kept._segments._entries = type(kept._segments._entries)(1 << 20)  # every segment is new
+    assert len(kept._words) > 20
