@@ -6,9 +6,9 @@ at random, the weights are known, and no server looks anything up for it.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
+from maitred.app.request.planner import flow_of
 from maitred.app.request.shadow_traffic import ComputeCopy
 from maitred.app.request.tokenized import TokenizedRequest
 from maitred.app.request.upstream_request import PreparedRequest, UpstreamRequest
@@ -18,8 +18,8 @@ from maitred.cache.answer_cache import AnswerCache, CachePolicy, scope_of
 from maitred.cache.answer_key import AnswerKey, answer_digest, engine_producer, engine_request, upstream_request
 from maitred.core.context import CacheResult, CacheStatus, RequestContext
 from maitred.core.errors import Forbidden, ReplicaUnavailable
+from maitred.core.flow import PriorityClass
 from maitred.core.inference import DEFAULT_CACHE_CONTROL, CacheControl, TextDelta
-from maitred.core.request import ModelFingerprint
 from maitred.core.tenancy import Principal
 from maitred.routing.pools.route_table import RouteTarget
 from maitred.wire.openai.fields import MEDIA_PARTS
@@ -41,14 +41,12 @@ class AnswerLookup:
     Args:
         cache: The cache.
         key: Key of the answer.
-        control: What the caller says about answers from a cache.
+        target: The model.
+        prepared: The request for it.
+        principal: The caller.
         ttl_s: Longest time in seconds for which the answer is kept.
-        is_current: Returns whether what computes answers is still what the key was made for.
-        said: Returns what the server has said last that it runs; empty: nothing.
         is_kept: Whether the cache keeps answers to such requests.
         is_shared: Whether callers who ask at the same time share an answer.
-        is_whole: Whether the caller gets the answer when it is complete.
-        in_one_piece: Whether the answer may come in one piece, at its end.
         most_tokens: Most output tokens of a choice.
         question: Its question, whose answer may be that of a similar one; None: its answer can only be its own.
 
@@ -57,6 +55,9 @@ class AnswerLookup:
         is_whole: Whether the caller gets the answer when it is complete.
         in_one_piece: Whether the answer may come in one piece, at its end.
         key: See above.
+        principal: See above.
+        choices: Number of choices of the answer.
+        most_tokens: See above.
         digest: Digest of the request and of who shares its answer while it is made. Who may get the answer of a similar
             question shares with nobody who may not, or who wants no answer of that age.
         question: See above.
@@ -68,29 +69,31 @@ class AnswerLookup:
         self,
         cache: AnswerCache,
         key: AnswerKey,
-        control: CacheControl,
-        ttl_s: float,
-        is_current: Callable[[], bool],
-        said: Callable[[], str],
+        target: RouteTarget,
+        prepared: PreparedRequest,
         *,
+        principal: Principal,
+        ttl_s: float,
         is_kept: bool,
         is_shared: bool,
-        is_whole: bool,
-        in_one_piece: bool,
         most_tokens: int,
         question: UserQuestion | None = None,
     ) -> None:
+        request = prepared.request
+        control = request.cache
         self._cache = cache
         self.key = key
+        self.principal = principal
+        self._target = target
+        self._prepared = prepared
         self._control = control
         self._since_s = cache.monotonic_s()
         self._ttl_s = ttl_s if control.ttl_s is None else min(ttl_s, control.ttl_s)
-        self._is_current = is_current
-        self._said = said
         self._is_kept = is_kept
         self.is_shared = is_shared and not control.no_cache
-        self.is_whole = is_whole
-        self.in_one_piece = in_one_piece
+        self.is_whole = request.whole
+        self.in_one_piece = request.whole and isinstance(prepared, UpstreamRequest)
+        self.choices = prepared.choice_count
         self.most_tokens = most_tokens
         self.question = question
         self.digest = key.digest
@@ -117,7 +120,25 @@ class AnswerLookup:
 
         Another answer, which was not kept, may have said that it runs something else.
         """
-        return not answer.fingerprint or self._said() in ("", answer.fingerprint)
+        return not answer.fingerprint or self._server_fingerprint() in ("", answer.fingerprint)
+
+    def _server_fingerprint(self) -> str:
+        """Returns what the server has said last that it runs; empty: nothing."""
+        prepared = self._prepared
+        return prepared.model.fingerprint(self._target.model) if isinstance(prepared, UpstreamRequest) else ""
+
+    def _is_current(self) -> bool:
+        """Returns whether what computes answers is still what the key was made for."""
+        prepared = self._prepared
+        try:
+            return isinstance(prepared, UpstreamRequest) or prepared.model.card().digest == prepared.card.digest
+        except ReplicaUnavailable:
+            return False
+
+    @property
+    def priority(self) -> PriorityClass:
+        """Priority class of the request."""
+        return flow_of(self.principal, self._prepared.request).priority
 
     @property
     def bill(self) -> bytes:
@@ -238,9 +259,7 @@ def _make_lookup(
     principal: Principal,
     most_tokens: int,
 ) -> AnswerLookup | None:
-    request, server, native, times = prepared.request, b"", None, list[str]()
-    is_current: Callable[[], bool] = _always
-    said: Callable[[], str] = str
+    request, server, native = prepared.request, b"", None
     is_drawn = _is_drawn(prepared)
     is_kept, is_shared = policy.sampled or not is_drawn, _is_shared(prepared, policy, is_drawn=is_drawn)
     if not (is_kept or is_shared):
@@ -253,13 +272,9 @@ def _make_lookup(
             producer = engine_producer(prepared.card, prepared.model.answer_identity)
             lengths = [min(available, most_tokens) for available in prepared.available_tokens]
             asked = engine_request(request, prepared.prompts, lengths, prepared.rules)
-            template = prepared.model.tokenizer.chat_template
-            times = [] if template is None else template.times()  # they stand in the prompt, but in no message
-            is_current = _DigestCheck(prepared, digest)
         else:
             fields = prepared.fields
             replicas, native = prepared.model.replicas, request.native
-            said = partial(prepared.model.fingerprint, target.model)
             if native is not None and native.api not in {replica.native_api for replica in replicas}:
                 native = None
             if _is_looked_up(fields) or (
@@ -277,7 +292,7 @@ def _make_lookup(
     digest_bytes = answer_digest([*shared, asked])
     question = None
     if policy.is_semantic and is_kept and native is None and not (request.cache.no_cache or request.cache.no_store):
-        question = make_question(prepared, [*shared, *times], [target.name, *scope])
+        question = make_question(prepared, [*shared, *_times(prepared)], [target.name, *scope])
     key = AnswerKey(
         digest_bytes,
         tenant=principal.tenants[0],
@@ -287,16 +302,20 @@ def _make_lookup(
         epoch=cache.config.epoch,
     )
     return AnswerLookup(
-        *(cache, key, request.cache, policy.ttl_s),
-        is_current=is_current,
-        said=said,
+        *(cache, key, target, prepared),
+        principal=principal,
+        ttl_s=policy.ttl_s,
         is_kept=is_kept,
         is_shared=is_shared,
-        is_whole=request.whole,
-        in_one_piece=request.whole and isinstance(prepared, UpstreamRequest),
         most_tokens=most_tokens,
         question=question,
     )
+
+
+def _times(prepared: PreparedRequest) -> list[str]:
+    """Returns what the prompt says of the time, which stands in no message."""
+    template = prepared.model.tokenizer.chat_template if isinstance(prepared, TokenizedRequest) else None
+    return [] if template is None else template.times()
 
 
 def _is_drawn(prepared: PreparedRequest) -> bool:
@@ -316,26 +335,6 @@ def _is_shared(prepared: PreparedRequest, policy: CachePolicy, *, is_drawn: bool
     if isinstance(prepared, UpstreamRequest) and prepared.model.continues_at_fallback:
         return False
     return prepared.request.deadline_in_s is None
-
-
-class _DigestCheck:
-    """Check that the engines of a model still run the files for which a key was made."""
-
-    __slots__ = ("_digest", "_prepared")
-
-    def __init__(self, prepared: TokenizedRequest, digest: ModelFingerprint) -> None:
-        self._prepared = prepared
-        self._digest = digest
-
-    def __call__(self) -> bool:
-        try:
-            return self._prepared.model.card().digest == self._digest
-        except ReplicaUnavailable:
-            return False
-
-
-def _always() -> bool:
-    return True
 
 
 def _is_looked_up(fields: Mapping[str, Any]) -> bool:

@@ -12,23 +12,19 @@ Whoever gets an answer that was not computed for it has a reservation and a line
 """
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from msgspec.structs import replace
-
-from maitred.admission.request import AdmissionRequest
 from maitred.app.request.answer_lookup import AnswerLookup
 from maitred.app.request.coalescing import CoalescedAnswer, CoalescedResponse, Compute, PeerLost
-from maitred.app.request.flow_control import FlowController, GrantHandle
+from maitred.app.request.flow_control import GrantHandle
 from maitred.app.request.peer_answer import PeerAnswer
 from maitred.app.semantic.cache import SemanticCache
 from maitred.cache.answer import CachedAnswer
 from maitred.cache.answer_cache import AnswerCache
 from maitred.core.context import CacheStatus, Outcome, RequestContext
 from maitred.core.errors import CachedAnswerTooLong, MaitredError
-from maitred.core.flow import PriorityClass
 from maitred.core.inference import TextDelta
 from maitred.core.resource_stack import ResourceStack
 from maitred.core.service import PushStream, ResponseStream, StreamSink
@@ -37,6 +33,10 @@ _MOST_LOOK_UPS = 2
 """Look-ups of one request. The second one follows where a peer has ended an answer before it could be read."""
 _MOST_RECOVERIES = 8
 """How often an answer is read from another process again before each process computes it."""
+
+Admit = Callable[[str, int, bytes, ResourceStack], Awaitable[GrantHandle]]
+"""Admits a request whose answer is not computed for it; the stack owns the grant. The others are `cache`,
+`cached_tokens` and `bill` of `AdmissionRequest`."""
 
 
 class AnswerPeers(Protocol):
@@ -101,60 +101,42 @@ class AnswerSharing:
         return answer if answer is not None and answer.can_be_joined else None
 
     async def respond(
-        self,
-        flow_controller: FlowController,
-        lookup: AnswerLookup,
-        pool: str,
-        admission_request: AdmissionRequest,
-        priority: PriorityClass,
-        stack: ResourceStack,
-        compute: Compute,
+        self, lookup: AnswerLookup, context: RequestContext, admit: Admit, compute: Compute, stack: ResourceStack
     ) -> ResponseStream:
         """Returns the response to a request.
 
         Args:
-            flow_controller: Admits requests whose answers are not computed for them.
             lookup: Look-up of the request in the cache.
-            pool: The model.
-            admission_request: The request as admission sees it, with its context.
-            priority: Priority class of the request.
-            stack: Owns what the request holds.
+            context: Record of the request.
+            admit: Admits the request if its answer is not computed for it.
             compute: Computes the answer; its stack owns what the computation holds.
+            stack: Owns what the request holds.
 
         Raises:
             MaitredError: The request is rejected.
         """
-        context = admission_request.context
-        assert context is not None
-        choices = admission_request.choices
         claims: list[bytes] = []
         try:
             for _ in range(_MOST_LOOK_UPS):
-                answer, is_remote = await self._look_up(lookup, context, choices, claims)
+                answer, is_remote = await self._look_up(lookup, context, claims)
                 while answer is None and (shared := self._find(lookup)) is not None:
-                    response = await self._join(
-                        flow_controller, shared, lookup, pool, admission_request, priority, context, stack, compute
-                    )
+                    response = await self._join(shared, lookup, context, admit, compute, stack)
                     if response is not None:
                         return response
                 if answer is not None or not is_remote:
                     break  # else the peer has ended it meanwhile, and it may be in the cache
             if answer is not None:
-                context.priority = priority
+                context.priority = lookup.priority
                 try:
-                    return await self._respond_cached(
-                        flow_controller, lookup, answer, pool, admission_request, context, stack
-                    )
+                    return await _respond_cached(answer, lookup, context, admit, stack)
                 except CachedAnswerTooLong:
                     lookup.is_shared = False  # another caller's limits allow what those of this one do not
             lookup.note(CacheStatus.MISS, context)
             held, claims = claims, []
-            coalesced = CoalescedAnswer(context, lookup.record(), choices)
-            reader = stack.push_async_exit(CoalescedResponse(coalesced, context, lookup, choices, compute=compute))
+            coalesced = CoalescedAnswer(context, lookup.record(), lookup.choices)
+            reader = stack.push_async_exit(CoalescedResponse(coalesced, context, lookup, compute))
             if lookup.question is not None and self.semantic is not None:
-                compute = partial(
-                    self._respond_similar, self.semantic, flow_controller, lookup, pool, admission_request, compute
-                )
+                compute = partial(_respond_similar, self.semantic, lookup, context, admit, compute)
             coalesced.start(compute, self._add(lookup, coalesced, held), partial(self._recover, lookup, held))
         finally:
             self._release(claims)
@@ -162,14 +144,13 @@ class AnswerSharing:
         return reader
 
     async def _look_up(
-        self, lookup: AnswerLookup, context: RequestContext, choices: int, claims: list[bytes]
+        self, lookup: AnswerLookup, context: RequestContext, claims: list[bytes]
     ) -> tuple[CachedAnswer | None, bool]:
         """Looks for the answer in the cache, and then among the peers.
 
         Args:
             lookup: Look-up of the request.
             context: Record of the request.
-            choices: Number of choices of the answer.
             claims: Gets the digest of the answer when it is claimed.
 
         Returns:
@@ -184,7 +165,7 @@ class AnswerSharing:
             return None, False
         answer, remote = await self._claim(self._peers, lookup, context, claims)
         if remote is not None:
-            self._read_remote(remote, lookup, context, choices)
+            self._read_remote(remote, lookup, context)
             return None, True
         return answer, False
 
@@ -204,13 +185,13 @@ class AnswerSharing:
             self._release(claims)
         return answer, remote
 
-    def _read_remote(self, remote: PeerAnswer, lookup: AnswerLookup, context: RequestContext, choices: int) -> None:
+    def _read_remote(self, remote: PeerAnswer, lookup: AnswerLookup, context: RequestContext) -> None:
         """Begins to read an answer that another process computes, for all who ask for it here."""
         if self._find(lookup) is not None:
             remote.leave()  # it was begun meanwhile
             return
         state, claims = RequestContext(context.request_id, context.started_s), list[bytes]()
-        coalesced = CoalescedAnswer(state, lookup.record(), choices, is_remote=True)
+        coalesced = CoalescedAnswer(state, lookup.record(), lookup.choices, is_remote=True)
         recover = partial(self._recover, lookup, claims)
         coalesced.start(partial(remote.read, state), self._add(lookup, coalesced, claims), recover)
 
@@ -246,76 +227,24 @@ class AnswerSharing:
                 return partial(remote.read, state)
         return answer.compute_for_next
 
-    async def _respond_similar(
-        self,
-        semantic: SemanticCache,
-        flow_controller: FlowController,
-        lookup: AnswerLookup,
-        pool: str,
-        admission_request: AdmissionRequest,
-        compute: Compute,
-        stack: ResourceStack,
-    ) -> ResponseStream:
-        """Returns the answer of a similar question, if one may be served, and else computes the request's own."""
-        context = admission_request.context
-        assert context is not None
-        # The first on the stack, it is left last: the recording of the answer is over then.
-        similar = stack.push_async_exit(semantic.look_up(lookup, admission_request.principal, context))
-        answer = await similar.find()
-        if answer is not None:
-            try:
-                response = await self._respond_cached(
-                    flow_controller, lookup, answer, pool, admission_request, context, stack, cache="semantic"
-                )
-            except CachedAnswerTooLong:
-                pass  # its own is within its limits
-            else:
-                similar.on_admitted()
-                return response
-        return await compute(stack)
-
-    async def _respond_cached(
-        self,
-        flow_controller: FlowController,
-        lookup: AnswerLookup,
-        answer: CachedAnswer,
-        pool: str,
-        admission_request: AdmissionRequest,
-        context: RequestContext,
-        stack: ResourceStack,
-        *,
-        cache: str = "exact",
-    ) -> ResponseStream:
-        """Admits a request whose answer is in the cache, and returns its response."""
-        tokens = answer.usage.completion_tokens
-        cached = replace(admission_request, cache=cache, cached_tokens=tokens, is_counted=context.is_counted)
-        grant, _ = await flow_controller.admit(pool, None, cached, context.timeline, stack)
-        lookup.restore(answer, context)
-        return CachedResponse(answer, grant, context)
-
     async def _join(
         self,
-        flow_controller: FlowController,
         coalesced: CoalescedAnswer,
         lookup: AnswerLookup,
-        pool: str,
-        admission_request: AdmissionRequest,
-        priority: PriorityClass,
         context: RequestContext,
-        stack: ResourceStack,
+        admit: Admit,
         compute: Compute,
+        stack: ResourceStack,
     ) -> ResponseStream | None:
         """Joins an answer that is being computed; None: this request cannot, and computes its own or asks again."""
         try:
             async with ResourceStack() as joined:
-                reader = joined.push_async_exit(
-                    CoalescedResponse(coalesced, context, lookup, admission_request.choices, compute=compute)
-                )
+                reader = joined.push_async_exit(CoalescedResponse(coalesced, context, lookup, compute))
                 try:
                     await reader.wait_started()
                 except MaitredError:
                     return None  # what was refused to the first caller may be granted to this one
-                first_priority = coalesced.context.priority
+                priority, first_priority = lookup.priority, coalesced.context.priority
                 if not coalesced.has_begun and first_priority is not None and priority.rank < first_priority.rank:
                     lookup.is_shared = False  # it would wait behind others that it stands before
                     return None
@@ -323,15 +252,8 @@ class AnswerSharing:
                     return None
                 context.priority = priority
                 bill = b"" if coalesced.is_complete else lookup.bill  # that is divided already
-                joining = replace(
-                    admission_request,
-                    cache="coalesced",
-                    cached_tokens=lookup.most_tokens,
-                    bill=bill,
-                    is_counted=context.is_counted,
-                )
                 try:
-                    reader.grant, _ = await flow_controller.admit(pool, None, joining, context.timeline, joined)
+                    reader.grant = await admit("coalesced", lookup.most_tokens, bill, joined)
                 except CachedAnswerTooLong:
                     lookup.is_shared = False
                     return None
@@ -385,6 +307,43 @@ class AnswerSharing:
                 del self._claims[digest]
                 assert self._peers is not None
                 self._peers.release(digest)
+
+
+async def _respond_cached(
+    answer: CachedAnswer,
+    lookup: AnswerLookup,
+    context: RequestContext,
+    admit: Admit,
+    stack: ResourceStack,
+    cache: str = "exact",
+) -> ResponseStream:
+    """Admits a request whose answer is in the cache, and returns its response."""
+    grant = await admit(cache, answer.usage.completion_tokens, b"", stack)
+    lookup.restore(answer, context)
+    return CachedResponse(answer, grant, context)
+
+
+async def _respond_similar(
+    semantic: SemanticCache,
+    lookup: AnswerLookup,
+    context: RequestContext,
+    admit: Admit,
+    compute: Compute,
+    stack: ResourceStack,
+) -> ResponseStream:
+    """Returns the answer of a similar question, if one may be served, and else computes the request's own."""
+    # The first on the stack, it is left last: the recording of the answer is over then.
+    similar = stack.push_async_exit(semantic.look_up(lookup, context))
+    answer = await similar.find()
+    if answer is not None:
+        try:
+            response = await _respond_cached(answer, lookup, context, admit, stack, "semantic")
+        except CachedAnswerTooLong:
+            pass  # its own is within its limits
+        else:
+            similar.on_admitted()
+            return response
+    return await compute(stack)
 
 
 async def _replay(

@@ -356,7 +356,6 @@ class CoalescedResponse(ContinuableResponse, AnswerReader):
         answer: The answer.
         context: Record of the request of this caller.
         lookup: Look-up of the request.
-        choices: Number of choices of the answer.
         compute: Computes the answer for this caller.
 
     Attributes:
@@ -366,7 +365,7 @@ class CoalescedResponse(ContinuableResponse, AnswerReader):
     """
 
     def __init__(
-        self, answer: CoalescedAnswer, context: RequestContext, lookup: AnswerLookup, choices: int, compute: Compute
+        self, answer: CoalescedAnswer, context: RequestContext, lookup: AnswerLookup, compute: Compute
     ) -> None:
         self._answer = answer
         self._lookup = lookup
@@ -375,7 +374,7 @@ class CoalescedResponse(ContinuableResponse, AnswerReader):
         self._failure: MaitredError | None = None
         """Failure of this caller alone."""
         self._prompt_tokens = context.prompt_tokens
-        self._unfinished = choices
+        self._unfinished = lookup.choices
         self._sink: StreamSink | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.grant: GrantHandle | None = None

@@ -27,7 +27,7 @@ from maitred.app.request.continuation import TextContinuation
 from maitred.app.request.engine_response import EngineResponse
 from maitred.app.request.fallback import AnswerChecker, EscalatingStream, FallbackStream, OverflowStream, may_escalate
 from maitred.app.request.flow_control import DispatchHandle, FlowController, GrantHandle
-from maitred.app.request.planner import RequestBounds, RequestPlan, RequestPlanner, flow_of
+from maitred.app.request.planner import RequestBounds, RequestPlan, RequestPlanner
 from maitred.app.request.prompt_scores import prompt_top
 from maitred.app.request.retry_policy import RetryPolicy
 from maitred.app.request.rollout_observer import RolloutObserver
@@ -191,18 +191,16 @@ class Pipeline:
         except BaseException as failure:
             context.timeline.fail(SpanName.PLAN, began_s, self._clock.monotonic_s(), {"model": target.name}, failure)
             raise
-        compute = partial(self._compute, target, prepared, principal, context, lookup)
+        overflow_request = self._planner.overflow_request(target, prepared.request, principal)
+        compute = partial(self._compute, target, prepared, principal, context, lookup, overflow_request)
         if self._sharing is None or lookup is None:
             return await compute(stack)
-        if self._planner.overflow_request(target, request, principal) is not None:
+        if overflow_request is not None:
             lookup.is_shared = False  # while it waits, it may move to another model
         if lookup.question is not None:
             lookup.compute_copy = partial(compute_copy, self.respond, target, to_shadow_request(request))
-        priority = flow_of(principal, request).priority
-        admission_request = _admission_request(principal, context, prepared)
-        return await self._sharing.respond(
-            self._flow_controller, lookup, target.pool, admission_request, priority, stack, compute
-        )
+        admit = partial(self._admit_cached, target, prepared, principal, context)
+        return await self._sharing.respond(lookup, context, admit, compute, stack)
 
     async def _compute(
         self,
@@ -211,6 +209,7 @@ class Pipeline:
         principal: Principal,
         context: RequestContext,
         lookup: AnswerLookup | None,
+        overflow_request: DegradedRequest | None,
         stack: ResourceStack,
     ) -> ResponseStream:
         """Plans a prepared request, admits and enqueues it; returns its response."""
@@ -224,10 +223,7 @@ class Pipeline:
             timeline.fail(SpanName.PLAN, began_s, now_s(), {"model": target.name}, failure)
             raise
         timeline.record(SpanName.PLAN, began_s, now_s(), _plan_attributes(plan, context))
-        overflow_request = None
-        if plan.target is target:
-            overflow_request = self._planner.overflow_request(target, prepared.request, principal)
-        if overflow_request is None:
+        if overflow_request is None or plan.target is not target:
             bill = b"" if lookup is None else lookup.bill
             return await self._admit(plan, principal, context, stack, bill)
         # While the request waits, it may overflow to another model.
@@ -300,6 +296,24 @@ class Pipeline:
             partial=plan.tokenized.request.partial,
             given=given,
         )
+
+    async def _admit_cached(
+        self,
+        target: RouteTarget,
+        prepared: PreparedRequest,
+        principal: Principal,
+        context: RequestContext,
+        cache: str,
+        tokens: int,
+        bill: bytes,
+        stack: ResourceStack,
+    ) -> GrantHandle:
+        """Admits a request whose answer is not computed for it; implements `Admit`."""
+        admission_request = replace(
+            _admission_request(principal, context, prepared, bill), cache=cache, cached_tokens=tokens
+        )
+        grant, _ = await self._flow_controller.admit(target.pool, None, admission_request, context.timeline, stack)
+        return grant
 
     async def _admit_overflow(
         self, variant: DegradedRequest, principal: Principal, context: RequestContext, stack: ResourceStack

@@ -50,7 +50,6 @@ from maitred.core.semantic_scope import (
     ScopePhase,
     ScopeRecord,
 )
-from maitred.core.tenancy import Principal
 from maitred.observe.metrics.semantic import SemanticCacheState
 from maitred.store.semantic import SemanticStore
 from maitred.text.question_guards import difference
@@ -97,24 +96,17 @@ class SemanticLookup:
     Args:
         service: The semantic cache.
         lookup: Look-up of the request in the cache of answers, with its question.
-        principal: The caller.
         context: Record of the request.
         flow: Flow of the request.
     """
 
     def __init__(
-        self,
-        service: "SemanticCache",
-        lookup: "AnswerLookup",
-        *,
-        principal: Principal,
-        context: RequestContext,
-        flow: Flow,
+        self, service: "SemanticCache", lookup: "AnswerLookup", *, context: RequestContext, flow: Flow
     ) -> None:
         assert lookup.question is not None
         assert lookup.compute_copy is not None
         self.question: UserQuestion = lookup.question
-        self.principal = principal
+        self.principal = lookup.principal
         self.context = context
         self.flow = flow
         self.answers = lookup
@@ -280,11 +272,11 @@ class SemanticCache:
 
     # --- a request ---
 
-    def look_up(self, lookup: "AnswerLookup", principal: Principal, context: RequestContext) -> "SemanticLookup":
+    def look_up(self, lookup: "AnswerLookup", context: RequestContext) -> "SemanticLookup":
         """Returns the look-up of a request."""
         assert context.request is not None
-        flow = flow_of(principal, context.request)
-        return SemanticLookup(self, lookup, principal=principal, context=context, flow=flow)
+        flow = flow_of(lookup.principal, context.request)
+        return SemanticLookup(self, lookup, context=context, flow=flow)
 
     async def find(self, lookup: SemanticLookup) -> CachedAnswer | None:
         """Returns the answer of a similar question that may be served; None: there is none.

@@ -4,6 +4,7 @@ import asyncio
 import gc
 from contextlib import asynccontextmanager
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -592,7 +593,7 @@ async def test_the_first_caller_goes_on_elsewhere_before_another_asks_how_far_th
     async def compute(stack):
         return BrokenResponse(record)
 
-    first, second = (CoalescedResponse(answer, record, None, 1, compute) for _ in range(2))
+    first, second = (CoalescedResponse(answer, record, SimpleNamespace(choices=1), compute) for _ in range(2))
     answer.start(compute, lambda _: None)
     with pytest.raises(ReplicaLost):
         await anext(first)
@@ -611,7 +612,9 @@ async def test_who_has_failed_to_compute_an_answer_again_is_a_caller_like_any_ot
         answer.next_context = next_one
         return BrokenResponse(next_one)
 
-    reader, other = (CoalescedResponse(answer, context, None, 1, compute) for context in (next_one, first))
+    reader, other = (
+        CoalescedResponse(answer, context, SimpleNamespace(choices=1), compute) for context in (next_one, first)
+    )
     answer.start(compute, lambda _: None)
     assert await anext(reader) == [TextDelta(0, "one")]
     with pytest.raises(ReplicaLost):

@@ -845,7 +845,7 @@ async def test_an_answer_of_a_server_is_served_until_it_says_that_it_runs_someth
 
     def at_server(*args):
         lookup = answer_lookup.make_lookup(*args)
-        lookup.key, lookup._said = replace(lookup.key, server="s"), lambda: said
+        lookup.key, lookup._server_fingerprint = replace(lookup.key, server="s"), lambda: said
         return lookup
 
     monkeypatch.setattr(pipeline, "make_lookup", at_server)
