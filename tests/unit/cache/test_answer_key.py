@@ -117,6 +117,7 @@ OTHER_CARD = {
     "device": "cuda",
     "embedding_dimensions": 8,
     "pooling": "mean",
+    "feature_version": 1,
     "digest": ModelFingerprint("a", "b", "c", "e"),
 }
 OTHER_FINGERPRINT = {"shape": "x", "tokenizer": "x", "weights": "x", "content": "x"}
