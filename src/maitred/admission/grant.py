@@ -205,6 +205,8 @@ class Grant:
         if work.cache:
             # What the caller has read can be less than its share: it left when the answer was complete.
             saved_tokens = max(0, usage.total_tokens - (0 if is_hit else paid.total_tokens))
+            if work.context is not None and not is_hit:
+                work.context.paid_tokens = paid.total_tokens
         elif outcome is Outcome.FINISHED and (saved_tokens := work.saved_tokens):
             counted_nusd += self._plan.saved_cost_nusd(saved_tokens)
             cost_nusd += price.of_hits.cost_nusd(Usage(saved_tokens, 0))

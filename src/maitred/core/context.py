@@ -160,6 +160,8 @@ class RequestContext(msgspec.Struct):
     prompt_tokens: int = 0
     saved_prompt_tokens: int = 0
     """Prompt tokens that were not computed for this request while others were, a part of the prompt tokens."""
+    paid_tokens: int = 0
+    """Tokens that this request pays of an answer that was computed for another one."""
     cached_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
@@ -222,10 +224,10 @@ class RequestContext(msgspec.Struct):
 
     @property
     def saved_tokens(self) -> int:
-        """Tokens of the prompts and the answer that were not computed for this request."""
+        """Tokens of the prompts and the answer that were not computed for this request and are not paid by it."""
         if self.cache is None or self.outcome in (Outcome.REFUSED, Outcome.FAILED):
             return 0
-        return self.saved_prompt_tokens if self.is_computed else self.usage.total_tokens
+        return self.saved_prompt_tokens if self.is_computed else max(0, self.usage.total_tokens - self.paid_tokens)
 
     @property
     def escalated(self) -> list[str]:
@@ -272,7 +274,7 @@ class RequestContext(msgspec.Struct):
             setattr(self, name, getattr(known, name))
 
     def _reset(self) -> None:
-        self.prompt_tokens = self.cached_tokens = self.completion_tokens = self.reasoning_tokens = 0
+        self.prompt_tokens = self.cached_tokens = self.completion_tokens = self.reasoning_tokens = self.paid_tokens = 0
         self.cache_write_tokens = self.cache_write_1h_tokens = 0
         self.predicted_position = self.position = self.dispatched_s = self.clamped_max_tokens = None
         self.estimated, self.degraded, self.refused_by, self.finish_reasons = False, [], "", []

@@ -222,6 +222,7 @@ class RequestEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
     waited_ms: dict[str, float]
     degraded: list[str]
     usage: Usage
+    paid_tokens: int
     gaps_s: list[float]
     finish_reasons: list[FinishReason]
     fallbacks: list[str]
@@ -429,6 +430,8 @@ class SettleReply(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
 
     number: int
     error: EncodedError | None = None
+    paid_tokens: int = 0
+    """`RequestContext.paid_tokens`."""
 
 
 class DirectoryReply(msgspec.Struct, frozen=True, array_like=True, tag="news"):

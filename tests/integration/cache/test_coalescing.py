@@ -181,6 +181,10 @@ async def test_a_split_bill_is_the_sum_that_the_engine_has_counted(workers):
         assert len(sharers) > callers // 2
         assert len(shares) <= len(sharers)
         assert shares[:-1] == [LENGTH // len(shares)] * (len(shares) - 1)
+        saved = sum(line["saved_tokens"] for line in lines)
+        while counters(system)["maitred_cache_saved_tokens_total"] != saved:
+            assert time.monotonic() < deadline_s
+            await asyncio.sleep(0.05)
 
 
 def usages(response):

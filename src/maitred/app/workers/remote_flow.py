@@ -233,6 +233,7 @@ class RemoteAdmission:
             self.attempt_outcome, self.retry_after_s = WorkerAttemptOutcome.NEUTRAL, None
         elif isinstance(message, SettleReply):
             self._settle_reply = message
+            self._context.paid_tokens = message.paid_tokens
             self._is_finished = message.error is None  # a settled request holds nothing any more
         self._wake()
 

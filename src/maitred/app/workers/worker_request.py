@@ -301,7 +301,7 @@ class WorkerRequest:
                         self._send(SettleReply(number, encode_error(error)))
                     else:
                         # No message of this request follows: its worker sends no `ReleaseRequest`.
-                        self._send(SettleReply(number))
+                        self._send(SettleReply(number, paid_tokens=self.context.paid_tokens))
                         return False
                 case ReleaseRequest() as command:
                     self._update_usage(command)

@@ -703,7 +703,10 @@ async def share(gateway, *leavers):
     assert sum(line.output_tokens for line in lines) == gateway.replica.output_tokens
     assert sum(line.prompt_tokens for line in lines) == gateway.replica.prompt_tokens
     assert not gateway.admission.admission.leases.active
-    return [[line for line in gateway.lines if line.request_id == context.request_id] for context in contexts]
+    lines = [[line for line in gateway.lines if line.request_id == context.request_id] for context in contexts]
+    for context, (line,) in zip(contexts, lines, strict=True):
+        assert context.saved_tokens == line.saved_tokens
+    return lines
 
 
 async def test_a_bill_is_split_among_all_who_get_the_answer():

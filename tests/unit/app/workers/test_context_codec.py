@@ -27,7 +27,11 @@ def reported(context):
     ],
 )
 def test_what_the_cache_did_is_reported(cache):
-    context = RequestContext("req-1", 0.0, model="m", cache=cache, prompt_tokens=3, completion_tokens=4)
+    context = RequestContext("req-1", 0.0, model="m", cache=cache, prompt_tokens=3, completion_tokens=4, paid_tokens=2)
     seen = reported(context)
     assert seen.cache == cache
-    assert (seen.is_computed, seen.usage) == (context.is_computed, context.usage)
+    assert (seen.is_computed, seen.usage, seen.saved_tokens) == (
+        context.is_computed,
+        context.usage,
+        context.saved_tokens,
+    )
