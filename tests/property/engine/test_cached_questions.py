@@ -41,9 +41,8 @@ def test_never_more_than_the_bound_and_only_what_was_kept_in_the_partition(event
                     assert kept[found.key] == (partition, found.question)
             case "keep":
                 partition, text, key = details
-                unknown = cached.unknown
                 cached.update(UpdateSimilar(kept=[KeptQuestion(partition, text, key)]))
-                if cached.unknown == unknown:
+                if cached._recent.get(partition, text) is not None:
                     kept[key] = (partition, text)
             case "remove":
                 cached.update(UpdateSimilar(removed=details))

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from maitred.core.errors import ConfigInvalid
 from maitred.engine.config import PoolingMode
 from maitred.engine.encoder.modules import Pooling, longest_text, read_object, read_pooling
 from maitred.engine.encoder.packing import PackedRows, pack_rows
-from maitred.engine.encoder.pooling import pool
+from maitred.engine.encoder.pooling import pool, split_rows
 from maitred.engine.kernels.prefill import PrefillBucket, plan_buckets
 from maitred.engine.models.batch import BatchChunk, ForwardBatch
 from maitred.engine.models.config import ModelConfig
@@ -104,8 +103,7 @@ class PooledDecoder:
         """
         batch = pack_rows(texts, self._decoder.device)
         rows = self._last_rows(batch)
-        pooled = pool(rows, batch, self.pooling).cpu()
-        return pooled, list(torch.split(functional.normalize(rows, dim=-1).cpu(), batch.lengths.tolist()))
+        return pool(rows, batch, self.pooling).cpu(), split_rows(rows, batch)
 
     def _last_rows(self, batch: PackedRows) -> Tensor:
         return self._decoder.forward(_step(batch, batch.lengths.tolist()), self._nothing)

@@ -13,7 +13,7 @@ from torch.nn import functional
 from maitred.engine.config import PoolingMode
 from maitred.engine.encoder.modules import Pooling
 from maitred.engine.encoder.packing import PackedBatch, TextGroup, pack
-from maitred.engine.encoder.pooling import pool
+from maitred.engine.encoder.pooling import pool, split_rows
 from maitred.engine.encoder.shape import Activation, EncoderShape
 from maitred.engine.encoder.weights import EncoderLayerWeights, EncoderWeights, Norm, load_encoder_weights
 
@@ -95,8 +95,7 @@ class Encoder:
         """
         batch = pack(texts, self._weights.words.device)
         rows = self._last_rows(batch)
-        pooled = pool(rows, batch, self.shape.pooling).cpu()
-        return pooled, list(torch.split(functional.normalize(rows, dim=-1).cpu(), batch.lengths.tolist()))
+        return pool(rows, batch, self.shape.pooling).cpu(), split_rows(rows, batch)
 
     def _last_rows(self, batch: PackedBatch) -> Tensor:
         weights = self._weights

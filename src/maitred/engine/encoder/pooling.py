@@ -29,6 +29,11 @@ def pool(rows: Tensor, batch: PackedRows, pooling: Pooling) -> Tensor:
     return vectors[:, : pooling.longest_vector]
 
 
+def split_rows(rows: Tensor, batch: PackedRows) -> list[Tensor]:
+    """Returns the rows of each text on the CPU, each of length 1."""
+    return list(torch.split(functional.normalize(rows, dim=-1).cpu(), batch.lengths.tolist()))
+
+
 def _pool(rows: Tensor, batch: PackedRows, mode: PoolingMode) -> Tensor:
     match mode:
         case "cls":

@@ -35,12 +35,10 @@ class CachedQuestions:
 
     Attributes:
         index: The cached questions.
-        unknown: Number of questions that were to be kept, but that no search had brought lately.
     """
 
     def __init__(self, reader: QuestionReader, *, encoder: str, max_entries: int) -> None:
         self.index = SimilarIndex(max_entries)
-        self.unknown = 0
         self._reader = reader
         self._encoder = encoder
         self._recent = RecentQuestions(RECENT_QUESTIONS)
@@ -67,10 +65,7 @@ class CachedQuestions:
     def update(self, update: UpdateSimilar) -> None:
         """Adds and removes cached questions, notes which were served, and changes verifiers."""
         for kept in update.kept:
-            question = self._recent.get(kept.partition, kept.question)
-            if question is None:
-                self.unknown += 1
-            else:
+            if (question := self._recent.get(kept.partition, kept.question)) is not None:
                 self.index.add(kept.partition, kept.key, question)
         for key in update.removed:
             self.index.remove(key)

@@ -148,7 +148,11 @@ class SimilarIndex:
         return results
 
     def pair_with(self, partition: Hashable, asked: EncodedQuestion, cached: EncodedQuestion) -> QuestionPair:
-        """Returns the pair that a search would find if a question were cached, without changing anything."""
+        """Returns the pair that a search would find if a question were cached, without changing anything.
+
+        Measurements ask it about pairs of their choice, such as a question and an edit of it, and no gateway does. It
+        stands here because it must say the same as a search.
+        """
         found = self._partitions.get(partition, _Partition(len(asked.vector)))
         cosine = float(asked.vector @ cached.vector)
         cosines = np.append(found.cosines(asked.vector), cosine)
