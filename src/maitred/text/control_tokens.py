@@ -40,14 +40,16 @@ class ControlTokens:
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, tokens: Mapping[int, str]) -> None:
-        self.pattern = re.compile("|".join(re.escape(text) for text in sorted(tokens.values(), key=len, reverse=True)))
+        added = backend.get_added_tokens_decoder()
+        self.pattern = re.compile(_any_of(tokens.values()))
+        # The tokenizer finds those that it does not normalise first, also where another one is longer.
+        self._found_first = re.compile(f"({_any_of(tokens[id_] for id_ in tokens if not added[id_].normalized)})")
         self._names = {text: _private_name() for text in tokens.values()}
         self._texts = {name: text for text, name in self._names.items()}
         self._private_names = re.compile("|".join(map(re.escape, self._texts)))
         self._backend, self._ids = self._renaming(backend, tokens)
         self._private = frozenset(self._backend.token_to_id(name) for name in self._texts)
         self._spelt = _spelt(backend, tokens)
-        added = backend.get_added_tokens_decoder()
         self.takes_other_spellings = (
             _normalizes(backend) and any(added[token].normalized for token in tokens)
         ) or bool(self._spelt)
@@ -69,7 +71,7 @@ class ControlTokens:
         """
         pieces = re.split(f"{OPEN_MARK}([^{OPEN_MARK}{CLOSE_MARK}]*){CLOSE_MARK}|[{OPEN_MARK}{CLOSE_MARK}]", prompt)
         # Every second piece stood between two marks, or is None.
-        pieces[::2] = [self.pattern.sub(self._rename, piece) for piece in pieces[::2]]
+        pieces[::2] = map(self._rename, pieces[::2])
         renamed = "".join(filter(None, pieces))
         (encoding,) = self._backend.encode_batch_fast([renamed], add_special_tokens=add_special_tokens)
         names = len(self._private_names.findall(renamed))
@@ -105,8 +107,12 @@ class ControlTokens:
     def _restore(self, name: re.Match[str]) -> str:
         return self._texts[name[0]]
 
-    def _rename(self, found: re.Match[str]) -> str:
-        return self._names[found[0]]
+    def _rename(self, text: str) -> str:
+        """Returns what a template has written, with private names in place of control tokens."""
+        pieces = self._found_first.split(text)
+        pieces[::2] = [self.pattern.sub(lambda found: self._names[found[0]], piece) for piece in pieces[::2]]
+        pieces[1::2] = [self._names[token] for token in pieces[1::2]]
+        return "".join(pieces)
 
     def _renaming(
         self, backend: tokenizers.Tokenizer, tokens: Mapping[int, str]
@@ -135,6 +141,11 @@ class ControlTokens:
         renaming.add_tokens([*added.values()])
         ids = {entry.content: token for token, entry in added.items()}
         return renaming, {token: ids[entry.content] for token, entry in renaming.get_added_tokens_decoder().items()}
+
+
+def _any_of(texts: Iterable[str]) -> str:
+    """Returns an expression that finds any of some texts, and the longest of those that begin at one place."""
+    return "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)"
 
 
 def _private_name() -> str:

@@ -124,6 +124,11 @@ def test_what_a_prompt_is_cut_before(options, others, separates):
     st.dictionaries(st.sampled_from(CONTENTS), plain | flags.filter(lambda each: not each["single_word"]), min_size=1),
     st.lists(st.lists(st.sampled_from([*CONTENTS, *TEXTS]), max_size=12).map("".join), max_size=4),
 )
+@example(  # the tokenizer reads the second as the first, and ">"
+    "metaspace",
+    {"<|end|>": {"normalized": False, "special": True}, "<|end|>>": {"normalized": True}, "<s>": {"normalized": False}},
+    [LONG, "<|end|>"],
+)
 def test_conversations_that_spell_control_tokens_have_the_same_tokens(kind, added, texts):
     source = "{% for m in messages %}" + "{{ m.content.split('ab')[-1] }}".join(added) + "{% endfor %}"
     read = []
