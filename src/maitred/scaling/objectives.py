@@ -1,0 +1,30 @@
+"""Objectives and limits of the scaling of one model."""
+
+import msgspec
+
+
+class ScalingObjectives(msgspec.Struct, frozen=True, kw_only=True):
+    """Objectives of a model's replicas, and the limits within which their number is chosen."""
+
+    ttft_s: float
+    """Objective of the time to first token, wait included."""
+    itl_s: float
+    """Objective of the time between tokens."""
+    min_replicas: int = 1
+    """Fewest serving replicas; 0: a model without demand has none."""
+    max_replicas: int
+    """Most replicas that serve or are about to."""
+    usd_per_hour: float = 0.0
+    """Price of one replica."""
+    max_usd_per_hour: float | None = None
+    target_utilisation: float = 0.85
+    """Highest share of the capacity within the objectives that the forecast may need."""
+    confidence: float = 0.95
+    """Quantile of the forecast for which the objectives must hold."""
+    sleeping_replicas: int = 0
+    """Replicas to keep asleep for bursts, beside those that serve."""
+
+    @property
+    def most_replicas(self) -> int:
+        """Most replicas by number and by price, at least `min_replicas`."""
+        raise NotImplementedError
