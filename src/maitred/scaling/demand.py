@@ -1,5 +1,7 @@
 """Demand for a model: what waits, what runs, and what has arrived."""
 
+import math
+
 import msgspec
 
 
@@ -13,6 +15,8 @@ class ArrivalWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens of these requests that must be computed: those that are found in a prefix cache do not count."""
     output_tokens: float = 0.0
     """Output tokens of these requests, as far as they are known; the others count with their expected length."""
+    cached_tokens: float = 0.0
+    """Prompt tokens of these requests that a prefix cache holds."""
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +36,11 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     window: ArrivalWindow
     """What has arrived since the last decision."""
 
+    @property
+    def any(self) -> bool:
+        """Whether any request waits or runs, or has just arrived."""
+        return bool(self.waiting or self.running or self.window.requests)
+
 
 class RequestMix(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of the requests that a model gets: means, and how they vary."""
@@ -46,3 +55,24 @@ class RequestMix(msgspec.Struct, frozen=True, kw_only=True):
     """Squared coefficient of variation of the uncached prompt tokens; 1: an exponential distribution."""
     output_variation: float = 1.0
     """Squared coefficient of variation of the output tokens."""
+
+    @property
+    def prompt_p95_tokens(self) -> float:
+        """95th percentile of the uncached prompt tokens, if they have a lognormal distribution."""
+        return self.prompt_tokens * lognormal_p95(self.prompt_variation)
+
+    @property
+    def decoding_context_tokens(self) -> float:
+        """Mean tokens that an output token attends to; long answers have more of the output tokens."""
+        return self.prompt_tokens + self.cached_tokens + 0.5 * self.output_tokens * (1 + self.output_variation)
+
+    @property
+    def whole_tokens(self) -> float:
+        """Mean tokens of a prompt and its answer."""
+        return self.prompt_tokens + self.cached_tokens + self.output_tokens
+
+
+def lognormal_p95(variation: float) -> float:
+    """Returns the 95th percentile of a lognormal distribution in units of its mean, by its squared variation."""
+    variance = math.log1p(max(0.0, variation))
+    return math.exp(1.645 * math.sqrt(variance) - 0.5 * variance)

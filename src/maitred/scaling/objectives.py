@@ -17,6 +17,7 @@ class ScalingObjectives(msgspec.Struct, frozen=True, kw_only=True):
     usd_per_hour: float = 0.0
     """Price of one replica."""
     max_usd_per_hour: float | None = None
+    """Most that serving and sleeping replicas together may cost. It holds even where `min_replicas` cost more."""
     target_utilisation: float = 0.85
     """Highest share of the capacity within the objectives that the forecast may need."""
     confidence: float = 0.95
@@ -26,5 +27,12 @@ class ScalingObjectives(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def most_replicas(self) -> int:
-        """Most replicas by number and by price, at least `min_replicas`."""
-        raise NotImplementedError
+        """Most replicas by number and by price."""
+        return min(self.max_replicas, self.affordable_replicas)
+
+    @property
+    def affordable_replicas(self) -> int:
+        """Most replicas by price."""
+        if self.max_usd_per_hour is None or self.usd_per_hour <= 0:
+            return 1_000_000
+        return int(self.max_usd_per_hour / self.usd_per_hour + 1e-9)

@@ -1,7 +1,14 @@
 """Start-up times of replicas by the kind of start, from measured starts."""
 
+import math
+from collections import deque
 from collections.abc import Mapping
 from enum import StrEnum
+
+_KEPT = 32
+"""Measurements that are kept of each kind."""
+_UNKNOWN_S = 120.0
+"""Seconds of a start of which nothing is known."""
 
 
 class StartKind(StrEnum):
@@ -19,6 +26,9 @@ class StartKind(StrEnum):
     """A replica sleeps: its process has everything but the memory of the accelerator."""
 
 
+_FASTEST_FIRST = tuple(reversed(StartKind))
+
+
 class StartupTimes:
     """Durations of the last starts of each kind, and their quantiles.
 
@@ -29,16 +39,28 @@ class StartupTimes:
     """
 
     def __init__(self, guesses: Mapping[StartKind, float]) -> None:
-        raise NotImplementedError
+        self._guesses = dict(guesses)
+        self._measured: dict[StartKind, deque[float]] = {}
+        self._sorted: dict[StartKind, list[float]] = {}
 
     def observe(self, kind: StartKind, seconds: float) -> None:
         """Adds the duration of a complete start: from the order to the first request that it could serve."""
-        raise NotImplementedError
+        measured = self._measured.setdefault(kind, deque(maxlen=_KEPT))
+        measured.append(seconds)
+        self._sorted[kind] = sorted(measured)
 
     def quantile(self, kind: StartKind, q: float) -> float:
-        """Returns the seconds within which a share `q` of the starts of this kind is complete."""
-        raise NotImplementedError
+        """Returns the seconds within which a share `q` of the starts of this kind is complete.
+
+        With few measurements it is the longest of them.
+        """
+        for slower in _FASTEST_FIRST[_FASTEST_FIRST.index(kind) :]:
+            if times := self._sorted.get(slower):
+                return times[min(len(times) - 1, math.ceil(q * (len(times) + 1)) - 1)] if q > 0 else times[0]
+            if (guess_s := self._guesses.get(slower)) is not None:
+                return guess_s
+        return _UNKNOWN_S
 
     def count(self, kind: StartKind) -> int:
         """Returns the number of measurements that are kept of this kind."""
-        raise NotImplementedError
+        return len(self._measured.get(kind, ()))
