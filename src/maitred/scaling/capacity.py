@@ -1,13 +1,14 @@
 """Capacity of a replica: the load that it serves within the objectives, from its measured step times.
 
 In steady state, a replica that gets `r` requests per second, with `o` output tokens each, has a batch of `b = r o T`
-sequences (Little's law), where `T` is the mean step time. A step has the decodes of this batch and the prefill of the
-`r T` requests that arrive during it. With the linear model of step times this gives ``T = fixed_s + r T W``, where the
+sequences (Little's law), where `T` is the mean time between two tokens. A sequence shares its steps with `b` others (an
+arrival sees what an outsider sees) and with the prefill of the `r T` requests that arrive during a step. With the
+linear model of step times this gives ``T = A + r T W``. Here `A` is the step time of a sequence that is alone, and the
 *work* `W` is the time that one request adds to the steps that it takes part in: its decodes and its prefill. Hence::
 
-    T = fixed_s / (1 - r W)            utilisation = r W
-    r = (1 - fixed_s / T) / W          the rate at which the step time reaches an objective T
-    r = N / (o fixed_s + N W)          the rate at which N slots are full
+    T = A / (1 - r W)            utilisation = r W
+    r = (1 - A / T) / W          the rate at which the time between tokens reaches an objective T
+    r = N / (o A + N W)          the rate at which N slots are full
 
 The step time and with it the batch grow beyond all bounds as `r W` approaches 1: an error of a few percent in `W` can
 be a factor in the latency. So what the autoscaler goes by is the rate at an objective, which has no such pole.
@@ -43,9 +44,9 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     batch: float
     """Mean number of running sequences."""
     itl_s: float
-    """Mean step time: the time between two tokens of an answer."""
+    """Mean time between two tokens of an answer."""
     itl_p95_s: float
-    """Step time with a batch that is exceeded 5 % of the time: arrivals are random, so the batch fluctuates."""
+    """95th percentile of a request's mean time between tokens: batch and prefill beside it fluctuate."""
     ttft_s: float
     """95th percentile of the time to first token; infinite where the queue grows."""
     bound: KneeBound | None = None
@@ -103,15 +104,9 @@ class ReplicaCapacity(msgspec.Struct, frozen=True, kw_only=True):
         work_s, slots = self.work_s(mix), self.slots(mix)
         if work_s <= 0:
             return math.inf
-        at_itl = max(0.0, 1 - self.times.fixed_s / itl_s) / work_s
-        return min(at_itl, slots / (mix.output_tokens * self.times.fixed_s + slots * work_s))
-
-    def batch_at(self, mix: RequestMix, requests_per_s: float) -> float:
-        """Returns the mean batch at this rate; infinite where the rate is too high for a steady state."""
-        utilisation = requests_per_s * self.work_s(mix)
-        if utilisation >= 1:
-            return math.inf
-        return requests_per_s * mix.output_tokens * self.times.fixed_s / (1 - utilisation)
+        alone_s = self.alone_itl_s(mix)
+        at_itl = max(0.0, 1 - alone_s / itl_s) / work_s
+        return min(at_itl, slots / (mix.output_tokens * alone_s + slots * work_s))
 
     def alone_ttft_s(self, mix: RequestMix, batch: float = 0.0) -> float:
         """Returns the 95th percentile of the TTFT without any wait, beside a batch of running sequences."""
@@ -144,25 +139,35 @@ class ReplicaCapacity(msgspec.Struct, frozen=True, kw_only=True):
                 itl_p95_s=math.inf,
                 ttft_s=math.inf,
             )
-        itl_s = self.times.fixed_s / (1 - utilisation)
-        batch = requests_per_s * mix.output_tokens * itl_s
+        itl_s = self.alone_itl_s(mix) / (1 - utilisation)
+        resident_s = mix.output_tokens * itl_s
+        batch = requests_per_s * resident_s
+        # Number of others beside a request, and the prefill work that comes while it is there, vary as Poisson counts.
+        prefill_spread_s = self.prefill_s(mix) * math.sqrt((1 + mix.prompt_variation) * batch) / max(1.0, mix.output_tokens)
+        # Where more work comes, steps take longer and the batch grows: by the derivative of T = A / (1 - r W).
+        spread_s = math.hypot(decode_s * math.sqrt(batch), prefill_spread_s) / (1 - utilisation)
         return ReplicaLoad(
             requests_per_s=requests_per_s,
             utilisation=utilisation,
             batch=batch,
             itl_s=itl_s,
-            itl_p95_s=itl_s + _Z95 * math.sqrt(batch) * decode_s,
-            ttft_s=self._slot_wait_s(mix, batch, itl_s)
+            itl_p95_s=itl_s + _Z95 * spread_s,
+            ttft_s=self._slot_wait_s(mix, batch, itl_s, 1 - utilisation)
             + self._prefill_wait_s(mix, requests_per_s, batch)
             + self.alone_ttft_s(mix, batch),
         )
 
-    def _slot_wait_s(self, mix: RequestMix, batch: float, itl_s: float) -> float:
-        """Returns the 95th percentile of the wait for a slot."""
+    def _slot_wait_s(self, mix: RequestMix, batch: float, itl_s: float, idle: float) -> float:
+        """Returns the 95th percentile of the wait for a slot.
+
+        Sequences take longer beside more others. This makes the variance of their number larger than in a queue with
+        constant times, by 1 / `idle`; so as many slots are needed as if there were fewer and larger ones.
+        """
         slots = self.slots(mix)
         busy = batch / slots
         if busy >= 1:
             return math.inf
+        slots *= idle
         chance = busy ** (math.sqrt(2 * (slots + 1)) - 1)
         if chance <= 0.05:
             return 0.0

@@ -1,8 +1,43 @@
-"""Forecast of the demand for a model: level, daily and weekly profile, and bursts; it measures its own error."""
+"""Forecast of the demand for a model: level, trend, daily and weekly profile, and bursts; it measures its own error.
+
+Several simple forecasts compete: short, middle and long averages, a damped trend, and the middle average carried along
+the profile of the day and of the week. For each horizon they are mixed by how well they have forecast lately (Bayesian
+model averaging with a fading memory). The band around the mixture is that of the errors that it made, so bursts that
+nothing foretells make it as wide as they were.
+
+All is computed with square roots of rates: the square root of a Poisson count has the same variance at any rate (M. S.
+Bartlett, 1936), so errors at night tell something of those at noon.
+"""
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
 
 import msgspec
 
 from maitred.scaling.demand import ArrivalWindow, RequestMix
+from maitred.scaling.demand_profile import DemandProfile
+from maitred.scaling.forecast_errors import ForecastErrors
+
+_BIN_S = 5.0
+_HORIZONS_S = (5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0, 3_600.0)
+_LEVEL_MEMORIES_S = (15.0, 60.0, 600.0)
+"""Time constants of the averages."""
+_TREND_LEVEL_S, _TREND_S = 30.0, 90.0
+"""Time constants of level and slope of the trend."""
+_TREND_ENDS_S = 180.0
+"""How far a slope carries: the trend is damped."""
+_ERROR_MEMORY_S = 3_600.0
+"""Time constant of the errors by which forecasts are mixed."""
+_MIX_MEMORY_S = 900.0
+_MIX_REQUESTS = 200
+"""So many requests are remembered for the mix, however long ago they came."""
+_DAY_S = 86_400.0
+_MOST_PROFILE_RATIO = 8.0
+_KEPT_RETURNS = 1_024
+_FEW_RETURNS = 30
+_GUESSED_GROWTH = 0.1
+"""Standard deviation of a rate's change that is assumed while few errors are known, as a share of the rate."""
 
 
 class ForecastRange(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,34 +52,262 @@ class DemandForecast:
     """Forecast of the requests per second that will arrive, and the mix of their sizes.
 
     Args:
-        start_s: Seconds since the Unix epoch, or since any midnight, at the first window: profiles need the time of day.
+        start_s: Seconds since the Unix epoch at time 0 of the windows: profiles need the time of day and of the week.
     """
 
     def __init__(self, *, start_s: float = 0.0) -> None:
-        raise NotImplementedError
+        self._start_s = start_s
+        self.window_s = 10.0
+        """Time over which a rate is averaged where it is compared with a forecast: about as long as a request runs."""
+        self._bins = 0
+        self._count = self._elapsed_s = 0.0
+        self._counts: deque[float] = deque([0.0], maxlen=2_048)
+        """Requests up to the end of each recent bin."""
+        self._levels = [0.0] * len(_LEVEL_MEMORIES_S)
+        self._level_history: deque[float] = deque(maxlen=round(_HORIZONS_S[-1] / _BIN_S) + 1)
+        self._trend_level = self._slope = 0.0
+        self._profiles = (DemandProfile(_DAY_S, 96), DemandProfile(7 * _DAY_S, 168))
+        self._horizons = [_Horizon(seconds) for seconds in _HORIZONS_S]
+        self._sizes = _SizeSums()
+        self._last_arrival_s = -math.inf
+        self._surge_at, self._last_surge = (-1, 0.0), 1.0
+        self._now_s = 0.0
 
     def observe(self, window: ArrivalWindow) -> None:
         """Takes what has arrived. Windows come in order; their lengths may differ."""
-        raise NotImplementedError
+        self._sizes.add(window)
+        if window.requests:
+            self._last_arrival_s = window.start_s + window.length_s
+        left_s, start_s = window.length_s, window.start_s
+        while left_s > 1e-9:
+            part_s = min(left_s, _BIN_S - self._elapsed_s)
+            self._count += window.requests * part_s / window.length_s
+            self._elapsed_s += part_s
+            start_s += part_s
+            left_s -= part_s
+            if self._elapsed_s >= _BIN_S - 1e-9:
+                self._close_bin(self._start_s + start_s)
+        self._now_s = window.start_s + window.length_s
+
+    def _close_bin(self, at_s: float) -> None:
+        rate = self._count / _BIN_S
+        self._counts.append(self._counts[-1] + self._count)
+        self._count = self._elapsed_s = 0.0
+        self._bins += 1
+        for index, memory_s in enumerate(_LEVEL_MEMORIES_S):
+            # In the beginning the average is the plain mean of all bins.
+            weight = max(1 / self._bins, -math.expm1(-_BIN_S / memory_s))
+            self._levels[index] += weight * (rate - self._levels[index])
+        before = self._trend_level
+        weight = max(1 / self._bins, -math.expm1(-_BIN_S / _TREND_LEVEL_S))
+        self._trend_level += self._slope * _BIN_S + weight * (rate - before - self._slope * _BIN_S)
+        if self._bins > 2:
+            change = (self._trend_level - before) / _BIN_S
+            self._slope += -math.expm1(-_BIN_S / _TREND_S) * (change - self._slope)
+        for profile in self._profiles:
+            profile.observe(at_s - _BIN_S, rate, _BIN_S)
+        self._level_history.append(math.sqrt(self._levels[1]))
+        outcome = math.sqrt(self._recent_rate())
+        highest = 0.0
+        for horizon in self._horizons:
+            horizon.settle(self._bins, outcome, self._level_history, self._spread(horizon.forecast))
+            horizon.forecast_from(self._bins, self._forecasts(at_s, horizon.seconds))
+            highest = max(highest, horizon.forecast)
+            horizon.await_return(self._bins, highest)
+
+    def _recent_rate(self) -> float:
+        """Returns the mean rate of the last `window_s`."""
+        bins = min(max(1, round(self.window_s / _BIN_S)), len(self._counts) - 1)
+        return (self._counts[-1] - self._counts[-1 - bins]) / (bins * _BIN_S)
+
+    def _forecasts(self, at_s: float, in_s: float) -> list[float]:
+        """Returns the competing forecasts, as square roots of rates."""
+        _, middle, _ = self._levels
+        damped_s = _TREND_ENDS_S * -math.expm1(-in_s / _TREND_ENDS_S)
+        rates = [*self._levels, max(0.0, self._trend_level + self._slope * damped_s)]
+        for profile in self._profiles:
+            now, then = profile.at(at_s), profile.at(at_s + in_s)
+            ratio = 1.0 if now is None or then is None else (then + 1e-9) / (now + 1e-9)
+            rates.append(middle * min(_MOST_PROFILE_RATIO, max(1 / _MOST_PROFILE_RATIO, ratio)))
+        return [math.sqrt(rate) for rate in rates]
+
+    def _spread(self, forecast: float) -> float:
+        """Returns the standard deviation that is assumed while few errors are known: Poisson noise, and some growth."""
+        return math.hypot(0.5 / math.sqrt(self.window_s), 0.5 * _GUESSED_GROWTH * forecast)
 
     def at(self, in_s: float, quantile: float = 0.5) -> float:
         """Returns a quantile of the mean requests per second around the time `in_s` seconds from now."""
-        raise NotImplementedError
+        return self._quantile(in_s, quantile) * self._surge()
+
+    def _quantile(self, in_s: float, quantile: float) -> float:
+        horizons = self._horizons
+        index = bisect_left(_HORIZONS_S, in_s)
+        if index == 0 or index == len(horizons):
+            return max(0.0, self._root(horizons[min(index, len(horizons) - 1)], quantile)) ** 2
+        before, after = horizons[index - 1], horizons[index]
+        share = (in_s - before.seconds) / (after.seconds - before.seconds)
+        root = self._root(before, quantile) * (1 - share) + self._root(after, quantile) * share
+        return max(0.0, root) ** 2
+
+    def _root(self, horizon: "_Horizon", quantile: float) -> float:
+        return horizon.forecast + horizon.errors.quantile(quantile, self._spread(horizon.forecast))
+
+    def _surge(self) -> float:
+        """Returns by how much the arrivals of the last seconds exceed the forecast, if chance does not explain it; else 1.
+
+        A bin is too long to wait for its end where a crowd comes.
+        """
+        if self._surge_at != (self._bins, self._count):
+            self._surge_at = (self._bins, self._count)
+            last = self._counts[-1] - self._counts[-2] if self._bins else 0.0
+            high, surge = self._quantile(0.0, 0.95), 1.0
+            for count, seconds in (
+                (self._count, self._elapsed_s),
+                (self._count + last, self._elapsed_s + (_BIN_S if self._bins else 0.0)),
+            ):
+                expected = high * seconds
+                if expected > 0 and count > expected + 3 * math.sqrt(expected) + 3:
+                    surge = max(surge, count / expected)
+            self._last_surge = surge
+        return self._last_surge
 
     def range(self, in_s: float) -> ForecastRange:
         """Returns the band of 90 % around the forecast for `in_s` seconds from now."""
-        raise NotImplementedError
+        return ForecastRange(low=self.at(in_s, 0.05), mean=self.at(in_s), high=self.at(in_s, 0.95))
 
-    def return_chance(self, requests_per_s: float, within_s: float) -> float:
-        """Returns the probability that the demand reaches this rate within so many seconds, from earlier returns."""
-        raise NotImplementedError
+    def return_chance(self, requests_per_s: float, within_s: float) -> float | None:
+        """Returns the probability that the demand's level reaches a rate within so many seconds, from what it did before.
+
+        None: there is not enough history.
+        """
+        index = min(bisect_left(_HORIZONS_S, within_s), len(_HORIZONS_S) - 1)
+        return self._horizons[index].return_chance(math.sqrt(requests_per_s))
+
+    @property
+    def level(self) -> float:
+        """Present requests per second, as the average of about a minute."""
+        return self._levels[1]
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last arrival; infinite if there was none."""
+        return self._now_s - self._last_arrival_s
 
     @property
     def coverage(self) -> float | None:
-        """Share of the outcomes that the 90 % band has covered lately; None: there are too few."""
-        raise NotImplementedError
+        """Share of the outcomes that the 90 % band has covered lately, of horizons up to minutes; None: too few."""
+        known = [horizon.errors.coverage for horizon in self._horizons[:6]]
+        covered = [coverage for coverage in known if coverage is not None]
+        return sum(covered) / len(covered) if covered else None
 
     @property
     def mix(self) -> RequestMix | None:
         """Sizes of recent requests; None: there has been none."""
-        raise NotImplementedError
+        return self._sizes.mix()
+
+
+class _Horizon:
+    """Forecasts for one horizon: competing ones, how wrong each was, their mixture and its errors."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.forecast = 0.0
+        self.errors = ForecastErrors()
+        self._bins = max(1, round(seconds / _BIN_S))
+        self._every = max(1, self._bins // 8)
+        """Outcomes of neighbouring bins are nearly the same: only one in so many is kept."""
+        self._pending: deque[tuple[int, float, list[float]]] = deque()
+        self._squares: list[float] = []
+        self._weight = 0.0
+        self._awaited: deque[tuple[int, float]] = deque()
+        self._returns: deque[float] = deque()
+        self._sorted_returns: list[float] = []
+
+    def forecast_from(self, at: int, forecasts: list[float]) -> None:
+        """Mixes the competing forecasts and keeps them until their outcome is known."""
+        if not self._squares:
+            self._squares = [0.0] * len(forecasts)
+        least = min(self._squares)
+        if least <= 0:
+            self.forecast = forecasts[1]
+        else:
+            # Squared errors in units of the least are log-likelihoods of as many outcomes as are independent.
+            independent = self._weight / (_BIN_S / _ERROR_MEMORY_S) / (self._bins + 2)
+            weights = [math.exp(-0.5 * independent * (square / least - 1)) for square in self._squares]
+            self.forecast = sum(map(float.__mul__, weights, forecasts)) / sum(weights)
+        self._pending.append((at + self._bins, self.forecast, forecasts))
+
+    def settle(self, at: int, outcome: float, levels: deque[float], spread: float) -> None:
+        """Compares what was forecast for now with what has come."""
+        if self._pending and self._pending[0][0] <= at:
+            _, forecast, forecasts = self._pending.popleft()
+            memory = _BIN_S / _ERROR_MEMORY_S
+            self._weight += memory * (1 - self._weight)
+            for index, one in enumerate(forecasts):
+                self._squares[index] += memory * ((outcome - one) ** 2 - self._squares[index])
+            if at % self._every == 0:
+                self.errors.observe(outcome - forecast, spread)
+        if self._awaited and self._awaited[0][0] <= at:
+            _, highest = self._awaited.popleft()
+            self._add_return(max(levels[index] for index in range(-self._bins, 0)) - highest)
+
+    def await_return(self, at: int, highest: float) -> None:
+        """Keeps the highest forecast up to this horizon, until it is known how high the level came."""
+        if at % self._every == 0:
+            self._awaited.append((at + self._bins, highest))
+        self._highest = highest
+
+    def _add_return(self, rise: float) -> None:
+        if len(self._returns) >= _KEPT_RETURNS:
+            del self._sorted_returns[bisect_left(self._sorted_returns, self._returns.popleft())]
+        self._returns.append(rise)
+        insort(self._sorted_returns, rise)
+
+    def return_chance(self, root: float) -> float | None:
+        """Returns the share of earlier times when the level rose by as much as it would have to now."""
+        if len(self._returns) < _FEW_RETURNS:
+            return None
+        rises = self._sorted_returns
+        return 1 - bisect_left(rises, root - self._highest) / len(rises)
+
+
+class _SizeSums:
+    """Sums over recent requests, which fade with time as long as there are many."""
+
+    def __init__(self) -> None:
+        self._requests = self._prompt = self._output = self._cached = 0.0
+        self._prompt_squares = self._output_squares = 0.0
+
+    def add(self, window: ArrivalWindow) -> None:
+        if self._requests > _MIX_REQUESTS:
+            fade = math.exp(-window.length_s / _MIX_MEMORY_S)
+            self._requests *= fade
+            self._prompt *= fade
+            self._output *= fade
+            self._cached *= fade
+            self._prompt_squares *= fade
+            self._output_squares *= fade
+        requests = window.requests
+        if requests <= 0:
+            return
+        self._requests += requests
+        self._prompt += window.prompt_tokens
+        self._output += window.output_tokens
+        self._cached += window.cached_tokens
+        # The sum over k requests differs from k means by a square of k variances on average.
+        self._prompt_squares += (window.prompt_tokens - requests * self._prompt / self._requests) ** 2
+        self._output_squares += (window.output_tokens - requests * self._output / self._requests) ** 2
+
+    def mix(self) -> RequestMix | None:
+        if self._requests <= 0:
+            return None
+        requests = self._requests
+        prompt, output = self._prompt / requests, max(1.0, self._output / requests)
+        few = requests < 20
+        return RequestMix(
+            prompt_tokens=prompt,
+            output_tokens=output,
+            cached_tokens=self._cached / requests,
+            prompt_variation=1.0 if few or not prompt else min(10.0, self._prompt_squares / requests / prompt**2),
+            output_variation=1.0 if few else min(10.0, self._output_squares / requests / output**2),
+        )
