@@ -1,0 +1,204 @@
+"""Prediction of what a number of replicas would make of the demand, and the least number that meets the objectives."""
+
+import math
+from bisect import insort
+from collections.abc import Sequence
+
+from maitred.scaling.capacity import ReplicaCapacity
+from maitred.scaling.demand import Demand, RequestMix
+from maitred.scaling.fluid_queue import FluidQueue, QueuePlayback
+from maitred.scaling.forecast import DemandForecast
+from maitred.scaling.objectives import ScalingObjectives
+from maitred.scaling.replica_status import ReplicaPhase, ReplicaStatus
+from maitred.scaling.startup_times import StartKind, StartupTimes
+
+_LEAD_QUANTILE = 0.9
+"""Share of starts that must be complete by the time from which a replica counts."""
+_OVERDUE_SHARE = 0.1
+"""Rest of an overdue start, as a share of its usual time."""
+_MISSED_SHARE = 0.005
+"""Share of missed requests that is not worth a replica."""
+_LEAST_AHEAD_S = 10.0
+"""How far to look beyond the lead time at least."""
+_KNOTS_S = (5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0)
+
+
+class ReadyTimes:
+    """When the replicas of a model serve: those that do, those on their way, and those that could be had.
+
+    Args:
+        replicas: The model's replicas.
+        startup_times: How long starts take.
+        start_kind: Kind of the next start of a new replica.
+        start_from_s: Time before which no new replica is started.
+        now_s: The present time.
+
+    Attributes:
+        ready: Number of replicas that serve.
+        coming: Number of replicas that start or wake.
+        new_s: Seconds until a new replica serves.
+    """
+
+    def __init__(
+        self,
+        replicas: Sequence[ReplicaStatus],
+        startup_times: StartupTimes,
+        start_kind: StartKind,
+        start_from_s: float,
+        now_s: float,
+    ) -> None:
+        self.ready = self.coming = 0
+        self._ready_s: list[float] = []
+        self.new_s = startup_times.quantile(start_kind, _LEAD_QUANTILE) + max(0.0, start_from_s - now_s)
+        reserve_s: list[float] = []
+        for replica in replicas:
+            match replica.phase:
+                case ReplicaPhase.SERVING:
+                    self.ready += 1
+                    insort(self._ready_s, 0.0)
+                case ReplicaPhase.STARTING | ReplicaPhase.WAKING:
+                    self.coming += 1
+                    insort(self._ready_s, _remaining_s(replica, startup_times, now_s))
+                case ReplicaPhase.DRAINING:
+                    reserve_s.append(0.0)
+                case ReplicaPhase.ASLEEP:
+                    reserve_s.append(startup_times.quantile(StartKind.ASLEEP, _LEAD_QUANTILE))
+                case ReplicaPhase.FAILED:
+                    pass
+        self._ready_s += sorted(reserve_s)
+
+    @property
+    def committed(self) -> int:
+        """Number of replicas that serve or are about to."""
+        return self.ready + self.coming
+
+    @property
+    def lead_s(self) -> float:
+        """Seconds until one more replica would serve than serve or are about to."""
+        return self._ready_s[self.committed] if len(self._ready_s) > self.committed else self.new_s
+
+    @property
+    def start_s(self) -> float:
+        """Seconds that the start of a replica takes which is given up now."""
+        return self.new_s
+
+    def of(self, number: int) -> list[float]:
+        """Returns the seconds after which each of so many replicas serves, ascending."""
+        known = self._ready_s[:number]
+        known.extend([self.new_s] * (number - len(known)))
+        known.sort()
+        return known
+
+
+def _remaining_s(replica: ReplicaStatus, startup_times: StartupTimes, now_s: float) -> float:
+    """Returns the seconds until a replica that starts or wakes serves."""
+    if replica.ready_in_s is not None:
+        return max(0.0, replica.ready_in_s)
+    kind = StartKind.ASLEEP if replica.phase is ReplicaPhase.WAKING else replica.start_kind
+    usual_s = startup_times.quantile(kind, _LEAD_QUANTILE)
+    return max(usual_s - (now_s - replica.since_s), _OVERDUE_SHARE * usual_s)
+
+
+class ScalingPrediction:
+    """What numbers of replicas would make of the pending work and of the forecast, until those started now serve.
+
+    Args:
+        objectives: Objectives and limits.
+        forecast: Forecast of the demand.
+        demand: What waits and runs.
+        times: When replicas serve.
+        capacity: Capacity of one replica.
+        mix: Sizes of the requests.
+
+    Attributes:
+        is_reachable: Whether a request that is alone at a replica meets the objectives. An objective that it misses
+            does not count: more replicas would not help.
+        resident_s: Seconds for which a request runs at full load.
+        alone_ttft_s: TTFT without any wait.
+        requests_per_s: Requests per second that one replica serves within the objectives.
+    """
+
+    def __init__(
+        self,
+        objectives: ScalingObjectives,
+        forecast: DemandForecast,
+        demand: Demand,
+        times: ReadyTimes,
+        capacity: ReplicaCapacity,
+        mix: RequestMix,
+    ) -> None:
+        self._objectives = objectives
+        self._forecast = forecast
+        self._demand = demand
+        self.times = times
+        self._capacity = capacity
+        self._mix = mix
+        alone_itl_s = capacity.alone_itl_s(mix)
+        # Half of an objective that even a request on its own misses would leave no load at all.
+        self._itl_s = objectives.itl_s if alone_itl_s < 0.95 * objectives.itl_s else math.inf
+        self.requests_per_s = capacity.requests_per_s(mix, self._itl_s)
+        step_s = alone_itl_s / max(1e-6, 1 - self.requests_per_s * capacity.work_s(mix))
+        self.resident_s = mix.output_tokens * step_s
+        self.alone_ttft_s = capacity.alone_ttft_s(mix, self.requests_per_s * self.resident_s)
+        self.is_reachable = capacity.is_reachable(mix, ttft_s=objectives.ttft_s, itl_s=objectives.itl_s)
+        spare_s = objectives.ttft_s - self.alone_ttft_s
+        self._longest_wait_s = spare_s if spare_s > 0 else 0.5 * objectives.ttft_s
+        self._queues: dict[float, FluidQueue] = {}
+
+    def play(self, number: int, confidence: float) -> QueuePlayback:
+        """Plays the queue with so many replicas and a quantile of the forecast."""
+        return self._queue(confidence).play(self.times.of(number))
+
+    def _queue(self, confidence: float) -> FluidQueue:
+        if (queue := self._queues.get(confidence)) is None:
+            end_s = self.times.lead_s + max(_LEAST_AHEAD_S, min(60.0, self.resident_s))
+            knots = [0.0, *(knot for knot in _KNOTS_S if knot < end_s), end_s]
+            rates = [self._forecast.at(knot, confidence) for knot in knots]
+            queue = self._queues[confidence] = FluidQueue(
+                self._capacity, self._mix, self._itl_s, self._demand, knots, rates, self._longest_wait_s
+            )
+        return queue
+
+    def utilisation(self, number: int) -> float:
+        """Returns which share of the capacity of so many replicas the forecast needs at the end of the lead time."""
+        rate = max(self._forecast.at(self.times.lead_s), 0.0)
+        return rate / (number * self.requests_per_s) if number else math.inf if rate else 0.0
+
+    def floor(self, target_utilisation: float) -> int:
+        """Returns the least number of replicas by their predicted utilisation."""
+        return math.ceil(self.utilisation(1) / target_utilisation - 1e-9)
+
+    def least(self, confidence: float, target_utilisation: float) -> int:
+        """Returns the least number of replicas that meets the objectives as well as any number does.
+
+        Args:
+            confidence: Quantile of the forecast for which they must hold.
+            target_utilisation: Highest predicted utilisation.
+        """
+        queue = self._queue(confidence)
+        low = max(self.floor(target_utilisation), 1 if self._demand.any else 0)
+        # So many can take everything that comes at once.
+        high = max(low, math.ceil(queue.total_requests / queue.batch), 1)
+        tolerated = queue.play(self.times.of(high)).missed + _MISSED_SHARE * queue.total_requests
+        guess = min(high, max(low, self.times.committed))
+        if low < guess:
+            if queue.play(self.times.of(guess)).missed <= tolerated:
+                high = guess
+                if queue.play(self.times.of(guess - 1)).missed > tolerated:
+                    return guess
+                high = guess - 1
+            else:
+                low = guess + 1
+        while low < high:
+            middle = (low + high) // 2
+            if queue.play(self.times.of(middle)).missed <= tolerated:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def rate_needing(self, number: int, confidence: float) -> float:
+        """Returns the demand at which so many replicas would be needed again, as the level of the forecast."""
+        lead_s = self.times.new_s
+        margin = math.sqrt(self._forecast.at(lead_s, confidence)) - math.sqrt(self._forecast.level)
+        return max(0.0, math.sqrt((number - 1) * self.requests_per_s) - max(0.0, margin)) ** 2

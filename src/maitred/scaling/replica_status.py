@@ -1,0 +1,37 @@
+"""Status of a replica as the autoscaler sees it."""
+
+from enum import StrEnum
+
+import msgspec
+
+from maitred.scaling.startup_times import StartKind
+
+
+class ReplicaPhase(StrEnum):
+    """Phase of a replica's life, as the autoscaler sees it."""
+
+    STARTING = "starting"
+    WAKING = "waking"
+    SERVING = "serving"
+    DRAINING = "draining"
+    ASLEEP = "asleep"
+    FAILED = "failed"
+    """Its start or its process has failed; it is not running."""
+
+
+class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Status of one replica for a decision."""
+
+    name: str
+    phase: ReplicaPhase
+    since_s: float
+    """Time at which the phase began."""
+    ready_in_s: float | None = None
+    """Remaining seconds until it serves, as it reports them itself; None: the start-up times tell."""
+    start_kind: StartKind = StartKind.COLD
+    """Kind of its start, while it starts or wakes."""
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether it serves or is about to."""
+        return self.phase in (ReplicaPhase.SERVING, ReplicaPhase.STARTING, ReplicaPhase.WAKING)
