@@ -158,6 +158,7 @@ class Autoscaler:
         desired: int,
         limits: Sequence[ScalingLimit],
     ) -> ScalingReason:
+        objectives = self.objectives
         if self.override is not None:
             return ScalingReason.OVERRIDE
         if prediction is None:
@@ -169,7 +170,7 @@ class Autoscaler:
         if desired > times.committed:
             if ScalingLimit.MIN_REPLICAS in limits:
                 return ScalingReason.MINIMUM
-            if desired <= prediction.floor(self.objectives.target_utilisation):
+            if desired <= prediction.floor(objectives.confidence, objectives.target_utilisation):
                 return ScalingReason.UTILISATION
             return ScalingReason.BACKLOG if demand.waiting else ScalingReason.FORECAST
         if desired < times.committed:
@@ -189,13 +190,13 @@ class Autoscaler:
         hold_until_s: float | None,
         limits: tuple[ScalingLimit, ...],
     ) -> ScalingEvidence:
-        lead_s, confidence = times.lead_s, self.objectives.confidence
+        lead_s = times.lead_s
         ttft_s = one_less_s = itl_s = None
         if prediction is not None:
-            played = prediction.play(desired, confidence)
+            played = prediction.play(desired)
             ttft_s, itl_s = prediction.alone_ttft_s + played.longest_wait_s, played.itl_s
             if desired:
-                one_less_s = prediction.alone_ttft_s + prediction.play(desired - 1, confidence).longest_wait_s
+                one_less_s = prediction.alone_ttft_s + prediction.play(desired - 1).longest_wait_s
         return ScalingEvidence(
             ready=times.ready,
             coming=times.coming,

@@ -17,7 +17,7 @@ import msgspec
 
 from maitred.scaling.demand import ArrivalWindow, RequestMix
 from maitred.scaling.demand_profile import DemandProfile
-from maitred.scaling.forecast_errors import ForecastErrors
+from maitred.scaling.forecast_errors import ForecastErrors, normal_quantile
 
 _BIN_S = 5.0
 _HORIZONS_S = (5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0, 3_600.0)
@@ -35,7 +35,8 @@ _MIX_REQUESTS = 200
 _DAY_S = 86_400.0
 _MOST_PROFILE_RATIO = 8.0
 _KEPT_RETURNS = 1_024
-_FEW_RETURNS = 30
+_UNSEEN = 0.25
+"""Returns that are assumed beside those seen, among one more time."""
 _GUESSED_GROWTH = 0.1
 """Standard deviation of a rate's change that is assumed while few errors are known, as a share of the rate."""
 
@@ -150,6 +151,9 @@ class DemandForecast:
         return max(0.0, root) ** 2
 
     def _root(self, horizon: "_Horizon", quantile: float) -> float:
+        if not self._bins:
+            seconds = max(1.0, self._elapsed_s)
+            return math.sqrt(self._count / seconds) + 0.5 / math.sqrt(seconds) * normal_quantile(quantile)
         return horizon.forecast + horizon.errors.quantile(quantile, self._spread(horizon.forecast))
 
     def _surge(self) -> float:
@@ -157,13 +161,13 @@ class DemandForecast:
 
         A bin is too long to wait for its end where a crowd comes.
         """
-        if self._surge_at != (self._bins, self._count):
+        if self._bins and self._surge_at != (self._bins, self._count):
             self._surge_at = (self._bins, self._count)
-            last = self._counts[-1] - self._counts[-2] if self._bins else 0.0
+            last = self._counts[-1] - self._counts[-2]
             high, surge = self._quantile(0.0, 0.95), 1.0
             for count, seconds in (
                 (self._count, self._elapsed_s),
-                (self._count + last, self._elapsed_s + (_BIN_S if self._bins else 0.0)),
+                (self._count + last, self._elapsed_s + _BIN_S),
             ):
                 expected = high * seconds
                 if expected > 0 and count > expected + 3 * math.sqrt(expected) + 3:
@@ -182,6 +186,11 @@ class DemandForecast:
         """
         index = min(bisect_left(_HORIZONS_S, within_s), len(_HORIZONS_S) - 1)
         return self._horizons[index].return_chance(math.sqrt(requests_per_s))
+
+    @property
+    def highest_level(self) -> float:
+        """Highest level of the last hour, in requests per second."""
+        return max(self._level_history, default=0.0) ** 2
 
     @property
     def level(self) -> float:
@@ -265,10 +274,13 @@ class _Horizon:
 
     def return_chance(self, root: float) -> float | None:
         """Returns the share of earlier times when the level rose by as much as it would have to now."""
-        if len(self._returns) < _FEW_RETURNS:
-            return None
         rises = self._sorted_returns
-        return 1 - bisect_left(rises, root - self._highest) / len(rises)
+        # Times that overlap say nothing new.
+        independent = len(rises) * self._every / self._bins
+        if independent < 1:
+            return None
+        share = 1 - bisect_left(rises, root - self._highest) / len(rises)
+        return (share * independent + _UNSEEN) / (independent + 1)
 
 
 class _SizeSums:

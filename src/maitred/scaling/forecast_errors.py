@@ -60,7 +60,7 @@ class ForecastErrors:
         """Returns a quantile of the errors, corrected by what the band has covered; `spread` as for `observe`."""
         count = len(self._sorted)
         if count < _FEW:
-            return spread * _normal_quantile(quantile)
+            return spread * normal_quantile(quantile)
         if quantile >= 0.5:
             return self._tail_error(_corrected(1 - quantile, self._upper_tail), upper=True)
         return self._tail_error(_corrected(quantile, self._lower_tail), upper=False)
@@ -92,7 +92,7 @@ def _corrected(tail: float, band_tail: float) -> float:
     return band_tail * tail / _TAIL if band_tail > 0 else band_tail
 
 
-def _normal_quantile(quantile: float) -> float:
+def normal_quantile(quantile: float) -> float:
     """Returns a quantile of the standard normal distribution, by Tukey's lambda of 0.135, to a few thousandths."""
     quantile = min(0.9999, max(0.0001, quantile))
     return float((quantile**0.135 - (1 - quantile) ** 0.135) / 0.1975)

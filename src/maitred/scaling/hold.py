@@ -32,11 +32,15 @@ def hold_s(
     """
     if start_cost_s <= 0:
         return 0.0
+    known = False
     for within_s in _WITHIN_S:
         chance = forecast.return_chance(requests_per_s, within_s)
         if chance is None:
-            return max(0.0, start_cost_s - unneeded_s)
+            break
+        known = True
         # If the demand returns, this happens in the middle of the time on average.
         if chance * start_cost_s > within_s * (1 - 0.5 * chance):
             return within_s
-    return 0.0
+    if known or forecast.highest_level < requests_per_s:
+        return 0.0
+    return max(0.0, start_cost_s - unneeded_s)

@@ -143,47 +143,62 @@ class ScalingPrediction:
         self.is_reachable = capacity.is_reachable(mix, ttft_s=objectives.ttft_s, itl_s=objectives.itl_s)
         spare_s = objectives.ttft_s - self.alone_ttft_s
         self._longest_wait_s = spare_s if spare_s > 0 else 0.5 * objectives.ttft_s
-        self._queues: dict[float, FluidQueue] = {}
+        self._queue = self._playable()
 
-    def play(self, number: int, confidence: float) -> QueuePlayback:
-        """Plays the queue with so many replicas and a quantile of the forecast."""
-        return self._queue(confidence).play(self.times.of(number))
+    def play(self, number: int) -> QueuePlayback:
+        """Plays the queue with so many replicas and the middle of the forecast."""
+        return self._queue.play(self.times.of(number))
 
-    def _queue(self, confidence: float) -> FluidQueue:
-        if (queue := self._queues.get(confidence)) is None:
-            end_s = self.times.lead_s + max(_LEAST_AHEAD_S, min(60.0, self.resident_s))
-            knots = [0.0, *(knot for knot in _KNOTS_S if knot < end_s), end_s]
-            rates = [self._forecast.at(knot, confidence) for knot in knots]
-            queue = self._queues[confidence] = FluidQueue(
-                self._capacity, self._mix, self._itl_s, self._demand, knots, rates, self._longest_wait_s
-            )
-        return queue
+    def _playable(self) -> FluidQueue:
+        end_s = self.times.lead_s + max(_LEAST_AHEAD_S, min(60.0, self.resident_s))
+        knots = [0.0, *(knot for knot in _KNOTS_S if knot < end_s), end_s]
+        rates = [self._forecast.at(knot) for knot in knots]
+        return FluidQueue(self._capacity, self._mix, self._itl_s, self._demand, knots, rates, self._longest_wait_s)
 
     def utilisation(self, number: int) -> float:
         """Returns which share of the capacity of so many replicas the forecast needs at the end of the lead time."""
         rate = max(self._forecast.at(self.times.lead_s), 0.0)
         return rate / (number * self.requests_per_s) if number else math.inf if rate else 0.0
 
-    def floor(self, target_utilisation: float) -> int:
-        """Returns the least number of replicas by their predicted utilisation."""
-        return math.ceil(self.utilisation(1) / target_utilisation - 1e-9)
+    def floor(self, confidence: float, target_utilisation: float) -> int:
+        """Returns the least number whose capacity is not exceeded at the end of the lead time.
+
+        It must hold for the quantile, and for the middle of the forecast at the target utilisation. Which replicas are
+        ordered now matters from then on, not before; so this is the newsvendor's choice of a quantile.
+        """
+        lead_s = self.times.lead_s
+        rate = max(self._forecast.at(lead_s, confidence), self._forecast.at(lead_s) / target_utilisation)
+        return max(1 if self._demand.any else 0, math.ceil(rate / self.requests_per_s - 1e-9))
 
     def least(self, confidence: float, target_utilisation: float) -> int:
-        """Returns the least number of replicas that meets the objectives as well as any number does.
+        """Returns the least number of replicas that meets the objectives as well as is worth its price.
 
         Args:
             confidence: Quantile of the forecast for which they must hold.
             target_utilisation: Highest predicted utilisation.
         """
-        queue = self._queue(confidence)
-        low = max(self.floor(target_utilisation), 1 if self._demand.any else 0)
+        queue = self._queue
+        low = self.floor(confidence, target_utilisation)
         # So many can take everything that comes at once.
         high = max(low, math.ceil(queue.total_requests / queue.batch), 1)
-        tolerated = queue.play(self.times.of(high)).missed + _MISSED_SHARE * queue.total_requests
+        fewest = queue.play(self.times.of(high)).missed
+        number = self._least_within(queue, low, high, fewest + _MISSED_SHARE * queue.total_requests)
+        if number == low:
+            return low
+        # Misses of one second of a replica's work are as bad as so many seconds of a replica; see `hold`.
+        price_s = confidence / (1 - confidence) / self.requests_per_s
+        replica_s = self.times.lead_s + _LEAST_AHEAD_S
+        costs = (
+            (queue.play(self.times.of(count)).missed * price_s + count * replica_s, count)
+            for count in range(low, number + 1)
+        )
+        return min(costs)[1]
+
+    def _least_within(self, queue: FluidQueue, low: int, high: int, tolerated: float) -> int:
+        """Returns the least number from `low` to `high` that misses no more than is tolerated."""
         guess = min(high, max(low, self.times.committed))
         if low < guess:
             if queue.play(self.times.of(guess)).missed <= tolerated:
-                high = guess
                 if queue.play(self.times.of(guess - 1)).missed > tolerated:
                     return guess
                 high = guess - 1
