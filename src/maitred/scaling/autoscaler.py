@@ -96,8 +96,10 @@ class Autoscaler:
         for number in [number for number in self._unneeded_since_s if number <= enough or number > committed]:
             del self._unneeded_since_s[number]
         cost_s = start_cost_s(prediction.times.start_s, objectives.confidence)
+        for number in range(enough + 1, committed + 1):
+            self._unneeded_since_s.setdefault(number, now_s)
         for number in range(committed, enough, -1):
-            unneeded_s = now_s - self._unneeded_since_s.setdefault(number, now_s)
+            unneeded_s = now_s - self._unneeded_since_s[number]
             if number == 1:
                 held_s = self._idle_hold_s(prediction.times.start_s, cost_s)
             else:

@@ -65,8 +65,8 @@ class FluidQueue:
         self._running = float(demand.running)
         self._oldest_wait_s = demand.oldest_wait_s
         self._longest_wait_s = longest_wait_s
-        self._end_s = knots[-1]
-        self._dt_s = self._end_s / _STEPS
+        self.end_s = knots[-1]
+        self._dt_s = self.end_s / _STEPS
         self._arrivals = [self._dt_s * rate for rate in _interpolated(knots, rates, self._dt_s)]
         self._played: dict[tuple[float, ...], QueuePlayback] = {}
 
@@ -77,7 +77,7 @@ class FluidQueue:
 
     def play(self, ready_s: Sequence[float]) -> QueuePlayback:
         """Plays the queue with replicas that are ready after so many seconds each, ascending."""
-        key = tuple(ready for ready in ready_s if ready < self._end_s)
+        key = tuple(ready for ready in ready_s if ready < self.end_s)
         if (played := self._played.get(key)) is None:
             played = self._played[key] = self._play(key)
         return played

@@ -66,7 +66,7 @@ class DemandForecast:
         """Requests up to the end of each recent bin."""
         self._levels = [0.0] * len(_LEVEL_MEMORIES_S)
         self._level_history: deque[float] = deque(maxlen=round(_HORIZONS_S[-1] / _BIN_S) + 1)
-        self._trend_level = self._slope = 0.0
+        self._trend_level = self._slope = self._last_rate = 0.0
         self._profiles = (DemandProfile(_DAY_S, 96), DemandProfile(7 * _DAY_S, 168))
         self._horizons = [_Horizon(seconds) for seconds in _HORIZONS_S]
         self._sizes = _SizeSums()
@@ -99,6 +99,7 @@ class DemandForecast:
             # In the beginning the average is the plain mean of all bins.
             weight = max(1 / self._bins, -math.expm1(-_BIN_S / memory_s))
             self._levels[index] += weight * (rate - self._levels[index])
+        self._break_levels(rate)
         before = self._trend_level
         weight = max(1 / self._bins, -math.expm1(-_BIN_S / _TREND_LEVEL_S))
         self._trend_level += self._slope * _BIN_S + weight * (rate - before - self._slope * _BIN_S)
@@ -115,6 +116,22 @@ class DemandForecast:
             horizon.forecast_from(self._bins, self._forecasts(at_s, horizon.seconds))
             highest = max(highest, horizon.forecast)
             horizon.await_return(self._bins, highest)
+
+    def _break_levels(self, rate: float) -> None:
+        """Sets the averages to the last two bins where these are out of all that is usual for chance.
+
+        Otherwise a long average, which is best while nothing happens, would lag for minutes behind a change.
+        """
+        root = math.sqrt(0.5 * (rate + self._last_rate))
+        nearest = self._horizons[1]
+        spread = self._spread(nearest.forecast)
+        high, low = (nearest.errors.quantile(quantile, spread) for quantile in (0.999, 0.001))
+        error = root - nearest.forecast
+        if self._bins > 12 and not low - 0.3 * spread <= error <= high + 0.3 * spread:
+            for index in range(len(self._levels)):
+                self._levels[index] = root * root
+            self._trend_level = max(self._trend_level, root * root) if error > 0 else root * root
+        self._last_rate = rate
 
     def _recent_rate(self) -> float:
         """Returns the mean rate of the last `window_s`."""

@@ -150,10 +150,14 @@ class ScalingPrediction:
         return self._queue.play(self.times.of(number))
 
     def _playable(self) -> FluidQueue:
-        end_s = self.times.lead_s + max(_LEAST_AHEAD_S, min(60.0, self.resident_s))
+        end_s = self.times.lead_s + max(_LEAST_AHEAD_S, min(60.0, self.resident_s), self._drain_s())
         knots = [0.0, *(knot for knot in _KNOTS_S if knot < end_s), end_s]
         rates = [self._forecast.at(knot) for knot in knots]
         return FluidQueue(self._capacity, self._mix, self._itl_s, self._demand, knots, rates, self._longest_wait_s)
+
+    def _drain_s(self) -> float:
+        """Returns how long a queue can be felt after the lead time: about as long as it has grown."""
+        return min(300.0, self.times.lead_s) if self._demand.waiting else 0.0
 
     def utilisation(self, number: int) -> float:
         """Returns which share of the capacity of so many replicas the forecast needs at the end of the lead time."""
@@ -187,7 +191,7 @@ class ScalingPrediction:
             return low
         # Misses of one second of a replica's work are as bad as so many seconds of a replica; see `hold`.
         price_s = confidence / (1 - confidence) / self.requests_per_s
-        replica_s = self.times.lead_s + _LEAST_AHEAD_S
+        replica_s = self._queue.end_s
         costs = (
             (queue.play(self.times.of(count)).missed * price_s + count * replica_s, count)
             for count in range(low, number + 1)
