@@ -83,9 +83,7 @@ class Autoscaler:
         kept, hold_until_s = self._keep(prediction, demand, need, now_s)
         return self._conclude(demand, times, prediction, need, kept, hold_until_s, now_s)
 
-    def _keep(
-        self, prediction: ScalingPrediction, demand: Demand, need: int, now_s: float
-    ) -> tuple[int, float | None]:
+    def _keep(self, prediction: ScalingPrediction, demand: Demand, need: int, now_s: float) -> tuple[int, float | None]:
         """Returns how many replicas are kept of those that there are, and until when the last one is held."""
         objectives, committed = self.objectives, prediction.times.committed
         if need >= committed:

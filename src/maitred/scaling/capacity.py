@@ -143,7 +143,9 @@ class ReplicaCapacity(msgspec.Struct, frozen=True, kw_only=True):
         resident_s = mix.output_tokens * itl_s
         batch = requests_per_s * resident_s
         # Number of others beside a request, and the prefill work that comes while it is there, vary as Poisson counts.
-        prefill_spread_s = self.prefill_s(mix) * math.sqrt((1 + mix.prompt_variation) * batch) / max(1.0, mix.output_tokens)
+        prefill_spread_s = (
+            self.prefill_s(mix) * math.sqrt((1 + mix.prompt_variation) * batch) / max(1.0, mix.output_tokens)
+        )
         # Where more work comes, steps take longer and the batch grows: by the derivative of T = A / (1 - r W).
         spread_s = math.hypot(decode_s * math.sqrt(batch), prefill_spread_s) / (1 - utilisation)
         return ReplicaLoad(

@@ -114,7 +114,7 @@ class FluidQueue:
         return self._waits(came, went, longest_itl_s, len(ready_s))
 
     def _waits(self, came: list[float], went: list[float], itl_s: float, replicas: int) -> QueuePlayback:
-        """Compares the curves of what has come and of what has left the queue: their horizontal distance is the wait."""
+        """Compares what has come with what has left the queue: the wait is the horizontal distance of both curves."""
         dt_s, end = self._dt_s, len(went) - 1
         rest_per_s = max(replicas * self.requests_per_s, 1e-9)
         missed = longest_s = 0.0

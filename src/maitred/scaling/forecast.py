@@ -79,6 +79,8 @@ class DemandForecast:
         self._sizes.add(window)
         if window.requests:
             self._last_arrival_s = window.start_s + window.length_s
+        if window.length_s <= 0:
+            self._count += window.requests
         left_s, start_s = window.length_s, window.start_s
         while left_s > 1e-9:
             part_s = min(left_s, _BIN_S - self._elapsed_s)
@@ -174,7 +176,7 @@ class DemandForecast:
         return horizon.forecast + horizon.errors.quantile(quantile, self._spread(horizon.forecast))
 
     def _surge(self) -> float:
-        """Returns by how much the arrivals of the last seconds exceed the forecast, if chance does not explain it; else 1.
+        """Returns by how much the last arrivals exceed the forecast, if chance does not explain it; else 1.
 
         A bin is too long to wait for its end where a crowd comes.
         """
@@ -197,9 +199,9 @@ class DemandForecast:
         return ForecastRange(low=self.at(in_s, 0.05), mean=self.at(in_s), high=self.at(in_s, 0.95))
 
     def return_chance(self, requests_per_s: float, within_s: float) -> float | None:
-        """Returns the probability that the demand's level reaches a rate within so many seconds, from what it did before.
+        """Returns the probability that the demand's level reaches a rate within so many seconds.
 
-        None: there is not enough history.
+        It is the share of earlier times when the level rose by as much. None: there is not enough history.
         """
         index = min(bisect_left(_HORIZONS_S, within_s), len(_HORIZONS_S) - 1)
         return self._horizons[index].return_chance(math.sqrt(requests_per_s))

@@ -19,9 +19,7 @@ def start_cost_s(lead_s: float, confidence: float) -> float:
     return lead_s / (1 - confidence)
 
 
-def hold_s(
-    forecast: DemandForecast, requests_per_s: float, *, unneeded_s: float, start_cost_s: float
-) -> float:
+def hold_s(forecast: DemandForecast, requests_per_s: float, *, unneeded_s: float, start_cost_s: float) -> float:
     """Returns for how many more seconds a replica should be kept; 0: a start is cheaper.
 
     Args:
