@@ -37,6 +37,8 @@ _MOST_PROFILE_RATIO = 8.0
 _KEPT_RETURNS = 1_024
 _UNSEEN = 0.25
 """Returns that are assumed beside those seen, among one more time."""
+_BREAK_DEVIATIONS, _BREAK_MARGIN = 5.0, 1.25
+"""A change is not chance if it is so many standard deviations of Poisson noise, and so much larger than others were."""
 _GUESSED_GROWTH = 0.1
 """Standard deviation of a rate's change that is assumed while few errors are known, as a share of the rate."""
 
@@ -127,9 +129,10 @@ class DemandForecast:
         root = math.sqrt(0.5 * (rate + self._last_rate))
         nearest = self._horizons[1]
         spread = self._spread(nearest.forecast)
-        high, low = (nearest.errors.quantile(quantile, spread) for quantile in (0.999, 0.001))
         error = root - nearest.forecast
-        if self._bins > 12 and not low - 0.3 * spread <= error <= high + 0.3 * spread:
+        usual = nearest.errors.quantile(0.999 if error > 0 else 0.001, spread)
+        chance = _BREAK_DEVIATIONS * 0.5 / math.sqrt(2 * _BIN_S)
+        if self._bins > 12 and abs(error) > max(chance, _BREAK_MARGIN * abs(usual)):
             for index in range(len(self._levels)):
                 self._levels[index] = root * root
             self._trend_level = max(self._trend_level, root * root) if error > 0 else root * root
@@ -189,7 +192,7 @@ class DemandForecast:
                 (self._count + last, self._elapsed_s + _BIN_S),
             ):
                 expected = high * seconds
-                if expected > 0 and count > expected + 3 * math.sqrt(expected) + 3:
+                if expected > 0 and count > expected + 4 * math.sqrt(expected) + 3:
                     surge = max(surge, count / expected)
             self._last_surge = surge
         return self._last_surge
