@@ -46,8 +46,8 @@ def window(at_s: float, requests: float, length_s: float = 1.0) -> ArrivalWindow
 def poisson(random_: random.Random, mean: float) -> int:
     if mean > 50:
         return max(0, round(random_.gauss(mean, math.sqrt(mean))))
-    left, count = math.exp(-mean), -1
-    product = 1.0
+    left, count = math.exp(-mean), 0
+    product = random_.random()
     while product > left:
         product *= random_.random()
         count += 1

@@ -101,9 +101,9 @@ class Autoscaler:
             if number == 1:
                 held_s = self._idle_hold_s(prediction.times.start_s, cost_s)
             else:
-                rate = prediction.rate_needing(number, objectives.confidence)
+                rate = prediction.rate_needing(number, objectives.confidence, objectives.target_utilisation)
                 held_s = hold_s(self.forecast, rate, unneeded_s=unneeded_s, start_cost_s=cost_s)
-            held_s = max(held_s, _SETTLED_S - unneeded_s)
+            held_s = max(held_s, _SETTLED_S - unneeded_s, prediction.times.start_s - unneeded_s)
             if held_s > 0:
                 return number, now_s + held_s
         return min(enough, committed), None

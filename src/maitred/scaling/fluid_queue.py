@@ -61,7 +61,7 @@ class FluidQueue:
         self._step_s = step_s
         self.batch = max(1.0, self.requests_per_s * mix.output_tokens * step_s)
         """Sequences that one replica runs at most."""
-        self._queued = _queued_requests(demand, mix, capacity)
+        self.queued = _queued_requests(demand, mix, capacity)
         self._running = float(demand.running)
         self._oldest_wait_s = demand.oldest_wait_s
         self._longest_wait_s = longest_wait_s
@@ -73,7 +73,7 @@ class FluidQueue:
     @property
     def total_requests(self) -> float:
         """Requests that there are over the horizon."""
-        return self._queued + self._running + sum(self._arrivals)
+        return self.queued + self._running + sum(self._arrivals)
 
     def play(self, ready_s: Sequence[float]) -> QueuePlayback:
         """Plays the queue with replicas that are ready after so many seconds each, ascending."""
@@ -83,7 +83,7 @@ class FluidQueue:
         return played
 
     def _play(self, ready_s: tuple[float, ...]) -> QueuePlayback:
-        queued, running, dt_s = self._queued, self._running, self._dt_s
+        queued, running, dt_s = self.queued, self._running, self._dt_s
         alone_s, decode_s, prefill_s, tokens = self._alone_s, self._decode_s, self._prefill_s, self._output_tokens
         come, gone = queued, 0.0
         came, went = [come], [gone]

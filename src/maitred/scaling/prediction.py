@@ -159,20 +159,31 @@ class ScalingPrediction:
         """Returns how long a queue can be felt after the lead time: about as long as it has grown."""
         return min(300.0, self.times.lead_s) if self._demand.waiting else 0.0
 
+    def _sequences(self, requests_per_s: float) -> float:
+        """Returns the sequences at the end of the lead time if requests come at this rate until then.
+
+        What runs and waits now leaves with the time that a request takes; the rate decides on the rest.
+        """
+        stay = math.exp(-self.times.lead_s / self.resident_s)
+        present = self._demand.running + self._queue.queued
+        return present * stay + requests_per_s * self.resident_s * (1 - stay)
+
     def utilisation(self, number: int) -> float:
-        """Returns which share of the capacity of so many replicas the forecast needs at the end of the lead time."""
-        rate = max(self._forecast.at(self.times.lead_s), 0.0)
-        return rate / (number * self.requests_per_s) if number else math.inf if rate else 0.0
+        """Returns which share of the capacity of so many replicas is needed at the end of the lead time."""
+        sequences = self._sequences(self._forecast.at(self.times.lead_s))
+        return sequences / (number * self._queue.batch) if number else math.inf if sequences else 0.0
 
     def floor(self, confidence: float, target_utilisation: float) -> int:
         """Returns the least number whose capacity is not exceeded at the end of the lead time.
 
         It must hold for the quantile, and for the middle of the forecast at the target utilisation. Which replicas are
-        ordered now matters from then on, not before; so this is the newsvendor's choice of a quantile.
+        ordered now matters from then on, not before; so this is the newsvendor's choice of a quantile. The quantile is
+        one of rates over `window_s`: what exceeds the capacity for so long may wait as long as the objective allows.
         """
-        lead_s = self.times.lead_s
-        rate = max(self._forecast.at(lead_s, confidence), self._forecast.at(lead_s) / target_utilisation)
-        return max(1 if self._demand.any else 0, math.ceil(rate / self.requests_per_s - 1e-9))
+        sequences = self._sequences(self._forecast.at(self.times.lead_s, confidence))
+        borne = sequences / (1 + self._longest_wait_s / self._forecast.window_s)
+        mean = self._sequences(self._forecast.at(self.times.lead_s)) / target_utilisation
+        return max(1 if self._demand.any else 0, math.ceil(max(borne, mean) / self._queue.batch - 1e-9))
 
     def least(self, confidence: float, target_utilisation: float) -> int:
         """Returns the least number of replicas that meets the objectives as well as is worth its price.
@@ -216,8 +227,10 @@ class ScalingPrediction:
                 low = middle + 1
         return low
 
-    def rate_needing(self, number: int, confidence: float) -> float:
+    def rate_needing(self, number: int, confidence: float, target_utilisation: float) -> float:
         """Returns the demand at which so many replicas would be needed again, as the level of the forecast."""
         lead_s = self.times.new_s
+        served = (number - 1) * self.requests_per_s
         margin = math.sqrt(self._forecast.at(lead_s, confidence)) - math.sqrt(self._forecast.level)
-        return max(0.0, math.sqrt((number - 1) * self.requests_per_s) - max(0.0, margin)) ** 2
+        borne = served * (1 + self._longest_wait_s / self._forecast.window_s)
+        return min(served * target_utilisation, max(0.0, math.sqrt(borne) - max(0.0, margin)) ** 2)
