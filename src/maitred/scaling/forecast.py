@@ -23,13 +23,13 @@ _BIN_S = 5.0
 _HORIZONS_S = (5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0, 3_600.0)
 _LEVEL_MEMORIES_S = (15.0, 60.0, 600.0)
 """Time constants of the averages."""
-_TREND_LEVEL_S, _TREND_S = 30.0, 90.0
-"""Time constants of level and slope of the trend."""
-_TREND_ENDS_S = 180.0
-"""How far a slope carries: the trend is damped."""
-_ERROR_MEMORY_S = 3_600.0
+_TRENDS_S = ((30.0, 90.0, 180.0), (10.0, 10.0, 60.0))
+"""Time constants of level and slope of the trends, and how far the slope carries: trends are damped."""
+_BROKEN_S = 60.0
+"""For how long after a break the highest of the forecasts counts."""
+_ERROR_MEMORY_S = 86_400.0
 """Time constant of the errors by which forecasts are mixed."""
-_MIX_MEMORY_S = 900.0
+_MIX_MEMORY_S = 240.0
 _MIX_REQUESTS = 200
 """So many requests are remembered for the mix, however long ago they came."""
 _DAY_S = 86_400.0
@@ -68,7 +68,9 @@ class DemandForecast:
         """Requests up to the end of each recent bin."""
         self._levels = [0.0] * len(_LEVEL_MEMORIES_S)
         self._level_history: deque[float] = deque(maxlen=round(_HORIZONS_S[-1] / _BIN_S) + 1)
-        self._trend_level = self._slope = self._last_rate = 0.0
+        self._trends = [_Trend(*constants) for constants in _TRENDS_S]
+        self._last_rate = 0.0
+        self._broken_until_bin = 0
         self._profiles = (DemandProfile(_DAY_S, 96), DemandProfile(7 * _DAY_S, 168))
         self._horizons = [_Horizon(seconds) for seconds in _HORIZONS_S]
         self._sizes = _SizeSums()
@@ -104,12 +106,8 @@ class DemandForecast:
             weight = max(1 / self._bins, -math.expm1(-_BIN_S / memory_s))
             self._levels[index] += weight * (rate - self._levels[index])
         self._break_levels(rate)
-        before = self._trend_level
-        weight = max(1 / self._bins, -math.expm1(-_BIN_S / _TREND_LEVEL_S))
-        self._trend_level += self._slope * _BIN_S + weight * (rate - before - self._slope * _BIN_S)
-        if self._bins > 2:
-            change = (self._trend_level - before) / _BIN_S
-            self._slope += -math.expm1(-_BIN_S / _TREND_S) * (change - self._slope)
+        for trend in self._trends:
+            trend.observe(rate, self._bins)
         for profile in self._profiles:
             profile.observe(at_s - _BIN_S, rate, _BIN_S)
         self._level_history.append(math.sqrt(self._levels[1]))
@@ -117,7 +115,8 @@ class DemandForecast:
         highest = 0.0
         for horizon in self._horizons:
             horizon.settle(self._bins, outcome, self._level_history, self._spread(horizon.forecast))
-            horizon.forecast_from(self._bins, self._forecasts(at_s, horizon.seconds))
+            is_broken = self._bins < self._broken_until_bin
+            horizon.forecast_from(self._bins, self._forecasts(at_s, horizon.seconds), is_broken=is_broken)
             highest = max(highest, horizon.forecast)
             horizon.await_return(self._bins, highest)
 
@@ -135,7 +134,10 @@ class DemandForecast:
         if self._bins > 12 and abs(error) > max(chance, _BREAK_MARGIN * abs(usual)):
             for index in range(len(self._levels)):
                 self._levels[index] = root * root
-            self._trend_level = max(self._trend_level, root * root) if error > 0 else root * root
+            for trend in self._trends:
+                trend.level = max(trend.level, root * root) if error > 0 else root * root
+            if error > 0:
+                self._broken_until_bin = self._bins + round(_BROKEN_S / _BIN_S)
         self._last_rate = rate
 
     def _recent_rate(self) -> float:
@@ -146,8 +148,7 @@ class DemandForecast:
     def _forecasts(self, at_s: float, in_s: float) -> list[float]:
         """Returns the competing forecasts, as square roots of rates."""
         _, middle, _ = self._levels
-        damped_s = _TREND_ENDS_S * -math.expm1(-in_s / _TREND_ENDS_S)
-        rates = [*self._levels, max(0.0, self._trend_level + self._slope * damped_s)]
+        rates = [*self._levels, *(trend.at(in_s) for trend in self._trends)]
         for profile in self._profiles:
             now, then = profile.at(at_s), profile.at(at_s + in_s)
             ratio = 1.0 if now is None or then is None else (then + 1e-9) / (now + 1e-9)
@@ -237,6 +238,25 @@ class DemandForecast:
         return self._sizes.mix()
 
 
+class _Trend:
+    """Level and slope of the rate (Holt's linear trend, damped)."""
+
+    def __init__(self, level_s: float, slope_s: float, ends_s: float) -> None:
+        self._level_weight, self._slope_weight = (-math.expm1(-_BIN_S / memory_s) for memory_s in (level_s, slope_s))
+        self._ends_s = ends_s
+        self.level = self._slope = 0.0
+
+    def observe(self, rate: float, bins: int) -> None:
+        before = self.level
+        expected = before + self._slope * _BIN_S
+        self.level = expected + max(1 / bins, self._level_weight) * (rate - expected)
+        if bins > 2:
+            self._slope += self._slope_weight * ((self.level - before) / _BIN_S - self._slope)
+
+    def at(self, in_s: float) -> float:
+        return max(0.0, self.level + self._slope * self._ends_s * -math.expm1(-in_s / self._ends_s))
+
+
 class _Horizon:
     """Forecasts for one horizon: competing ones, how wrong each was, their mixture and its errors."""
 
@@ -249,21 +269,26 @@ class _Horizon:
         """Outcomes of neighbouring bins are nearly the same: only one in so many is kept."""
         self._pending: deque[tuple[int, float, list[float]]] = deque()
         self._squares: list[float] = []
-        self._weight = 0.0
+        self._settled = 0
         self._awaited: deque[tuple[int, float]] = deque()
         self._returns: deque[float] = deque()
         self._sorted_returns: list[float] = []
 
-    def forecast_from(self, at: int, forecasts: list[float]) -> None:
-        """Mixes the competing forecasts and keeps them until their outcome is known."""
+    def forecast_from(self, at: int, forecasts: list[float], *, is_broken: bool) -> None:
+        """Mixes the competing forecasts and keeps them until their outcome is known.
+
+        After a break, earlier errors say nothing of who is right; where the demand rises, the highest forecast counts.
+        """
         if not self._squares:
             self._squares = [0.0] * len(forecasts)
         least = min(self._squares)
-        if least <= 0:
+        if is_broken:
+            self.forecast = max(forecasts)
+        elif least <= 0:
             self.forecast = forecasts[1]
         else:
             # Squared errors in units of the least are log-likelihoods of as many outcomes as are independent.
-            independent = self._weight / (_BIN_S / _ERROR_MEMORY_S) / (self._bins + 2)
+            independent = min(self._settled, _ERROR_MEMORY_S / _BIN_S) / (self._bins + 2)
             weights = [math.exp(-0.5 * independent * (square / least - 1)) for square in self._squares]
             self.forecast = sum(map(float.__mul__, weights, forecasts)) / sum(weights)
         self._pending.append((at + self._bins, self.forecast, forecasts))
@@ -272,8 +297,8 @@ class _Horizon:
         """Compares what was forecast for now with what has come."""
         if self._pending and self._pending[0][0] <= at:
             _, forecast, forecasts = self._pending.popleft()
-            memory = _BIN_S / _ERROR_MEMORY_S
-            self._weight += memory * (1 - self._weight)
+            self._settled += 1
+            memory = max(1 / self._settled, _BIN_S / _ERROR_MEMORY_S)
             for index, one in enumerate(forecasts):
                 self._squares[index] += memory * ((outcome - one) ** 2 - self._squares[index])
             if at % self._every == 0:

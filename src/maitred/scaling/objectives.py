@@ -18,9 +18,9 @@ class ScalingObjectives(msgspec.Struct, frozen=True, kw_only=True):
     """Price of one replica."""
     max_usd_per_hour: float | None = None
     """Most that serving and sleeping replicas together may cost. It holds even where `min_replicas` cost more."""
-    target_utilisation: float = 0.85
+    target_utilisation: float = 0.95
     """Highest share of the capacity within the objectives that the forecast may need."""
-    confidence: float = 0.95
+    confidence: float = 0.9
     """Quantile of the forecast for which the objectives must hold."""
     sleeping_replicas: int = 0
     """Replicas to keep asleep for bursts, beside those that serve."""

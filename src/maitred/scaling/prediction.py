@@ -150,14 +150,11 @@ class ScalingPrediction:
         return self._queue.play(self.times.of(number))
 
     def _playable(self) -> FluidQueue:
-        end_s = self.times.lead_s + max(_LEAST_AHEAD_S, min(60.0, self.resident_s), self._drain_s())
+        # A queue can be felt for about as long as it has grown.
+        end_s = self.times.lead_s + max(_LEAST_AHEAD_S, min(60.0, self.resident_s), min(300.0, self.times.lead_s))
         knots = [0.0, *(knot for knot in _KNOTS_S if knot < end_s), end_s]
         rates = [self._forecast.at(knot) for knot in knots]
         return FluidQueue(self._capacity, self._mix, self._itl_s, self._demand, knots, rates, self._longest_wait_s)
-
-    def _drain_s(self) -> float:
-        """Returns how long a queue can be felt after the lead time: about as long as it has grown."""
-        return min(300.0, self.times.lead_s) if self._demand.waiting else 0.0
 
     def _sequences(self, requests_per_s: float) -> float:
         """Returns the sequences at the end of the lead time if requests come at this rate until then.

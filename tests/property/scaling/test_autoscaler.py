@@ -1,0 +1,119 @@
+"""What holds for every demand, every fleet and every order of events."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maitred.scaling.autoscaler import Autoscaler, ScalingOverride
+from maitred.scaling.demand import Demand
+from maitred.scaling.forecast import DemandForecast
+from maitred.scaling.replica_status import ReplicaPhase, ReplicaStatus
+from maitred.scaling.startup_times import StartKind, StartupTimes
+from tests.support.scaled_model import CAPACITY, autoscaler, objectives, serving, window
+
+
+def first_decision(*, rate, lead_s=30.0, replicas=2, waiting=0, running=20, seconds=100):
+    """Returns the first decision of an autoscaler whose forecast has seen a steady rate."""
+    forecast = DemandForecast()
+    for second in range(1, seconds):
+        forecast.observe(window(float(second), rate))
+    scaler = Autoscaler(objectives(), StartupTimes({StartKind.COLD: lead_s}), forecast)
+    demand = Demand(waiting=waiting, running=running, window=window(float(seconds), rate))
+    return scaler.decide(demand, serving(replicas), CAPACITY, float(seconds))
+
+
+@given(
+    rate=st.floats(0.1, 40.0),
+    more=st.floats(1.0, 3.0),
+    waiting=st.integers(0, 300),
+    more_waiting=st.integers(0, 300),
+    replicas=st.integers(1, 10),
+)
+@settings(max_examples=60, deadline=None)
+def test_more_demand_never_lowers_the_number(rate, more, waiting, more_waiting, replicas):
+    running = min(32 * replicas, round(4 * rate))
+    less = first_decision(rate=rate, waiting=waiting, running=running, replicas=replicas)
+    longer_queue = first_decision(rate=rate, waiting=waiting + more_waiting, running=running, replicas=replicas)
+    higher_rate = first_decision(rate=rate * more, waiting=waiting, running=running, replicas=replicas)
+    if not waiting:
+        assert longer_queue.desired >= less.desired
+        assert higher_rate.desired >= less.desired
+    assert higher_rate.evidence.utilisation * higher_rate.desired >= less.evidence.utilisation * less.desired - 1e-9
+
+
+@given(
+    rate=st.floats(0.1, 60.0),
+    lead_s=st.sampled_from([1.0, 5.0, 20.0, 60.0]),
+    longer=st.sampled_from([1.0, 2.0, 5.0, 10.0]),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_longer_lead_time_never_lowers_the_number(rate, lead_s, longer):
+    running = min(32 * 10, round(4.5 * rate))
+    short = first_decision(rate=rate, lead_s=lead_s, replicas=10, running=running)
+    long = first_decision(rate=rate, lead_s=lead_s * longer, replicas=10, running=running)
+    assert long.desired >= short.desired
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.floats(0.0, 100.0),  # requests per second
+        st.integers(0, 200),  # waiting
+        st.integers(0, 100),  # running
+        st.lists(st.tuples(st.sampled_from(ReplicaPhase), st.floats(0.0, 600.0)), max_size=8),
+        st.sampled_from([1.0, 1.0, 5.0, 120.0]),  # seconds since the last decision
+        st.booleans(),  # whether the capacity is known
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+@given(
+    events=EVENTS,
+    least=st.integers(0, 3),
+    most=st.integers(3, 12),
+    usd=st.floats(0.5, 5.0),
+    sleeping=st.integers(0, 3),
+    override=st.none() | st.tuples(st.integers(0, 30), st.floats(0.0, 300.0)),
+)
+@settings(max_examples=150, deadline=None)
+def test_limits_hold_in_every_state(events, least, most, usd, sleeping, override):
+    scaler = autoscaler(
+        min_replicas=least,
+        max_replicas=most,
+        usd_per_hour=usd,
+        max_usd_per_hour=20.0,
+        sleeping_replicas=sleeping,
+    )
+    if override is not None:
+        scaler.override = ScalingOverride(replicas=override[0], until_s=override[1])
+    now_s = 0.0
+    for rate, waiting, running, phases, length_s, is_known in events:
+        now_s += length_s
+        statuses = [
+            ReplicaStatus(name=str(index), phase=phase, since_s=now_s - age_s)
+            for index, (phase, age_s) in enumerate(phases)
+        ]
+        demand = Demand(waiting=waiting, running=running, window=window(now_s, rate * length_s, length_s))
+        decision = scaler.decide(demand, statuses, CAPACITY if is_known else None, now_s)
+        affordable = int(20.0 / usd + 1e-9)
+        assert min(least, affordable) <= decision.desired <= min(most, affordable)
+        assert 0 <= decision.asleep <= sleeping
+        assert (decision.desired + decision.asleep) * usd <= 20.0 + 1e-6
+        if override is not None:
+            assert (decision.override_until_s is not None) == (now_s < override[1])
+        if not decision.desired:
+            assert not demand.any or min(most, affordable) == 0 or (override is not None and override[0] == 0)
+
+
+@given(phases=st.lists(st.sampled_from([ReplicaPhase.DRAINING, ReplicaPhase.FAILED]), max_size=6))
+@settings(max_examples=30, deadline=None)
+def test_replicas_that_go_or_have_failed_do_not_serve_the_demand(phases):
+    others = [ReplicaStatus(name=f"x{index}", phase=phase, since_s=0.0) for index, phase in enumerate(phases)]
+    forecast = DemandForecast()
+    for second in range(1, 100):
+        forecast.observe(window(float(second), 20.0))
+    scaler = Autoscaler(objectives(), StartupTimes({StartKind.COLD: 30.0}), forecast)
+    demand = Demand(running=60, window=window(100.0, 20.0))
+    decision = scaler.decide(demand, [*serving(1), *others], CAPACITY, 100.0)
+    assert (decision.evidence.ready, decision.evidence.coming) == (1, 0)
+    assert decision.desired >= 3
