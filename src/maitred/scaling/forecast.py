@@ -37,8 +37,11 @@ _MOST_PROFILE_RATIO = 8.0
 _KEPT_RETURNS = 1_024
 _UNSEEN = 0.25
 """Returns that are assumed beside those seen, among one more time."""
-_BREAK_DEVIATIONS, _BREAK_MARGIN = 5.0, 1.25
-"""A change is not chance if it is so many standard deviations of Poisson noise, and so much larger than others were."""
+_CUSUM_DRIFT, _CUSUM_LIMIT, _MOST_DEVIATION = 0.5, 10.0, 6.0
+"""In standard deviations of a bin: what is free each time, the sum that is a change, and what one bin may add.
+
+By chance alone the sum is reached once in about 140,000 bins, which is more than a week.
+"""
 _GUESSED_GROWTH = 0.1
 """Standard deviation of a rate's change that is assumed while few errors are known, as a share of the rate."""
 
@@ -70,6 +73,7 @@ class DemandForecast:
         self._level_history: deque[float] = deque(maxlen=round(_HORIZONS_S[-1] / _BIN_S) + 1)
         self._trends = [_Trend(*constants) for constants in _TRENDS_S]
         self._last_rate = 0.0
+        self._rise = self._fall = self._bin_variance = 0.0
         self._broken_until_bin = 0
         self._profiles = (DemandProfile(_DAY_S, 96), DemandProfile(7 * _DAY_S, 168))
         self._horizons = [_Horizon(seconds) for seconds in _HORIZONS_S]
@@ -121,23 +125,26 @@ class DemandForecast:
             horizon.await_return(self._bins, highest)
 
     def _break_levels(self, rate: float) -> None:
-        """Sets the averages to the last two bins where these are out of all that is usual for chance.
+        """Sets the averages to the last bins where these deviate for longer than chance explains (Page's CUSUM, 1954).
 
         Otherwise a long average, which is best while nothing happens, would lag for minutes behind a change.
         """
-        root = math.sqrt(0.5 * (rate + self._last_rate))
-        nearest = self._horizons[1]
-        spread = self._spread(nearest.forecast)
-        error = root - nearest.forecast
-        usual = nearest.errors.quantile(0.999 if error > 0 else 0.001, spread)
-        chance = _BREAK_DEVIATIONS * 0.5 / math.sqrt(2 * _BIN_S)
-        if self._bins > 12 and abs(error) > max(chance, _BREAK_MARGIN * abs(usual)):
-            for index in range(len(self._levels)):
-                self._levels[index] = root * root
+        error = math.sqrt(rate) - self._horizons[0].forecast
+        deviation = math.sqrt(max(0.25 / _BIN_S, self._bin_variance))
+        step = max(-_MOST_DEVIATION, min(_MOST_DEVIATION, error / deviation))
+        self._bin_variance += max(1 / self._bins, _BIN_S / 3_600.0) * (
+            min(error * error, (_MOST_DEVIATION * deviation) ** 2) - self._bin_variance
+        )
+        self._rise = max(0.0, self._rise + step - _CUSUM_DRIFT)
+        self._fall = max(0.0, self._fall - step - _CUSUM_DRIFT)
+        if self._bins > 12 and max(self._rise, self._fall) > _CUSUM_LIMIT:
+            level = 0.5 * (rate + self._last_rate)
+            self._levels = [level for _ in self._levels]
             for trend in self._trends:
-                trend.level = max(trend.level, root * root) if error > 0 else root * root
-            if error > 0:
+                trend.level = max(trend.level, level) if self._rise > self._fall else level
+            if self._rise > self._fall:
                 self._broken_until_bin = self._bins + round(_BROKEN_S / _BIN_S)
+            self._rise = self._fall = 0.0
         self._last_rate = rate
 
     def _recent_rate(self) -> float:
