@@ -1,0 +1,120 @@
+"""Interface of a replica backend: it starts and stops the engines of one model on some kind of machines.
+
+A backend carries out orders and tells what is there; it decides nothing. `ReplicaPool` compares what is there with what
+is desired and gives the orders. An order returns at once: the machine may be far away, and a start takes seconds or
+minutes. Its result shows in `replicas`, and listeners hear of each change. Orders are idempotent, so the pool may
+repeat them.
+
+A start that fails is tried again by the backend, with back-off, until the replica is stopped; a replica that dies is
+started again under its name. Both show as `ReplicaPhase.FAILED` with the reason until they are over.
+"""
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Protocol, Self
+
+import msgspec
+
+from maitred.fleet.local import LocalEngine
+from maitred.fleet.remote import RemoteEngine
+from maitred.scaling.autoscaler import ReplicaPhase
+from maitred.scaling.startup_times import StartKind
+
+ManagedEngine = LocalEngine | RemoteEngine
+"""Engine whose connection is kept by its owner."""
+
+
+class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about a backend that decisions need."""
+
+    max_replicas: int
+    """Most replicas that it can run at a time, in any phase."""
+    max_starts: int = 1
+    """Most replicas that should start at a time: starts on one machine slow each other down."""
+    start_kind: StartKind = StartKind.COLD
+    """Kind of the next start of a new replica."""
+    expected_start_s: float = 10.0
+    """Expected seconds of such a start before one has been measured."""
+    can_sleep: bool = False
+    """Whether its engines can be put to sleep."""
+    outlives_gateway: bool = False
+    """Whether its replicas stay when the gateway ends."""
+    usd_per_hour: float = 0.0
+    """Price of one replica."""
+    region: str = ""
+    zone: str = ""
+
+
+class StartPhase(msgspec.Struct, frozen=True, kw_only=True):
+    """Measured part of a complete start."""
+
+    name: str
+    """What was done, such as `process` or `weights`."""
+    seconds: float
+
+
+class BackendReplica(msgspec.Struct, frozen=True, kw_only=True):
+    """State of one replica of a backend. A change makes a new object."""
+
+    name: str
+    phase: ReplicaPhase
+    """`STARTING`, `SERVING` (its engine is connected, awake or asleep), `DRAINING` (it is being stopped) or `FAILED`."""
+    since_s: float
+    """Time at which the phase began, on the monotonic clock."""
+    engine: ManagedEngine | None = None
+    """Engine with its connection, which the backend owns; None: its address is not known yet."""
+    start_kind: StartKind = StartKind.COLD
+    """Kind of its current or last start."""
+    start_phases: tuple[StartPhase, ...] = ()
+    """Measured parts of its last complete start; together they are the whole."""
+    failure: str = ""
+    """Reason why it does not run; empty while it does."""
+    region: str = ""
+    zone: str = ""
+
+
+class ReplicaBackend(Protocol):
+    """Backend that runs the replicas of one model."""
+
+    @property
+    def facts(self) -> BackendFacts:
+        """Facts about the backend, as they are now."""
+        ...
+
+    def replicas(self) -> Mapping[str, BackendReplica]:
+        """Returns the replicas that exist, by name; also those that the backend had before it was opened."""
+        ...
+
+    def name_of(self, number: int) -> str:
+        """Returns the name of the replica of this number, from 0; the same name for the same number."""
+        ...
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` after every change of `replicas` or `facts`."""
+        ...
+
+    def start(self, name: str) -> None:
+        """Orders the start of a replica. Nothing happens if it exists and is not being stopped."""
+        ...
+
+    def stop(self, name: str) -> None:
+        """Orders the end of a replica, which runs no request any more. Nothing happens if there is none."""
+        ...
+
+    async def wait_started(self) -> None:
+        """Waits until one replica has been ready.
+
+        Raises:
+            ReplicaUnavailable: No replica can start; the message gives the reason.
+        """
+        ...
+
+    async def __aenter__(self) -> Self:
+        """Opens the backend: `replicas` has those that exist already."""
+        ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes all connections, and stops the replicas unless `facts.outlives_gateway`."""
+        ...
