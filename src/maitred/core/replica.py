@@ -44,12 +44,14 @@ class AdminState:
         state: Admin status; see the module docstring.
         running: Number of running attempts.
         serving_since_s: Time since which it serves again; minus infinity if it never stopped.
+        on_idle: Called when the last attempt has ended while the replica takes no new ones.
     """
 
     def __init__(self) -> None:
         self.state = AdminStatus.SERVING
         self.running = 0
         self.serving_since_s = float("-inf")
+        self.on_idle: Callable[[], None] = lambda: None
 
     @property
     def serving(self) -> bool:
@@ -78,8 +80,9 @@ class AdminState:
     def on_end(self) -> None:
         """Notes that an attempt has ended."""
         self.running -= 1
-        if self.state is AdminStatus.DRAINING and not self.running:
+        if not self.running and self.state is not AdminStatus.SERVING:
             self.state = AdminStatus.MAINTENANCE
+            self.on_idle()
 
 
 class ModelCard(msgspec.Struct, frozen=True):

@@ -28,6 +28,7 @@ from maitred.engine.config import EngineConfig
 from maitred.fleet.process import Backoff, EngineArgs, EngineProcess
 from maitred.observe.config import LogConfig
 from maitred.replica.engine.client import EngineClient
+from maitred.scaling.autoscaler import ReplicaPhase
 from maitred.wire.address import Address, parse_address
 
 ENGINE_MODULE = "maitred.cli.local_engine"
@@ -51,6 +52,14 @@ SOCKET_NAME = "engine.sock"
 _FOLDER_NAME = re.compile(r"maitred-(\d+)-[0-9a-f]{16}")
 
 _log = logging.getLogger(__name__)
+
+
+def engine_phase(client: EngineClient, failure_reason: str) -> ReplicaPhase:
+    """Returns the phase of an engine that its owner keeps alive or connected."""
+    if client.is_ready:
+        return ReplicaPhase.SERVING
+    return ReplicaPhase.FAILED if failure_reason else ReplicaPhase.STARTING
+
 
 CommandFactory = Callable[[str], Sequence[str]]
 """Returns the program and its arguments for a given listening address."""
@@ -101,8 +110,8 @@ class LocalEngine:
         expected_start_s: Expected time of a start before one has been measured.
         backoff: Decides when to start again after a death.
         silence_timeout_s: Time after which an engine that sends nothing is ended and started again; None: it never is.
-        others_serve: Returns whether other engines serve the model now, so that a first start that fails is tried again
-            too, and a pause before a new start may be long.
+        others_serve: Returns whether other engines serve the model now, so that a pause before a new start may be long.
+        retries_first: Returns whether a first start that fails is tried again too; by default it is while others serve.
         clock: Measures starts and lives.
         sleep: Waits for the back-off to pass.
         folder: Folder of the engine's socket, which no other user may enter; this class makes and removes it. None: a
@@ -111,6 +120,8 @@ class LocalEngine:
     Attributes:
         client: The replica. It stays the same over restarts.
         restarts: Starts after the first one.
+        failure_reason: Reason of the last death until the next start begins; empty otherwise.
+        on_transition: Called when a start begins, and when the engine is ready or has died.
     """
 
     def __init__(
@@ -124,6 +135,7 @@ class LocalEngine:
         backoff: Backoff | None = None,
         silence_timeout_s: float | None = None,
         others_serve: Callable[[], bool] = lambda: False,
+        retries_first: Callable[[], bool] | None = None,
         clock: Clock | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         folder: Path | None = None,
@@ -135,6 +147,7 @@ class LocalEngine:
         self._expected_start_s = expected_start_s
         self._backoff = backoff or Backoff()
         self._others_serve = others_serve
+        self._retries_first = retries_first or others_serve
         self._clock = clock or SystemClock()
         self._sleep = sleep
         self._ready_at_s = self._clock.monotonic_s() + expected_start_s
@@ -149,11 +162,18 @@ class LocalEngine:
             self._address, expected_downtime_s=self.predicted_ready_s, silence_timeout_s=silence_timeout_s
         )
         self.restarts = 0
+        self.failure_reason = ""
+        self.on_transition: Callable[[], None] = lambda: None
 
     @property
     def pid(self) -> int | None:
         """Process id of the engine; None while no process runs."""
         return None if self._process is None else self._process.pid
+
+    @property
+    def phase(self) -> ReplicaPhase:
+        """Phase of its process: starting, serving, or failed until the next start begins."""
+        return engine_phase(self.client, self.failure_reason)
 
     def predicted_ready_s(self) -> float:
         """Returns the seconds until the engine should be ready.
@@ -198,13 +218,17 @@ class LocalEngine:
         try:
             while True:
                 ready_s, reason = await self._run_once(first_start)
-                if not first_start.done() and not self._others_serve():
+                self.failure_reason = reason
+                if not first_start.done() and not self._retries_first():
                     raise ReplicaUnavailable(f"The engine did not start: {reason}")
                 wait_s = self._backoff.wait_s(ready_s)
                 _log.error("%s\nIt was ready for %.1f s and is started again in %.1f s.", reason, ready_s, wait_s)
                 self._ready_at_s = self._clock.monotonic_s() + wait_s + self._expected_start_s
+                self.on_transition()
                 await self._wait_backoff(wait_s)
                 self.restarts += 1
+                self.failure_reason = ""
+                self.on_transition()
         except Exception as error:
             if first_start.done():
                 raise
@@ -242,7 +266,9 @@ class LocalEngine:
             _log.info("The engine (pid %d) was ready after %.1f s.", process.pid, self._expected_start_s)
             if not first_start.done():
                 first_start.set_result(None)
-            reason = await self.client.wait_lost()
+            self.on_transition()
+            reason = self.failure_reason = await self.client.wait_lost()
+            self.on_transition()
             ready_s = self._clock.monotonic_s() - ready_since_s
             self._ready_at_s = ready_since_s + ready_s + self._expected_start_s
             await asyncio.wait({process.exited}, timeout=EXIT_WAIT_S)

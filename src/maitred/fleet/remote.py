@@ -15,7 +15,9 @@ from maitred.core.backoff import BackoffCeiling
 from maitred.core.errors import ReplicaUnavailable
 from maitred.core.replica import ModelCard
 from maitred.core.request import ModelFingerprint
+from maitred.fleet.local import engine_phase
 from maitred.replica.engine.client import EngineClient
+from maitred.scaling.autoscaler import ReplicaPhase
 from maitred.wire.address import Address, parse_address
 from maitred.wire.link.config import LinkConfig
 from maitred.wire.link.credentials import Credentials, gateway_credentials
@@ -42,7 +44,8 @@ class RemoteEngine:
     Attributes:
         client: The replica. It stays the same over connections.
         restarts: Connections after the first one.
-        failure_reason: Reason why there is no connection; empty while there is one.
+        failure_reason: Reason why there is no connection; empty while there is one, and before the first attempt failed.
+        on_transition: Called when the connection is made, is lost, or cannot be made for another reason than before.
     """
 
     def __init__(
@@ -58,10 +61,16 @@ class RemoteEngine:
             address, credentials=credentials, silence_timeout_s=silence_timeout_s, check_card=check_card
         )
         self.restarts = 0
-        self.failure_reason = "nobody has connected yet"
+        self.failure_reason = ""
+        self.on_transition: Callable[[], None] = lambda: None
         self._hello_timeout_s = hello_timeout_s
         self._connected_once: asyncio.Event = asyncio.Event()
         self._connect_task: asyncio.Task[None] | None = None
+
+    @property
+    def phase(self) -> ReplicaPhase:
+        """Phase of the engine as its connection shows it."""
+        return engine_phase(self.client, self.failure_reason)
 
     async def wait_started(self) -> None:
         """Waits until the engine has been connected for the first time."""
@@ -89,7 +98,8 @@ class RemoteEngine:
             except (ReplicaUnavailable, OSError) as failure:
                 if str(failure) != self.failure_reason:
                     _log.error("The engine at %s cannot be used: %s", self.client.address, failure)
-                self.failure_reason = str(failure)
+                    self.failure_reason = str(failure)
+                    self.on_transition()
                 failures += 1
                 await asyncio.sleep(_RECONNECT_BACKOFF.after(failures))
                 continue
@@ -98,7 +108,9 @@ class RemoteEngine:
                 self.restarts += 1
             self._connected_once.set()
             _log.info("Connected to the engine at %s.", self.client.address)
+            self.on_transition()
             self.failure_reason = await self.client.wait_lost()
+            self.on_transition()
             _log.error("The engine at %s is gone: %s. Connecting again.", self.client.address, self.failure_reason)
 
 

@@ -1,9 +1,4 @@
-"""Engine group of one model, and replicas whose engines can sleep.
-
-The model is served while one of the engines is up.
-
-Each engine starts, dies and comes back by itself. Which of them gets a request is decided by `maitred.dispatch`; this
-module only keeps them alive and combines their cards.
+"""Replica whose engine can sleep.
 
 While an engine sleeps, the card of its replica raises an error with the time of waking, so requests wait.
 
@@ -14,15 +9,8 @@ While an engine sleeps, the card of its replica raises an error with the time of
 The engine itself reports whether it sleeps, since another gateway may have sent it to sleep or woken it.
 """
 
-import asyncio
-from collections.abc import Iterator, Mapping
-from contextlib import AsyncExitStack
-from types import TracebackType
-
 from maitred.core.errors import ModelLoading
 from maitred.core.replica import ModelCard
-from maitred.fleet.local import LocalEngine
-from maitred.fleet.remote import RemoteEngine
 from maitred.replica.engine.client import EngineClient
 
 _ASLEEP = "The model sleeps, and wakes for requests that can wait for it. Try again after the time in Retry-After."
@@ -36,11 +24,12 @@ class SleepableReplica:
 
     Attributes:
         is_draining: Whether it gets no new requests because it is to sleep.
+        is_reserved: Whether its pool keeps it asleep as a reserve: then no request wakes it.
     """
 
     def __init__(self, client: EngineClient) -> None:
         self.client = client
-        self.is_draining = False
+        self.is_draining = self.is_reserved = False
         self._ordered_asleep: bool | None = None
         """Order that the engine has got and not carried out yet: to sleep (True), or to wake; None: there is none."""
         # The rest of the replica is the client itself.
@@ -78,7 +67,9 @@ class SleepableReplica:
     @property
     def needs_check(self) -> bool:
         """Whether a change can call for an order: the engine sleeps, or has not carried out its last order."""
-        return self.is_draining or self._ordered_asleep is not None or self.load().asleep
+        return not self.is_reserved and (
+            self.is_draining or self._ordered_asleep is not None or self.load().asleep
+        )
 
     def sleep(self) -> None:
         """Orders the engine to sleep once no request runs and none waits.
@@ -96,6 +87,20 @@ class SleepableReplica:
         if self.client.is_ready and (was_ordered or (self.client.is_asleep and self._ordered_asleep is None)):
             self._ordered_asleep = False
             self.client.request_asleep(asleep=False)
+
+    def reserve(self) -> None:
+        """Has the engine sleep from now on, until `release`; no request may run there.
+
+        Call it again when an engine that was down is back: it is awake then.
+        """
+        self.is_reserved, self.is_draining, self._ordered_asleep = True, False, True
+        if self.client.is_ready and not self.client.is_asleep:
+            self.client.request_asleep(asleep=True)
+
+    def release(self) -> None:
+        """Wakes the engine of a reserve, so that it serves."""
+        self.is_reserved = False
+        self.wake()
 
     def check(self, *, running: int, waiting: int) -> None:
         """Carries on after a change in the replica's queue or of its engine. Call it after every such change.
@@ -116,59 +121,3 @@ class SleepableReplica:
             self._ordered_asleep = True
             self.client.request_asleep(asleep=True)
 
-
-ManagedEngine = LocalEngine | RemoteEngine
-
-
-class EngineGroup(Mapping[str, ManagedEngine]):
-    """Engines of one model. Entering starts all of them; leaving stops all.
-
-    Args:
-        engines: The engines by their names in the ledger; at least one. All run the same model.
-    """
-
-    def __init__(self, engines: Mapping[str, ManagedEngine]) -> None:
-        self._engines = dict(engines)
-        self._exit_stack = AsyncExitStack()
-
-    def __getitem__(self, name: str) -> ManagedEngine:
-        return self._engines[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._engines)
-
-    def __len__(self) -> int:
-        return len(self._engines)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether any of the engines would take a request now."""
-        return any(engine.client.is_ready for engine in self._engines.values())
-
-    async def wait_started(self) -> None:
-        """Waits until the first of the engines has been ready.
-
-        Raises:
-            ReplicaUnavailable: One engine cannot start, and no engine has started before.
-        """
-        starts = [asyncio.create_task(engine.wait_started(), name=f"start of {name}") for name, engine in self.items()]
-        try:
-            done, _ = await asyncio.wait(starts, return_when=asyncio.FIRST_COMPLETED)
-            for start in done:
-                start.result()
-        finally:
-            for start in starts:
-                start.cancel()
-            await asyncio.gather(*starts, return_exceptions=True)
-
-    async def __aenter__(self) -> "EngineGroup":
-        async with AsyncExitStack() as exit_stack:
-            for engine in self._engines.values():
-                await exit_stack.enter_async_context(engine)
-            self._exit_stack = exit_stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._exit_stack.__aexit__(kind, error, trace)
