@@ -58,7 +58,7 @@ from maitred.config.tree import Config
 from maitred.console.sessions import ConsoleSessions
 from maitred.core.clock import Clock
 from maitred.core.rollout import RolloutState
-from maitred.fleet.engines import ManagedEngine
+from maitred.fleet.sleepable_replica import ManagedEngine
 from maitred.observe.live_diagnosis import LiveDiagnosis
 from maitred.observe.metrics.registry import Metrics
 from maitred.observe.metrics.reloads import ReloadMetrics

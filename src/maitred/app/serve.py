@@ -29,7 +29,7 @@ from maitred.app.workers.controller_server import WorkerSessions, accept_workers
 from maitred.app.workers.ipc import IpcFolder
 from maitred.config.loader import LoadedConfig
 from maitred.core.clock import Clock
-from maitred.fleet.engines import EngineGroup
+from maitred.fleet.sleepable_replica import EngineGroup
 
 
 async def serve(

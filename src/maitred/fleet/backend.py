@@ -58,7 +58,7 @@ class BackendReplica(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     phase: ReplicaPhase
-    """`STARTING`, `SERVING` (its engine is connected, awake or asleep), `DRAINING` (it is being stopped) or `FAILED`."""
+    """`STARTING`, `SERVING` (its engine is connected, awake or asleep), `DRAINING` (it is stopped now) or `FAILED`."""
     since_s: float
     """Time at which the phase began, on the monotonic clock."""
     engine: ManagedEngine | None = None

@@ -161,9 +161,7 @@ class LocalBackend:
                 self._first_start.set_result(None)
             if replica.phase is ReplicaPhase.STARTING:
                 start_phases = (StartPhase(name="engine", seconds=now_s - replica.since_s),)
-        self._replicas[name] = replace(
-            replica, phase=phase, since_s=now_s, failure=failure, start_phases=start_phases
-        )
+        self._replicas[name] = replace(replica, phase=phase, since_s=now_s, failure=failure, start_phases=start_phases)
         self._notify()
 
     def _notify(self) -> None:

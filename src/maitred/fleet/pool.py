@@ -17,9 +17,9 @@ it has, and does nothing for requests, steps and reports.
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 
 from maitred.core.clock import Clock
@@ -37,6 +37,7 @@ from maitred.fleet.policy.reconciler import (
     reconcile,
 )
 from maitred.fleet.sleepable_replica import SleepableReplica
+from maitred.replica.engine.client import EngineClient
 from maitred.scaling.autoscaler import ReplicaPhase, ReplicaStatus
 from maitred.scaling.startup_times import StartKind, StartupTimes
 
@@ -83,56 +84,59 @@ class NextReplica:
         raise ModelLoading(_COMING, retry_after_s=self._ready_in_s())
 
 
-@dataclass(slots=True, eq=False)
 class _Member:
-    """Replica of a pool whose engine is known."""
+    """Replica of a pool.
 
-    backend: BackendReplica
-    engine: ManagedEngine
-    endpoint: Endpoint[SleepableReplica]
-    since_s: float
-    start_kind: StartKind
-    ordered_s: float | None
-    """When its start or its waking was ordered, until it is complete; None: it is, or nobody knows."""
-    phase: ReplicaPhase = ReplicaPhase.STARTING
-    is_leaving: bool = False
-    watches_load: bool = False
-    """Whether its load reports are watched, for the end of a waking."""
+    Attributes:
+        name: Its name.
+        backend: What the backend says of it.
+        endpoint: Its endpoint; None until its engine is known.
+        phase: Its phase with the orders of the pool.
+        since_s: Time at which this phase began.
+        start_kind: Kind of its last start, which may be a waking.
+        ordered_s: When that start was ordered, until it is complete; None: it is, or the order is older than this pool.
+        is_leaving: Whether it gets no new requests, because it is to stop or to sleep.
+        watches_load: Whether its load reports are watched for the end of a waking.
+    """
+
+    def __init__(self, backend: BackendReplica, ordered_s: float | None) -> None:
+        self.name = backend.name
+        self.backend = backend
+        self.endpoint: Endpoint[SleepableReplica] | None = None
+        self.phase = backend.phase
+        self.since_s = backend.since_s
+        self.start_kind = backend.start_kind
+        self.ordered_s = ordered_s
+        self.is_leaving = self.watches_load = False
 
     @property
-    def name(self) -> str:
-        return self.endpoint.name
-
-    @property
-    def replica(self) -> SleepableReplica:
-        return self.endpoint.replica
+    def client(self) -> EngineClient | None:
+        """Client of its engine, if that is known."""
+        return None if self.endpoint is None else self.endpoint.replica.client
 
     def current_phase(self) -> ReplicaPhase:
-        if self.replica.is_reserved:
+        """Returns its phase now."""
+        if self.endpoint is not None and self.endpoint.replica.is_reserved:
             return ReplicaPhase.ASLEEP
         if self.is_leaving:
             return ReplicaPhase.DRAINING
-        if self.backend.phase is ReplicaPhase.SERVING and self.engine.client.is_asleep:
+        if self.backend.phase is ReplicaPhase.SERVING and self.client is not None and self.client.is_asleep:
             return ReplicaPhase.WAKING
         return self.backend.phase
 
     def state(self) -> ReplicaState:
-        client = self.engine.client
+        """Returns its state for the reconciler."""
+        if self.endpoint is None:
+            return ReplicaState(name=self.name, phase=self.phase, is_ready=False)
+        client, admin_state = self.endpoint.replica.client, self.endpoint.admin_state
         load = client.load()
         return ReplicaState(
             name=self.name,
             phase=self.phase,
             is_ready=client.is_ready,
-            running=self.endpoint.admin_state.running,
+            running=admin_state.running,
             cached_blocks=load.cached_blocks + load.pinned_blocks,
         )
-
-
-@dataclass(slots=True)
-class _Listeners:
-    change: list[Callable[[], None]] = field(default_factory=list)
-    endpoints: list[Callable[[], None]] = field(default_factory=list)
-    engines: list[Callable[[str, ManagedEngine], None]] = field(default_factory=list)
 
 
 class ReplicaPool:
@@ -163,12 +167,15 @@ class ReplicaPool:
         self.past_output_tokens = 0
         self._clock = clock
         self._members: dict[str, _Member] = {}
-        self._ordered_s: dict[str, float] = {}
-        """When the start of each replica was ordered whose engine is not known yet."""
-        self._listeners = _Listeners()
-        self._reconcile_scheduled = False
-        self._is_open = False
-        self._next_endpoint = Endpoint(NEXT_REPLICA, NextReplica(self.ready_in_s))
+        self._change_listeners: list[Callable[[], None]] = []
+        self._endpoint_listeners: list[Callable[[], None]] = []
+        self._engine_listeners: list[Callable[[str, ManagedEngine], None]] = []
+        self._started_s: dict[str, float] = {}
+        """When the start of each replica was ordered that is no member yet."""
+        self._stopping: set[str] = set()
+        """Replicas that have left the pool and still exist."""
+        self._reconcile_scheduled = self._is_open = False
+        self._next_endpoint: AnyEndpoint = Endpoint(NEXT_REPLICA, NextReplica(self.ready_in_s))
         self._endpoints: list[AnyEndpoint] = []
         backend.on_change(self._schedule)
 
@@ -177,12 +184,8 @@ class ReplicaPool:
         self._is_open = True
         if found := len(self.backend.replicas()):
             self.desired = DesiredReplicas(found)
-        else:
-            now_s = self._clock.monotonic_s()
-            for number in range(self.desired.serving):
-                name = self.backend.name_of(number)
-                self._ordered_s[name] = now_s
-                self.backend.start(name)
+        for number in range(self.desired.serving - found):
+            self._start(self.backend.name_of(number))
         self._reconcile()
         return self
 
@@ -214,7 +217,7 @@ class ReplicaPool:
             _log.info("%d replicas are to serve and %d to sleep.", serving, asleep)
         self.desired, self.is_scaled = desired, True
         self._reconcile()
-        for listener in self._listeners.change:
+        for listener in self._change_listeners:
             listener()
 
     # --- what there is ---
@@ -222,23 +225,15 @@ class ReplicaPool:
     def replicas(self) -> list[ReplicaStatus]:
         """Returns the status of each replica that is not being stopped; times are on the monotonic clock."""
         now_s = self._clock.monotonic_s()
-        statuses = [
+        return [
             ReplicaStatus(
                 name=member.name,
                 phase=member.phase,
                 since_s=member.since_s,
-                ready_in_s=self._remaining_s(member.start_kind, member.ordered_s, now_s)
-                if member.phase in (ReplicaPhase.STARTING, ReplicaPhase.WAKING)
-                else None,
+                ready_in_s=self._remaining_s(member, now_s),
                 start_kind=member.start_kind,
             )
             for member in self._members.values()
-        ]
-        return statuses + [
-            ReplicaStatus(
-                name=replica.name, phase=replica.phase, since_s=replica.since_s, start_kind=replica.start_kind
-            )
-            for replica in self._unknown()
         ]
 
     def failures(self) -> dict[str, str]:
@@ -265,29 +260,36 @@ class ReplicaPool:
         Nine of ten starts so far took no longer.
         """
         now_s = self._clock.monotonic_s()
-        coming = [
-            self._remaining_s(status.start_kind, self._ordered_at_s(status.name), now_s)
-            for status in self.replicas()
-            if status.phase in (ReplicaPhase.STARTING, ReplicaPhase.WAKING)
-        ]
+        members = self._members.values()
+        coming = [seconds for member in members if (seconds := self._remaining_s(member, now_s)) is not None]
         if coming:
             return min(coming)
-        asleep = any(member.phase is ReplicaPhase.ASLEEP for member in self._members.values())
-        return self._remaining_s(StartKind.ASLEEP if asleep else self.backend.facts.start_kind, None, now_s)
+        asleep = any(member.phase is ReplicaPhase.ASLEEP for member in members)
+        kind = StartKind.ASLEEP if asleep else self.backend.facts.start_kind
+        return self.startup_times.quantile(kind, _PROMISED_QUANTILE)
+
+    def _remaining_s(self, member: _Member, now_s: float) -> float | None:
+        """Returns the seconds until a replica serves that starts or wakes; None: it does neither."""
+        if member.phase not in (ReplicaPhase.STARTING, ReplicaPhase.WAKING):
+            return None
+        expected_s = self.startup_times.quantile(member.start_kind, _PROMISED_QUANTILE)
+        since_s = member.since_s if member.ordered_s is None else member.ordered_s
+        late_s = now_s - since_s - expected_s
+        return max(-late_s, _OVERDUE_SHARE * expected_s + _LATE_SHARE * max(0.0, late_s))
 
     # --- listeners ---
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Calls `listener` after every change of the phase of a replica or of the desired numbers."""
-        self._listeners.change.append(listener)
+        self._change_listeners.append(listener)
 
     def on_endpoints(self, listener: Callable[[], None]) -> None:
         """Calls `listener` after every change of `endpoints`; a removed replica is stopped after that."""
-        self._listeners.endpoints.append(listener)
+        self._endpoint_listeners.append(listener)
 
     def on_engine(self, listener: Callable[[str, ManagedEngine], None]) -> None:
         """Calls `listener` with the name and the engine of each replica, now and when one comes."""
-        self._listeners.engines.append(listener)
+        self._engine_listeners.append(listener)
         for name, engine in self.engines.items():
             listener(name, engine)
 
@@ -305,21 +307,133 @@ class ReplicaPool:
             self._reconcile()
 
     def _reconcile(self) -> None:
+        """Brings the pool up to date, and gives the orders that are due."""
         facts = self.backend.facts
-        limits = PoolLimits(
-            max_replicas=facts.max_replicas, max_starts=facts.max_starts, can_sleep=facts.can_sleep
-        )
         changed = self._update_members()
-        states = [member.state() for member in self._members.values()]
-        states += [ReplicaState(name=replica.name, phase=replica.phase, is_ready=False) for replica in self._unknown()]
-        leaving = sum(replica.phase is ReplicaPhase.DRAINING for replica in self.backend.replicas().values())
-        limits = msgspec_replace(limits, max_replicas=limits.max_replicas - leaving)
-        orders = reconcile(self.desired, states, limits)
-        stopped = [self._obey(order) for order in orders]
-        changed = self._update_members() or changed or bool(orders)
+        going = len(self.backend.replicas()) - len(self._members)
+        limits = PoolLimits(
+            max_replicas=facts.max_replicas - going, max_starts=facts.max_starts, can_sleep=facts.can_sleep
+        )
+        orders = reconcile(self.desired, [member.state() for member in self._members.values()], limits)
+        for order in orders:
+            self._obey(order)
+        changed = self._update_members() or changed
         self._update_endpoints()
-        for name in filter(None, stopped):
-            self.backend.stop(name)
-        if changed:
-            for listener in self._listeners.change:
+        for order in orders:
+            if order.kind is OrderKind.STOP:
+                self.backend.stop(order.name)
+        if changed or orders:
+            self._schedule()  # an order may make the next one due
+            for listener in self._change_listeners:
+                listener()
+
+    def _obey(self, order: ReplicaOrder) -> None:
+        """Carries out an order; a replica that is to stop only leaves the pool."""
+        if order.kind is OrderKind.START:
+            names = map(self.backend.name_of, itertools.count())
+            self._start(next(name for name in names if name not in self.backend.replicas()))
+            return
+        _log.info("Replica %s: %s.", order.name, order.kind.value)
+        member, now_s = self._members[order.name], self._clock.monotonic_s()
+        match order.kind:
+            case OrderKind.DRAIN:
+                self._drain(member)
+            case OrderKind.SERVE:
+                self._serve(member, now_s)
+            case OrderKind.SLEEP:
+                assert member.endpoint is not None
+                member.endpoint.replica.reserve()
+            case OrderKind.WAKE:
+                assert member.endpoint is not None
+                member.start_kind, member.ordered_s = StartKind.ASLEEP, now_s
+                if not member.watches_load:
+                    member.watches_load = True
+                    member.endpoint.replica.client.on_change(partial(self._on_report, member))
+                member.endpoint.replica.release()
+                self._serve(member, now_s)
+            case OrderKind.STOP:
+                self._remove(member)
+
+    def _start(self, name: str) -> None:
+        self._started_s[name] = self._clock.monotonic_s()
+        self.backend.start(name)
+
+    def _drain(self, member: _Member) -> None:
+        member.is_leaving = True
+        if member.endpoint is not None:
+            member.endpoint.admin_state.on_idle = self._schedule
+            member.endpoint.admin_state.drain()
+
+    def _serve(self, member: _Member, now_s: float) -> None:
+        member.is_leaving = False
+        if member.endpoint is not None:
+            member.endpoint.admin_state.serve(now_s)
+
+    def _on_report(self, member: _Member) -> None:
+        """Handles a report of a replica that was woken once."""
+        if member.phase is ReplicaPhase.WAKING and member.current_phase() is not ReplicaPhase.WAKING:
+            self._schedule()
+
+    # --- members ---
+
+    def _update_members(self) -> bool:
+        """Brings the members up to date with the backend; returns whether one or its phase has changed."""
+        changed = False
+        replicas = self.backend.replicas()
+        for member in list(self._members.values()):
+            if (replica := replicas.get(member.name)) is None or replica.phase is ReplicaPhase.DRAINING:
+                self._remove(member)  # somebody else stops it
+                changed = True
+        for name, replica in replicas.items():
+            if replica.phase is ReplicaPhase.DRAINING or name in self._stopping:
+                continue
+            if name not in self._members:
+                self._members[name] = _Member(replica, self._started_s.pop(name, None))
+                changed = True
+            changed = self._update_member(self._members[name], replica) or changed
+        self._stopping.intersection_update(replicas)
+        return changed
+
+    def _update_member(self, member: _Member, replica: BackendReplica) -> bool:
+        member.backend = replica
+        if member.endpoint is None and (engine := replica.engine) is not None:
+            member.endpoint = Endpoint(member.name, SleepableReplica(engine.client))
+            if member.is_leaving:
+                self._drain(member)
+            self.engines[member.name] = engine
+            for listener in self._engine_listeners:
+                listener(member.name, engine)
+        if member.endpoint is not None and member.endpoint.replica.is_reserved:
+            member.endpoint.replica.reserve()  # an engine that has been started again is awake
+        if member.is_leaving and member.endpoint is not None:
+            member.endpoint.admin_state.drain()  # an operator may have let it serve again
+        before, member.phase = member.phase, member.current_phase()
+        if member.phase is before:
+            return False
+        now_s = self._clock.monotonic_s()
+        member.since_s = now_s
+        if member.phase is ReplicaPhase.STARTING:
+            member.start_kind = replica.start_kind
+        elif member.phase is ReplicaPhase.FAILED:
+            member.ordered_s = None  # what comes now is not a start as it should be
+        elif member.phase is ReplicaPhase.SERVING and member.ordered_s is not None:
+            self.startup_times.observe(member.start_kind, now_s - member.ordered_s)
+            member.ordered_s = None
+        return True
+
+    def _remove(self, member: _Member) -> None:
+        del self._members[member.name]
+        self._stopping.add(member.name)
+        if (engine := self.engines.pop(member.name, None)) is not None:
+            self.past_output_tokens += engine.client.output_tokens
+
+    def _update_endpoints(self) -> None:
+        """Brings the endpoints up to date, and tells the listeners if they have changed."""
+        members = self._members.values()
+        endpoints: list[AnyEndpoint] = [member.endpoint for member in members if member.endpoint is not None]
+        if not endpoints or (self.is_scaled and all(member.phase is not ReplicaPhase.SERVING for member in members)):
+            endpoints.insert(0, self._next_endpoint)
+        if endpoints != self._endpoints:
+            self._endpoints = endpoints
+            for listener in self._endpoint_listeners:
                 listener()

@@ -44,7 +44,7 @@ class RemoteEngine:
     Attributes:
         client: The replica. It stays the same over connections.
         restarts: Connections after the first one.
-        failure_reason: Reason why there is no connection; empty while there is one, and before the first attempt failed.
+        failure_reason: Reason why there is no connection; empty while there is one, and during the first attempt.
         on_transition: Called when the connection is made, is lost, or cannot be made for another reason than before.
     """
 

@@ -67,9 +67,7 @@ class SleepableReplica:
     @property
     def needs_check(self) -> bool:
         """Whether a change can call for an order: the engine sleeps, or has not carried out its last order."""
-        return not self.is_reserved and (
-            self.is_draining or self._ordered_asleep is not None or self.load().asleep
-        )
+        return not self.is_reserved and (self.is_draining or self._ordered_asleep is not None or self.load().asleep)
 
     def sleep(self) -> None:
         """Orders the engine to sleep once no request runs and none waits.
@@ -120,4 +118,3 @@ class SleepableReplica:
         elif self.is_draining and not running and self._ordered_asleep is None:
             self._ordered_asleep = True
             self.client.request_asleep(asleep=True)
-

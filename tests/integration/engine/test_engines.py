@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from maitred.core.errors import ReplicaUnavailable
-from maitred.fleet.engines import EngineGroup
+from maitred.fleet.sleepable_replica import EngineGroup
 from maitred.fleet.local import LocalEngine
 from maitred.fleet.remote import RemoteEngine
 from maitred.routing.catalog import ServedModel

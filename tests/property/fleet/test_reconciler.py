@@ -11,9 +11,7 @@ from maitred.scaling.autoscaler import ReplicaPhase
 
 PHASES = list(ReplicaPhase)
 desires = st.builds(DesiredReplicas, st.integers(0, 5), st.integers(0, 3))
-limits_of = st.builds(
-    PoolLimits, max_replicas=st.integers(0, 8), max_starts=st.integers(1, 3), can_sleep=st.booleans()
-)
+limits_of = st.builds(PoolLimits, max_replicas=st.integers(0, 8), max_starts=st.integers(1, 3), can_sleep=st.booleans())
 
 
 @dataclass
@@ -158,8 +156,6 @@ def test_those_with_the_fewest_requests_drain(running, serving):
         ReplicaState(name=str(name), phase=ReplicaPhase.SERVING, is_ready=True, running=requests)
         for name, requests in enumerate(running)
     ]
-    orders = reconcile(
-        DesiredReplicas(serving), replicas, PoolLimits(max_replicas=9, max_starts=9, can_sleep=False)
-    )
+    orders = reconcile(DesiredReplicas(serving), replicas, PoolLimits(max_replicas=9, max_starts=9, can_sleep=False))
     drained = sorted(running[int(order.name)] for order in orders if order.kind is OrderKind.DRAIN)
     assert drained == sorted(running)[: max(0, len(running) - serving)]

@@ -14,7 +14,7 @@ from maitred.app.admin.on_demand import OnDemandModelAdmin
 from maitred.core.errors import ReplicaUnavailable
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.endpoint import EndpointState
-from maitred.fleet.engines import ManagedEngine, SleepableReplica
+from maitred.fleet.sleepable_replica import ManagedEngine, SleepableReplica
 from maitred.fleet.local import LocalEngine
 from maitred.fleet.residency.on_demand_replica import process_memory_bytes
 from maitred.wire.admin.responses import LoadableBody, LoadableState, SleeperBody, SleepState

@@ -15,7 +15,7 @@ from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.request import AnyEndpoint
-from maitred.fleet.engines import SleepableReplica
+from maitred.fleet.sleepable_replica import SleepableReplica
 from maitred.fleet.residency.on_demand_replica import OnDemandReplica
 from maitred.replica.engine.client import EngineClient
 from maitred.routing.balance.balancer import Balancer

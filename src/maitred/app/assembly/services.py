@@ -38,7 +38,7 @@ from maitred.config.tree import Config
 from maitred.console.sessions import ConsoleSessions
 from maitred.core.clock import Clock
 from maitred.core.tenancy import ANONYMOUS
-from maitred.fleet.engines import EngineGroup
+from maitred.fleet.sleepable_replica import EngineGroup
 from maitred.observe.logs import configure_logging
 from maitred.observe.metrics.registry import Metrics
 from maitred.observe.observer_batch import ObserverBatch

@@ -14,7 +14,7 @@ from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.engine.models.digest import fingerprint_of
 from maitred.engine.models.source import find_model
-from maitred.fleet.engines import EngineGroup
+from maitred.fleet.sleepable_replica import EngineGroup
 from maitred.fleet.local import CommandFactory, LocalEngine, engine_command, socket_address
 from maitred.fleet.remote import FingerprintCheck, RemoteEngine, make_remote_engine
 

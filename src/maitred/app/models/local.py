@@ -6,7 +6,7 @@ from maitred.app.admin.pins import PinnableModel
 from maitred.config.tree import Config
 from maitred.dispatch.request import AnyEndpoint, Endpoint
 from maitred.engine.models.source import find_model
-from maitred.fleet.engines import EngineGroup, SleepableReplica
+from maitred.fleet.sleepable_replica import EngineGroup, SleepableReplica
 from maitred.routing.catalog import ServedModel
 from maitred.text.answer_format import AnswerFormat
 from maitred.text.generation_defaults import GenerationDefaults

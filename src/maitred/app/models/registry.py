@@ -13,7 +13,7 @@ from maitred.app.models.on_demand import OnDemandModelSet
 from maitred.config.tree import Config
 from maitred.core.errors import ConfigInvalid
 from maitred.dispatch.request import AnyEndpoint
-from maitred.fleet.engines import ManagedEngine
+from maitred.fleet.sleepable_replica import ManagedEngine
 from maitred.observe.metrics.engines import EngineState, EngineStates
 from maitred.replica.engine.client import EngineClient
 from maitred.routing.catalog import AnyModel

@@ -53,7 +53,7 @@ from maitred.core.tenancy import ANONYMOUS
 from maitred.dispatch.request import AnyEndpoint
 from maitred.engine.models.digest import fingerprint_of
 from maitred.engine.models.source import find_model
-from maitred.fleet.engines import EngineGroup
+from maitred.fleet.sleepable_replica import EngineGroup
 from maitred.fleet.remote import FingerprintCheck, RemoteEngine, make_remote_engine
 from maitred.identity.directory import Directory
 from maitred.identity.identity import DirectoryRefresher, Identity
