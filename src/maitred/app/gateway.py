@@ -6,7 +6,7 @@ clients -> HttpServer -> GatewayApp -> InFlightLimiter
      ^                         v
 Directory                   Pipeline -> Admission -> Counters, UsageLedger -> database
      ^                         +------> EngineRegistry, Router
- database                      +------> Dispatcher -> EngineClient     <- EngineGroup (each engine its own process)
+ database                      +------> Dispatcher -> EngineClient     <- ReplicaPool (each engine its own process)
                                                    -> UpstreamReplica  <- HealthProbe -> servers of others
                                                    -> OnDemandReplica  <- ModelManager: models that come and go
                             Embedder -> the same, before an encoder
@@ -39,7 +39,7 @@ from maitred.app.admin.sleep import SleepableModelAdmin
 from maitred.app.admin.store_health import SoftBudgetAlarm, StoreHealth
 from maitred.app.assembly.build import build_generation, draft_generation
 from maitred.app.assembly.generation import ConfigGeneration, GenerationSwitch
-from maitred.app.assembly.queues import open_queues
+from maitred.app.assembly.queues import ModelQueues, open_queues
 from maitred.app.assembly.services import GatewayResources, GatewayServices
 from maitred.app.assembly.stores import restore_rates, running
 from maitred.app.models.registry import open_registry
@@ -58,7 +58,8 @@ from maitred.config.tree import Config
 from maitred.console.sessions import ConsoleSessions
 from maitred.core.clock import Clock
 from maitred.core.rollout import RolloutState
-from maitred.fleet.sleepable_replica import ManagedEngine
+from maitred.fleet.backend import ManagedEngine
+from maitred.fleet.pool import ReplicaPool
 from maitred.observe.live_diagnosis import LiveDiagnosis
 from maitred.observe.metrics.registry import Metrics
 from maitred.observe.metrics.reloads import ReloadMetrics
@@ -132,7 +133,7 @@ class Gateway:
 
         resources.upstreams.reconfigure(served, config.models, config.health)
         parts.reconfigure(before, config)
-        parts.queues.reconfigure(config, draft.endpoints, draft.ladders)
+        parts.queues.reconfigure(config, {**draft.endpoints, **parts.registry.endpoints}, draft.ladders)
         parts.rollouts.reconfigure(draft.router.names, states)
         generation = build_generation(draft, parts)
         self._generations.switch_to(generation)
@@ -184,10 +185,10 @@ async def open_gateway(
         clock=clock,
         on_soft_budget=alarm,
     )
-    registry = open_registry(config, local, on_demand, resources.encoders)
+    registry = open_registry(config, local, resources.pool, on_demand, resources.encoders)
     in_flight = InFlightLimiter(config.server.max_in_flight)
     websockets = ResponsesWebSockets(config.server, in_flight, clock)
-    accounts = StoreHealth(stores, access, admission, alarm, engines=registry.links())
+    accounts = StoreHealth(stores, access, admission, alarm, output_tokens=registry.output_tokens)
 
     def on_model_wanted(name: str) -> None:
         on_demand.on_wanted(name)
@@ -207,7 +208,7 @@ async def open_gateway(
                 access.directory.version,
                 frozenset(live_rollouts),
                 resources.upstreams.context_tokens_by_pool(),
-                registry.addresses(local),
+                registry.addresses(),
             ),
             clock=clock,
             answers=resources.stores.answers,
@@ -241,13 +242,15 @@ async def open_gateway(
         )
         draft = draft_generation(config, resources.upstreams.current, registry, local, live_rollouts, metrics.requests)
         queues.reconfigure(config, draft.endpoints, draft.ladders)
+        for name, pool in registry.pools.items():
+            pool.on_endpoints(partial(_set_endpoints, queues, controller, name, pool))
         rollouts = RolloutAdmin(stores.rollouts, live_rollouts, draft.router.names, clock)
         await rollouts.open(config.routing.rollouts)
         rollout_observer = RolloutObserver(live_rollouts, rollouts, clock)
-        always = {} if local is None else {local.name: (queues.all[local.name], local.engines.values())}
+        always = {name: (queues.all[name], pool) for name, pool in registry.pools.items()}
         sleepables = SleepableModelAdmin(on_demand.loadables(clock), always)
-        for where, engine in registry.engines.items():
-            engine.client.on_change(partial(_report_steps, metrics, where, engine))
+        pins = PinAdmin(registry.pinnable, clock)
+        registry.on_engine(partial(_watch_engine, metrics, pins))
         live_state = LiveState(
             in_flight,
             dispatchers=queues.all,
@@ -286,7 +289,7 @@ async def open_gateway(
             store_health=accounts,
             replica_admin=replicas,
             sleepable_models=sleepables,
-            pin_admin=PinAdmin(registry.pinnable, clock),
+            pin_admin=pins,
             cache_admin=CacheAdmin(
                 resources.stores.answers,
                 recent,
@@ -321,6 +324,17 @@ async def open_gateway(
             await background.enter_async_context(running(semantic.run(), "semantic cache"))
         reloader.applies(gateway.apply_config)
         yield gateway
+
+
+def _set_endpoints(queues: ModelQueues, controller: ControllerServer, model: str, pool: ReplicaPool) -> None:
+    """Applies a change of a pool's endpoints: workers know a new engine before a request is sent there."""
+    controller.send_snapshots_if_changed()
+    queues.set_endpoints(model, pool.endpoints())
+
+
+def _watch_engine(metrics: Metrics, pins: PinAdmin, where: tuple[str, str], engine: ManagedEngine) -> None:
+    engine.client.on_change(partial(_report_steps, metrics, where, engine))
+    pins.watch(*where, engine.client)
 
 
 def _report_steps(metrics: Metrics, where: tuple[str, str], engine: ManagedEngine) -> None:

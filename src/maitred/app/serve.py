@@ -29,14 +29,14 @@ from maitred.app.workers.controller_server import WorkerSessions, accept_workers
 from maitred.app.workers.ipc import IpcFolder
 from maitred.config.loader import LoadedConfig
 from maitred.core.clock import Clock
-from maitred.fleet.sleepable_replica import EngineGroup
+from maitred.fleet.pool import ReplicaPool
 
 
 async def serve(
     loaded: LoadedConfig,
     read: Read,
     listener: socket.socket,
-    engines: EngineGroup | None,
+    pool: ReplicaPool | None,
     clock: Clock,
     ipc: IpcFolder | None = None,
 ) -> int:
@@ -46,7 +46,7 @@ async def serve(
         loaded: The configuration.
         read: Reads the configuration again.
         listener: The bound socket.
-        engines: Engines of the `model` section, whose start has begun; None: only upstream servers run models.
+        pool: Replicas of the `model` section, whose start has begun; None: only upstream servers run models.
         clock: The clock of all parts.
         ipc: Directory in which API workers find this process, which is then their controller; None: there are no
             workers.
@@ -62,7 +62,7 @@ async def serve(
     config, reloader = loaded.config, Reloader(loaded, read, clock)
     async with (
         _accept_workers(ipc) as worker_sessions,
-        open_resources(config, engines, clock, partial(show_key, console), worker_sessions.surviving_work) as resources,
+        open_resources(config, pool, clock, partial(show_key, console), worker_sessions.surviving_work) as resources,
         open_gateway(config, resources, reloader, clock, ipc) as gateway,
     ):
         server = HttpServer(
@@ -119,13 +119,13 @@ async def _announce_when_ready(console: Console, url: str, resources: GatewayRes
         announce_upstreams(console, url, upstreams.models, first=local is None)
     if on_demand.models:
         announce_on_demand(console, url, on_demand.models, first=local is None and not upstreams.models)
-    if await _is_up(None if local is None else local.engines, resources.encoders, shutdown):
+    if await _is_up(resources.pool, resources.encoders, shutdown):
         tune_gc()
         if local is not None:
             announce(console, url, local.name, local.model.card())
 
 
-async def _is_up(engines: EngineGroup | None, encoders: EncoderModels, shutdown: Shutdown) -> bool:
+async def _is_up(pool: ReplicaPool | None, encoders: EncoderModels, shutdown: Shutdown) -> bool:
     """Waits until an engine and the encoder are ready; False if the shutdown was requested before that.
 
     Raises:
@@ -133,8 +133,8 @@ async def _is_up(engines: EngineGroup | None, encoders: EncoderModels, shutdown:
     """
 
     async def wait_ready() -> None:
-        if engines is not None:
-            await engines.wait_started()
+        if pool is not None:
+            await pool.wait_started()
         await encoders.wait_all_started()
 
     starting = asyncio.create_task(wait_ready(), name="engine start")

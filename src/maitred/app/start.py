@@ -21,7 +21,7 @@ from functools import partial
 import uvloop
 
 from maitred.app.address import bind
-from maitred.app.models.engines import engines_in, make_engines
+from maitred.app.models.engines import make_agent_pool, make_pool
 from maitred.app.runtime import limit_malloc_arenas
 from maitred.app.workers.heartbeat import ProcessHeartbeat
 from maitred.app.workers.ipc import IpcFolder, open_ipc
@@ -116,16 +116,16 @@ async def _start(
             from maitred.store.database_lock import lock_database  # slow to import
 
             await stack.enter_async_context(lock_database(config.store, exclusive=config.counters.url is None))
-        engines = None
+        pool = None
         if config.has_engine:
             if ipc is None or config.model.attached:
-                made = await make_engines(config, command, clock)
+                pool = await make_pool(config, command, clock)
             else:
-                made = engines_in(ipc, config)
-            engines = await stack.enter_async_context(made)
+                pool = make_agent_pool(config, ipc, clock)
+            await stack.enter_async_context(pool)
         # This import runs in a thread, because the event loop must start processes and listen to them meanwhile.
         serve = await asyncio.to_thread(_gateway)
-        return await serve(loaded, read, listener, engines, clock, ipc)
+        return await serve(loaded, read, listener, pool, clock, ipc)
 
 
 def _prepare() -> None:

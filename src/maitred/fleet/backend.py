@@ -81,6 +81,11 @@ class ReplicaBackend(Protocol):
         """Facts about the backend, as they are now."""
         ...
 
+    @property
+    def has_orders(self) -> bool:
+        """Whether orders were given before the backend was opened: then its replicas are as many as are desired."""
+        ...
+
     def replicas(self) -> Mapping[str, BackendReplica]:
         """Returns the replicas that exist, by name; also those that the backend had before it was opened."""
         ...
@@ -94,7 +99,7 @@ class ReplicaBackend(Protocol):
         ...
 
     def start(self, name: str) -> None:
-        """Orders the start of a replica. Nothing happens if it exists and is not being stopped."""
+        """Orders the start of a replica. Nothing happens if it exists, even if it is being stopped."""
         ...
 
     def stop(self, name: str) -> None:

@@ -55,6 +55,11 @@ class LocalBackend:
         return self._facts
 
     @property
+    def has_orders(self) -> bool:
+        """Returns False: it has nothing before it is opened. Implements `ReplicaBackend`."""
+        return False
+
+    @property
     def is_ready(self) -> bool:
         """Whether any of the replicas would take a request now."""
         return any(replica.engine is not None and replica.engine.client.is_ready for replica in self._replicas.values())

@@ -154,6 +154,7 @@ class ReplicaPool:
         engines: Engines by replica. The mapping object is always the same.
         is_scaled: Whether somebody has set the desired numbers.
         past_output_tokens: Output tokens of the engines that are gone.
+        pause_at_tokens: Number of unread tokens at which a stream pauses its engine; None: the default.
     """
 
     def __init__(
@@ -165,6 +166,7 @@ class ReplicaPool:
         self.engines: dict[str, ManagedEngine] = {}
         self.is_scaled = False
         self.past_output_tokens = 0
+        self.pause_at_tokens: int | None = None
         self._clock = clock
         self._members: dict[str, _Member] = {}
         self._change_listeners: list[Callable[[], None]] = []
@@ -182,7 +184,7 @@ class ReplicaPool:
     async def __aenter__(self) -> "ReplicaPool":
         await self.backend.__aenter__()
         self._is_open = True
-        if found := len(self.backend.replicas()):
+        if (found := len(self.backend.replicas())) or self.backend.has_orders:
             self.desired = DesiredReplicas(found)
         for number in range(self.desired.serving - found):
             self._start(self.backend.name_of(number))
@@ -219,6 +221,12 @@ class ReplicaPool:
         self._reconcile()
         for listener in self._change_listeners:
             listener()
+
+    def reconfigure(self, pause_at_tokens: int) -> None:
+        """Sets the number of unread tokens at which a stream pauses its engine, for new streams."""
+        self.pause_at_tokens = pause_at_tokens
+        for engine in self.engines.values():
+            engine.client.pause_at_tokens = pause_at_tokens
 
     # --- what there is ---
 
@@ -264,15 +272,22 @@ class ReplicaPool:
         coming = [seconds for member in members if (seconds := self._remaining_s(member, now_s)) is not None]
         if coming:
             return min(coming)
-        asleep = any(member.phase is ReplicaPhase.ASLEEP for member in members)
-        kind = StartKind.ASLEEP if asleep else self.backend.facts.start_kind
+        asleep = [
+            self._expected_s(StartKind.ASLEEP, member) for member in members if member.phase is ReplicaPhase.ASLEEP
+        ]
+        return min(asleep) if asleep else self._expected_s(self.backend.facts.start_kind)
+
+    def _expected_s(self, kind: StartKind, member: _Member | None = None) -> float:
+        """Returns the seconds of a start; those of the first waking are what the engine expects itself."""
+        if kind is StartKind.ASLEEP and not self.startup_times.count(kind) and member is not None and member.client:
+            return member.client.wakes_in_s
         return self.startup_times.quantile(kind, _PROMISED_QUANTILE)
 
     def _remaining_s(self, member: _Member, now_s: float) -> float | None:
         """Returns the seconds until a replica serves that starts or wakes; None: it does neither."""
         if member.phase not in (ReplicaPhase.STARTING, ReplicaPhase.WAKING):
             return None
-        expected_s = self.startup_times.quantile(member.start_kind, _PROMISED_QUANTILE)
+        expected_s = self._expected_s(member.start_kind, member)
         since_s = member.since_s if member.ordered_s is None else member.ordered_s
         late_s = now_s - since_s - expected_s
         return max(-late_s, _OVERDUE_SHARE * expected_s + _LATE_SHARE * max(0.0, late_s))
@@ -401,6 +416,8 @@ class ReplicaPool:
             if member.is_leaving:
                 self._drain(member)
             self.engines[member.name] = engine
+            if self.pause_at_tokens is not None:
+                engine.client.pause_at_tokens = self.pause_at_tokens
             for listener in self._engine_listeners:
                 listener(member.name, engine)
         if member.endpoint is not None and member.endpoint.replica.is_reserved:

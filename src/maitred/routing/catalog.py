@@ -21,7 +21,7 @@ _MOST_FINGERPRINTS = 1024
 class _CatalogModel:
     """Base of every model of the catalog: a name, and replicas that have its card."""
 
-    def __init__(self, name: str, card_sources: Sequence[HasModelCard]) -> None:
+    def __init__(self, name: str, card_sources: Iterable[HasModelCard]) -> None:
         self.name = name
         self._card_sources = card_sources
 
@@ -35,7 +35,7 @@ class ServedModel(_CatalogModel):
 
     Args:
         name: The name.
-        replicas: The replicas that run it; at least one.
+        replicas: The replicas that run it, which may come and go.
         tokenizer: The model's own tokenizer.
         answer_format: Format of the answers; None means the format that the chat template shows.
         defaults: Sampling settings for requests that do not set their own.
@@ -44,7 +44,7 @@ class ServedModel(_CatalogModel):
     def __init__(
         self,
         name: str,
-        replicas: Sequence[HasModelCard],
+        replicas: Iterable[HasModelCard],
         tokenizer: Tokenizer,
         answer_format: AnswerFormat | None = None,
         defaults: GenerationDefaults = GenerationDefaults(),  # noqa: B008 - frozen
@@ -53,8 +53,8 @@ class ServedModel(_CatalogModel):
         self.tokenizer = tokenizer
         self.defaults = defaults
         self._answer_format = answer_format
-        self._cards: dict[int, ModelCard] = {}
-        """Last known card of each replica, by its index."""
+        self._cards: dict[HasModelCard, ModelCard] = {}
+        """Last known card of each replica; without replicas, of those that were there last."""
 
     def card(self) -> ModelCard:
         """Returns the card of all replicas together: a request must fit each of them, and their capacities add up.
@@ -65,13 +65,18 @@ class ServedModel(_CatalogModel):
             ReplicaUnavailable: No replica has been ready since the start.
         """
         failure: ReplicaUnavailable | None = None
-        for index, source in enumerate(self._card_sources):
+        known, last = {}, self._cards
+        for source in self._card_sources:
             try:
-                self._cards[index] = source.card()
+                known[source] = source.card()
             except ReplicaUnavailable as unavailable:
+                if source in last:
+                    known[source] = last[source]
                 if failure is None or (unavailable.retry_after_s or 0.0) < (failure.retry_after_s or 0.0):
                     failure = unavailable
-        if not self._cards:
+        if known:
+            self._cards = known
+        elif not last:
             raise failure or ReplicaUnavailable()
         cards = list(self._cards.values())
         if len(cards) == 1:

@@ -245,6 +245,13 @@ class PrefixCacheBalancer:
         if name in self._approximate_capacities:
             self._approximate_index.on_cleared(name)
 
+    def remove_replica(self, name: str) -> None:
+        """Removes a replica that is gone, with what was known of its cache."""
+        if self._approximate_capacities.pop(name, None) is not None:
+            self._approximate_index.remove_replica(name)
+        if (index := self._exact_index_by_replica.pop(name, None)) is not None:
+            index.remove_replica(name)
+
     def on_block_update(self, name: str, update: BlockUpdate) -> None:
         """Applies the cache report of a replica: first the whole content, and then the changes."""
         if update.whole:
@@ -256,10 +263,7 @@ class PrefixCacheBalancer:
         index.on_stored(name, split_keys(update.stored))
 
     def _start_index(self, name: str, update: BlockUpdate) -> None:
-        if self._approximate_capacities.pop(name, None) is not None:
-            self._approximate_index.remove_replica(name)
-        if (previous := self._exact_index_by_replica.get(name)) is not None:
-            previous.remove_replica(name)
+        self.remove_replica(name)
         index = self._exact_indexes.setdefault(update.block_tokens, PrefixIndex(update.block_tokens))
         index.add_replica(name, update.total_blocks)
         self._exact_index_by_replica[name] = index

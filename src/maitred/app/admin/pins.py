@@ -66,9 +66,10 @@ class PinAdmin:
         self._models = models
         self._clock = clock
         self._pins: dict[str, _Pin] = {}
-        for name, model in models.items():
-            for replica, client in model.clients.items():
-                client.on_change(partial(self._on_report, name, replica, client))
+
+    def watch(self, model: str, replica: str, client: EngineClient) -> None:
+        """Watches an engine of a model from now on, for pins that it loses."""
+        client.on_change(partial(self._on_report, model, replica, client))
 
     def all(self) -> list[PinBody]:
         """Lists the pins that have not expired."""

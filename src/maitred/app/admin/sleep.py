@@ -6,7 +6,7 @@ when a request waits for the model.
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 
@@ -14,9 +14,10 @@ from maitred.app.admin.on_demand import OnDemandModelAdmin
 from maitred.core.errors import ReplicaUnavailable
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.endpoint import EndpointState
-from maitred.fleet.sleepable_replica import ManagedEngine, SleepableReplica
 from maitred.fleet.local import LocalEngine
+from maitred.fleet.pool import ReplicaPool
 from maitred.fleet.residency.on_demand_replica import process_memory_bytes
+from maitred.fleet.sleepable_replica import SleepableReplica
 from maitred.wire.admin.responses import LoadableBody, LoadableState, SleeperBody, SleepState
 
 _log = logging.getLogger(__name__)
@@ -36,21 +37,36 @@ class SleepableModelAdmin:
 
     Args:
         on_demand: The models that are loaded on demand.
-        resident: The queue and the engines of each resident model that runs on this gateway's own engines.
+        resident: The queue and the pool of each resident model that runs on this gateway's own engines.
 
     Attributes:
         on_demand: The models that are loaded on demand.
     """
 
-    def __init__(
-        self, on_demand: OnDemandModelAdmin, resident: Mapping[str, tuple[Dispatcher, Iterable[ManagedEngine]]]
-    ) -> None:
+    def __init__(self, on_demand: OnDemandModelAdmin, resident: Mapping[str, tuple[Dispatcher, ReplicaPool]]) -> None:
         self.on_demand = on_demand
         self._resident = resident
-        self._sleepable = {name: _sleepable_replicas(dispatcher) for name, (dispatcher, _) in resident.items()}
-        for name, replicas in self._sleepable.items():
-            for _, sleepable in replicas:
-                sleepable.on_change(partial(self._on_report, name, sleepable))
+        self._watched: set[SleepableReplica] = set()
+        for model, (_, pool) in resident.items():
+            pool.on_endpoints(partial(self._watch, model))
+            self._watch(model)
+
+    def _watch(self, model: str) -> None:
+        """Watches the replicas of a model that have come."""
+        sleepables = {sleepable for _, sleepable in self._sleepable(model)}
+        for sleepable in sleepables - self._watched:
+            sleepable.on_change(partial(self._on_report, model, sleepable))
+        self._watched = sleepables
+
+    def _sleepable(self, model: str) -> list[tuple[EndpointState, SleepableReplica]]:
+        """Returns the replicas of a resident model, except those that their pool keeps asleep."""
+        endpoint_states = self._resident[model][0].core.endpoint_states
+        return [
+            (endpoint_state, endpoint_state.endpoint.replica)
+            for endpoint_state in endpoint_states
+            if isinstance(endpoint_state.endpoint.replica, SleepableReplica)
+            and not endpoint_state.endpoint.replica.is_reserved
+        ]
 
     def all(self) -> list[SleeperBody]:
         """Lists every model that can sleep."""
@@ -63,7 +79,7 @@ class SleepableModelAdmin:
         """Puts a model to sleep once its responses have ended: its memory is freed, and its process stays."""
         if model not in self._resident:
             return _loadable_body(self.on_demand.sleep(model))
-        for _, sleepable in self._sleepable[model]:
+        for _, sleepable in self._sleepable(model):
             with suppress(ReplicaUnavailable):  # an engine that is away has no memory to free
                 sleepable.sleep()
         return self._finish_command(model, "is to sleep")
@@ -78,12 +94,12 @@ class SleepableModelAdmin:
     def on_wanted(self, model: str) -> None:
         """Wakes a resident model after a request was rejected that could not wait for the waking."""
         if model in self._resident:
-            for _, sleepable in self._sleepable[model]:
+            for _, sleepable in self._sleepable(model):
                 sleepable.wake()
 
     def _finish_command(self, model: str, action: str) -> SleeperBody:
         _log.info("The model %s %s.", model, action)
-        for _, sleepable in self._sleepable[model]:
+        for _, sleepable in self._sleepable(model):
             self._on_report(model, sleepable)
         self._resident[model][0].refresh_and_dispatch()
         return self._resident_body(model)
@@ -101,13 +117,13 @@ class SleepableModelAdmin:
     def _check(self, model: str) -> None:
         dispatcher = self._resident[model][0]
         waiting = dispatcher.core.waiting
-        for endpoint_state, sleepable in self._sleepable[model]:
+        for endpoint_state, sleepable in self._sleepable(model):
             sleepable.check(running=endpoint_state.endpoint.admin_state.running, waiting=waiting)
-        if not any(sleepable.needs_check for _, sleepable in self._sleepable[model]):
+        if not any(sleepable.needs_check for _, sleepable in self._sleepable(model)):
             dispatcher.set_dispatch_listener(None)
 
     def _resident_body(self, name: str) -> SleeperBody:
-        sleepables = [sleepable for _, sleepable in self._sleepable[name]]
+        sleepables = [sleepable for _, sleepable in self._sleepable(name)]
         connected = [sleepable for sleepable in sleepables if sleepable.client.is_ready]
         state = SleepState.AWAKE
         if not connected:
@@ -118,7 +134,7 @@ class SleepableModelAdmin:
             state = SleepState.WAKING
         elif all(sleepable.client.is_asleep for sleepable in connected):
             state = SleepState.ASLEEP
-        pids = [engine.pid for engine in self._resident[name][1] if isinstance(engine, LocalEngine)]
+        pids = [engine.pid for engine in self._resident[name][1].engines.values() if isinstance(engine, LocalEngine)]
         return SleeperBody(
             model=name,
             state=state,
@@ -126,15 +142,6 @@ class SleepableModelAdmin:
             measured_bytes=sum(process_memory_bytes(pid) for pid in pids if pid is not None) if pids else None,
             wakes_in_s=round(max((sleepable.client.wakes_in_s for sleepable in connected), default=0.0), 3),
         )
-
-
-def _sleepable_replicas(dispatcher: Dispatcher) -> list[tuple[EndpointState, SleepableReplica]]:
-    endpoint_states = dispatcher.core.endpoint_states
-    return [
-        (endpoint_state, endpoint_state.endpoint.replica)
-        for endpoint_state in endpoint_states
-        if isinstance(endpoint_state.endpoint.replica, SleepableReplica)
-    ]
 
 
 def _loadable_body(loadable: LoadableBody) -> SleeperBody:

@@ -1,7 +1,7 @@
 """Health of stores, leases and the ledger, collected for metrics and health checks."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from maitred.admission.admission import Admission
 from maitred.app.assembly.access import AccessServices
@@ -12,7 +12,6 @@ from maitred.core.request import Usage
 from maitred.core.usage import to_usd
 from maitred.observe.metrics.budgets import BudgetUse
 from maitred.observe.metrics.stores import AccountsState
-from maitred.replica.engine.client import EngineClient
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ class StoreHealth:
         access: The directory of keys and limits.
         admission: Holds the leases.
         alarm: Counts the soft budgets that were exceeded.
-        engines: Model -> the clients of its engines.
+        output_tokens: Returns the number of output tokens of the gateway's own engines, by model.
     """
 
     def __init__(
@@ -54,13 +53,13 @@ class StoreHealth:
         access: AccessServices,
         admission: Admission,
         alarm: SoftBudgetAlarm,
-        engines: Mapping[str, Sequence[EngineClient]],
+        output_tokens: Callable[[], Mapping[str, int]],
     ) -> None:
         self._stores = stores
         self._alarm = alarm
         self._access = access
         self._admission = admission
-        self._engines = engines
+        self._output_tokens = output_tokens
 
     def stores_up(self) -> Mapping[str, bool]:
         """Returns whether each store answers."""
@@ -109,7 +108,7 @@ class StoreHealth:
             costs_usd={model: to_usd(nusd) for model, nusd in ledger.costs_nusd().items()},
             soft_budgets_passed=self._alarm.passed_count,
             drift_tokens={
-                model: sum(link.output_tokens for link in links) - recorded.get(model, _NOTHING).completion_tokens
-                for model, links in self._engines.items()
+                model: tokens - recorded.get(model, _NOTHING).completion_tokens
+                for model, tokens in self._output_tokens().items()
             },
         )

@@ -15,8 +15,8 @@ from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.request import AnyEndpoint
-from maitred.fleet.sleepable_replica import SleepableReplica
 from maitred.fleet.residency.on_demand_replica import OnDemandReplica
+from maitred.fleet.sleepable_replica import SleepableReplica
 from maitred.replica.engine.client import EngineClient
 from maitred.routing.balance.balancer import Balancer
 from maitred.routing.prefix import PrefixCacheBalancer
@@ -56,6 +56,11 @@ class ModelQueues:
         self._living: dict[str, Dispatcher] = {}
         """Dispatchers by model; they include those of models that are not served any more but still in use."""
         self._balancers: dict[str, PrefixCacheBalancer] = {}
+        self._links: dict[str, dict[str, EngineClient]] = {}
+        """Model -> its own engines whose caches are followed, by replica."""
+        self._config = Config()
+        self._overflowing: set[str] = set()
+        """Models whose requests may overflow to another."""
 
     def reconfigure(self, config: Config, endpoints: Endpoints, ladders: Mapping[str, DegradationLadder]) -> None:
         """Serves these models with these settings from now on. Waiting and running requests continue."""
@@ -65,21 +70,24 @@ class ModelQueues:
             )
         for name in [name for name in self.all if name not in endpoints and name not in self._encoders]:
             del self.all[name]
+        self._config = config
+        self._overflowing = {name for name, ladder in ladders.items() if ladder.overflow_to is not None}
         for name, of_model in endpoints.items():
-            overflows = name in ladders and ladders[name].overflow_to is not None
-            placement = self._balancer(name, config, of_model, overflows=overflows)
-            known = self._living.get(name)
-            if known is None:
-                known = self._living[name] = Dispatcher(
+            if name in self._living:
+                self.set_endpoints(name, of_model)
+            else:
+                self._living[name] = Dispatcher(
                     *(name, of_model, config.dispatch, self._clock),
-                    balancer=placement,
+                    balancer=self._balancer(name, of_model),
                     on_wanted=partial(self._on_wanted, name),
                     notify_first_token=self._on_first_token,
                 )
-            else:
-                known.reconfigure(of_model, config.dispatch, placement)
-            self.all[name] = known
+            self.all[name] = self._living[name]
         self._tasks.begin(self._living.values())
+
+    def set_endpoints(self, name: str, endpoints: Sequence[AnyEndpoint]) -> None:
+        """Sets the endpoints of a model. Its waiting and running requests continue."""
+        self._living[name].reconfigure(endpoints, self._config.dispatch, self._balancer(name, endpoints))
 
     def retire(self, in_use: Iterable[str]) -> None:
         """Closes the queues of all models except these."""
@@ -87,27 +95,33 @@ class ModelQueues:
         for name in [name for name in self._living if name not in kept]:
             del self._living[name]
             self._balancers.pop(name, None)
+            self._links.pop(name, None)
         self._tasks.only(self._living.values())
 
-    def _balancer(
-        self, name: str, config: Config, endpoints: Sequence[AnyEndpoint], *, overflows: bool
-    ) -> PrefixCacheBalancer | None:
+    def _balancer(self, name: str, endpoints: Sequence[AnyEndpoint]) -> PrefixCacheBalancer | None:
         """Returns the balancer that chooses a replica and tracks the prefix caches; None: none is needed.
 
         One alone is followed if it tells: A single replica also gets a balancer if it reports its cache: exact reports
         make estimates of its prefix hits unnecessary.
         """
+        config = self._config
         balancer = Balancer(config.routing.balance, config.dispatch.service.weights, random.random)
         placement = self._balancers.get(name)
+        links = {endpoint.name: link for endpoint in endpoints if (link := _link_of(endpoint)) is not None}
         if placement is not None:
             placement.reconfigure(balancer)
-            return placement
-        links = {endpoint.name: link for endpoint in endpoints if (link := _link_of(endpoint)) is not None}
-        if len(endpoints) == 1 and not overflows and not links:
+        elif len(endpoints) == 1 and name not in self._overflowing and not links:
             return None
-        placement = self._balancers[name] = PrefixCacheBalancer(balancer)
+        else:
+            placement = self._balancers[name] = PrefixCacheBalancer(balancer)
+        followed = self._links.setdefault(name, {})
+        for replica_name in [replica_name for replica_name in followed if replica_name not in links]:
+            del followed[replica_name]
+            placement.remove_replica(replica_name)
         for replica_name, link in links.items():
-            link.subscribe_blocks(partial(placement.on_block_update, replica_name))
+            if followed.get(replica_name) is not link:
+                followed[replica_name] = link
+                link.subscribe_blocks(partial(placement.on_block_update, replica_name))
         return placement
 
 

@@ -38,7 +38,7 @@ from maitred.config.tree import Config
 from maitred.console.sessions import ConsoleSessions
 from maitred.core.clock import Clock
 from maitred.core.tenancy import ANONYMOUS
-from maitred.fleet.sleepable_replica import EngineGroup
+from maitred.fleet.pool import ReplicaPool
 from maitred.observe.logs import configure_logging
 from maitred.observe.metrics.registry import Metrics
 from maitred.observe.observer_batch import ObserverBatch
@@ -60,6 +60,7 @@ class GatewayResources:
         access: The services that identify and authorise callers.
         upstreams: The models of upstream servers.
         local: The resident model on the gateway's own engines; None: there is none.
+        pool: The replicas of that model.
         on_demand: The own models that are loaded on demand.
         encoders: The encoder models, for embeddings.
         schemas: Validates answers against their schemas.
@@ -71,6 +72,7 @@ class GatewayResources:
     access: AccessServices
     upstreams: Upstreams
     local: LocalModel | None
+    pool: ReplicaPool | None
     on_demand: OnDemandModelSet
     encoders: EncoderModels
     schemas: SchemaChecker
@@ -146,8 +148,10 @@ class GatewayServices:
         self.in_flight.reconfigure(server.max_in_flight)
         self.websockets.reconfigure(server)
         self.retry_budget.reconfigure(server.retry_share, server.retry_allowance)
-        for engine in self.registry.engines.values():
+        for engine in self.registry.fixed_engines.values():
             engine.client.pause_at_tokens = server.unread_tokens
+        for pool in self.registry.pools.values():
+            pool.reconfigure(server.unread_tokens)
         access.refresher.reconfigure(identity.refresh_s, identity.max_stale_s)
         access.identity.reconfigure(ANONYMOUS if server.serves_anyone else None)
         self.admission.reconfigure(config.admission)
@@ -168,7 +172,7 @@ class GatewayServices:
 @asynccontextmanager
 async def open_resources(
     config: Config,
-    engines: EngineGroup | None,
+    pool: ReplicaPool | None,
     clock: Clock,
     show_key: Callable[[str], None],
     outlived: SurvivingWork = NOTHING_SURVIVED,
@@ -177,7 +181,7 @@ async def open_resources(
 
     Args:
         config: The configuration.
-        engines: The engines of the `model` section, which have begun to start; None: only upstream servers run models.
+        pool: The replicas of the `model` section, which have begun to start; None: only upstream servers run models.
         clock: The clock.
         show_key: Called with the first admin key, if one had to be made.
         outlived: See `open_stores`.
@@ -187,7 +191,7 @@ async def open_resources(
             used.
     """
     on_demand = open_local_models(config, clock)
-    local = None if engines is None else local_model(config, engines)
+    local = None if pool is None else local_model(config, pool.engines)
     async with (
         open_traces(config.traces, clock) as traces,
         open_stores(config, clock, outlived) as stores,
@@ -203,6 +207,7 @@ async def open_resources(
             access=access,
             upstreams=upstreams,
             local=local,
+            pool=pool,
             on_demand=on_demand,
             encoders=encoders,
             schemas=schemas,

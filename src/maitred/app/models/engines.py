@@ -1,11 +1,11 @@
-"""Engines of the `model` section: engines started here, or engines that run elsewhere.
+"""Replica pool of the `model` section: engines started here, or engines that run elsewhere.
 
 In a gateway of several processes, one process owns the engines (see `maitred.app.workers.engine_host`), and the other
 processes find them through its IPC directory.
 """
 
 import asyncio
-from pathlib import Path
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -14,75 +14,117 @@ from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.engine.models.digest import fingerprint_of
 from maitred.engine.models.source import find_model
-from maitred.fleet.sleepable_replica import EngineGroup
-from maitred.fleet.local import CommandFactory, LocalEngine, engine_command, socket_address
+from maitred.fleet.agent.backend import AgentBackend
+from maitred.fleet.backend import BackendFacts, ReplicaBackend
+from maitred.fleet.local import CommandFactory, LocalEngine, engine_command
+from maitred.fleet.local_backend import LocalBackend
+from maitred.fleet.policy.reconciler import DesiredReplicas
+from maitred.fleet.pool import ReplicaPool
 from maitred.fleet.remote import FingerprintCheck, RemoteEngine, make_remote_engine
+from maitred.scaling.startup_times import StartKind, StartupTimes
+from maitred.wire.address import parse_address
+
+MAX_REPLICAS = 64
+"""Most engines of the model on one machine; more could not share its cores."""
+_MAX_STARTS = 2
+"""Most engines that start at a time on one machine, beyond those that start with the gateway."""
+_EXPECTED_START_S = 10.0
+"""Expected seconds of a start before one was measured."""
 
 
-async def make_engines(
-    config: Config, command: CommandFactory | None, clock: Clock, ipc: IpcFolder | None = None
-) -> EngineGroup:
-    """Makes the engines of the configured model; entering the returned group starts them.
+async def make_pool(config: Config, command: CommandFactory | None, clock: Clock) -> ReplicaPool:
+    """Makes the pool of the configured model in a gateway of one process; entering it starts the replicas.
 
     Args:
         config: The configuration.
         command: Returns the command that starts an engine; None: that of this installation.
         clock: The clock of the engines.
-        ipc: Folder in which other processes find the engines that are started here; None: no other process uses
-            them.
+
+    Raises:
+        ConfigInvalid: There is no model where the configuration says.
+    """
+    if not config.model.attached:
+        return pool_of(make_local_backend(config, command, clock), config, clock)
+    addresses = config.model.attached
+    fingerprint_check = FingerprintCheck(await asyncio.to_thread(fingerprint_of, find_model(config.model.folder)))
+    facts = BackendFacts(max_replicas=len(addresses), max_starts=len(addresses), outlives_gateway=True)
+    backend = LocalBackend(
+        lambda address: make_remote_engine(address, config.engine_link, fingerprint_check),
+        facts,
+        addresses.__getitem__,
+        clock,
+    )
+    return pool_of(backend, config, clock, replicas=len(addresses))
+
+
+def replica_name(config: Config, number: int) -> str:
+    """Returns the name of the replica of this number; it stands in the ledger."""
+    return f"local-{number}" if number or config.model.replicas > 1 else "local"
+
+
+def make_agent_pool(config: Config, ipc: IpcFolder, clock: Clock) -> ReplicaPool:
+    """Makes the pool of the configured model in a controller; the engine host starts and stops the replicas."""
+    backend = AgentBackend(
+        ipc.agent_socket,
+        lambda address: RemoteEngine(parse_address(address), silence_timeout_s=config.engine_link.silence_timeout_s),
+        BackendFacts(max_replicas=MAX_REPLICAS, start_kind=StartKind.WEIGHTS_CACHED),
+        partial(replica_name, config),
+        clock,
+    )
+    return pool_of(backend, config, clock)
+
+
+def pool_of(backend: ReplicaBackend, config: Config, clock: Clock, replicas: int | None = None) -> ReplicaPool:
+    """Makes a pool that has as many replicas at first as the configuration says, or as are named here."""
+    pool = ReplicaPool(
+        backend,
+        DesiredReplicas(config.model.replicas if replicas is None else replicas),
+        StartupTimes({backend.facts.start_kind: _EXPECTED_START_S}),
+        clock,
+    )
+    pool.reconfigure(config.server.unread_tokens)
+    return pool
+
+
+def make_local_backend(
+    config: Config, command: CommandFactory | None, clock: Clock, ipc: IpcFolder | None = None
+) -> LocalBackend:
+    """Makes the backend that starts engines of the configured model on this machine.
+
+    Args:
+        config: The configuration.
+        command: Returns the command that starts an engine; None: that of this installation.
+        clock: The clock of the engines.
+        ipc: Folder in which other processes find the engines; None: no other process uses them.
 
     Raises:
         ConfigInvalid: There is no model where the configuration says.
     """
     folder = find_model(config.model.folder)
-    if config.model.attached:
-        same = FingerprintCheck(await asyncio.to_thread(fingerprint_of, folder))
-        engines = EngineGroup(
-            {address: make_remote_engine(address, config.engine_link, same) for address in config.model.attached},
+
+    def start_command(address: str) -> list[str]:
+        if command is not None:
+            return list(command(address))
+        sharers = max(config.model.replicas, len(backend.replicas()))
+        settings = replace(config.engine, machine_share=config.engine.machine_share / sharers)
+        return list(engine_command(folder, settings, config.dispatch.service.weights, config.log)(address))
+
+    def make_engine(name: str) -> LocalEngine:
+        return LocalEngine(
+            start_command,
+            clock=clock,
+            silence_timeout_s=config.engine_link.silence_timeout_s,
+            expected_start_s=_EXPECTED_START_S,
+            others_serve=lambda: backend.is_ready,
+            retries_first=lambda: backend.has_started,
+            folder=None if ipc is None else ipc.engine_folder(name),
         )
-    else:
-        engines = _started_here(config, command or _command(config, folder), clock, ipc)
-    return _make_group(engines, config)
 
-
-def engines_in(ipc: IpcFolder, config: Config) -> EngineGroup:
-    """Makes the group of engines that another process of this gateway runs."""
-    silence_timeout_s = config.engine_link.silence_timeout_s
-    engines = {
-        name: RemoteEngine(socket_address(ipc.engine_folder(name)), silence_timeout_s=silence_timeout_s)
-        for name in _names(config)
-    }
-    return _make_group(EngineGroup(engines), config)
-
-
-def _make_group(engines: EngineGroup, config: Config) -> EngineGroup:
-    for engine in engines.values():
-        engine.client.pause_at_tokens = config.server.unread_tokens
-    return engines
-
-
-def _names(config: Config) -> list[str]:
-    count = config.model.replicas
-    return [f"local-{number}" for number in range(count)] if count > 1 else ["local"]
-
-
-def _command(config: Config, folder: Path) -> CommandFactory:
-    settings = replace(config.engine, machine_share=config.engine.machine_share / config.model.replicas)
-    return engine_command(folder, settings, config.dispatch.service.weights, config.log)
-
-
-def _started_here(config: Config, command: CommandFactory, clock: Clock, ipc: IpcFolder | None) -> EngineGroup:
-    silence_timeout_s = config.engine_link.silence_timeout_s
-    engines: EngineGroup = EngineGroup(
-        {
-            name: LocalEngine(
-                command,
-                clock=clock,
-                silence_timeout_s=silence_timeout_s,
-                others_serve=lambda: engines.is_ready,
-                folder=None if ipc is None else ipc.engine_folder(name),
-            )
-            for name in _names(config)
-        }
+    facts = BackendFacts(
+        max_replicas=MAX_REPLICAS,
+        max_starts=_MAX_STARTS,
+        start_kind=StartKind.WEIGHTS_CACHED,
+        can_sleep=True,
     )
-    return engines
+    backend = LocalBackend(make_engine, facts, partial(replica_name, config), clock)
+    return backend

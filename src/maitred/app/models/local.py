@@ -1,12 +1,13 @@
 """Resident model of the `model` section, with the gateway's own engines that run it."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from maitred.app.admin.pins import PinnableModel
 from maitred.config.tree import Config
-from maitred.dispatch.request import AnyEndpoint, Endpoint
 from maitred.engine.models.source import find_model
-from maitred.fleet.sleepable_replica import EngineGroup, SleepableReplica
+from maitred.fleet.backend import ManagedEngine
+from maitred.replica.engine.client import EngineClient
 from maitred.routing.catalog import ServedModel
 from maitred.text.answer_format import AnswerFormat
 from maitred.text.generation_defaults import GenerationDefaults
@@ -19,28 +20,44 @@ class LocalModel:
 
     Attributes:
         model: The model for the catalog.
-        engines: The engines, by their names in the ledger.
+        engines: The engines, by their names in the ledger; they may come and go.
     """
 
     model: ServedModel
-    engines: EngineGroup
+    engines: Mapping[str, ManagedEngine]
 
     @property
     def name(self) -> str:
         """Name of the model."""
         return self.model.name
 
-    def endpoints(self) -> list[AnyEndpoint]:
-        """Returns the endpoints for dispatch; each can sleep."""
-        return [Endpoint(name, SleepableReplica(engine.client)) for name, engine in self.engines.items()]
-
     @property
     def pinnable(self) -> PinnableModel:
         """Returns the model as one whose prefixes can be pinned."""
-        return PinnableModel(self.model.tokenizer, {name: engine.client for name, engine in self.engines.items()})
+        return PinnableModel(self.model.tokenizer, EngineClients(self.engines))
 
 
-def local_model(config: Config, engines: EngineGroup) -> LocalModel:
+class EngineClients(Mapping[str, EngineClient]):
+    """View of engines that shows their clients.
+
+    Args:
+        engines: The engines by name.
+    """
+
+    def __init__(self, engines: Mapping[str, ManagedEngine]) -> None:
+        self._engines = engines
+
+    def __getitem__(self, name: str) -> EngineClient:
+        return self._engines[name].client
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._engines)
+
+    def __len__(self) -> int:
+        return len(self._engines)
+
+
+def local_model(config: Config, engines: Mapping[str, ManagedEngine]) -> LocalModel:
     """Makes the catalog's model for these engines.
 
     Raises:
@@ -58,7 +75,7 @@ def local_model(config: Config, engines: EngineGroup) -> LocalModel:
     name = config.model.served_name or folder.resolve().name
     model = ServedModel(
         name,
-        replicas=[engine.client for engine in engines.values()],
+        replicas=EngineClients(engines).values(),
         tokenizer=tokenizer,
         answer_format=answers,
         defaults=defaults,

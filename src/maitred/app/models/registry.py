@@ -1,10 +1,11 @@
 """Registry of the models that the gateway's own engines serve: models, endpoints and engines.
 
-The registry is immutable.
+Which models there are does not change; the replicas of the resident model come and go.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from maitred.app.admin.pins import PinnableModel
 from maitred.app.models.encoder import EncoderModels
@@ -13,9 +14,9 @@ from maitred.app.models.on_demand import OnDemandModelSet
 from maitred.config.tree import Config
 from maitred.core.errors import ConfigInvalid
 from maitred.dispatch.request import AnyEndpoint
-from maitred.fleet.sleepable_replica import ManagedEngine
+from maitred.fleet.backend import ManagedEngine
+from maitred.fleet.pool import ReplicaPool
 from maitred.observe.metrics.engines import EngineState, EngineStates
-from maitred.replica.engine.client import EngineClient
 from maitred.routing.catalog import AnyModel
 
 
@@ -25,15 +26,17 @@ class EngineRegistry:
 
     Attributes:
         models: The models for the catalog.
-        endpoints: The endpoints for the dispatchers of models that generate; encoders have their own.
-        engines: The gateway's own engines, by model and replica.
+        on_demand_endpoints: The endpoints of models that are loaded on demand.
+        fixed_engines: The engines that do not belong to a pool, by model and replica.
+        pools: Model -> the pool of its replicas.
         pinnable: The models whose prefixes can be pinned.
         starting: The models whose engines start with the gateway.
     """
 
     models: Sequence[AnyModel]
-    endpoints: Mapping[str, Sequence[AnyEndpoint]]
-    engines: Mapping[tuple[str, str], ManagedEngine]
+    on_demand_endpoints: Mapping[str, Sequence[AnyEndpoint]]
+    fixed_engines: Mapping[tuple[str, str], ManagedEngine]
+    pools: Mapping[str, ReplicaPool]
     pinnable: Mapping[str, PinnableModel]
     starting: Sequence[str]
 
@@ -43,16 +46,36 @@ class EngineRegistry:
             if name in config.models:
                 raise ConfigInvalid(f"Two models are called {name!r}. Give one of them another name.")
 
-    def links(self) -> dict[str, list[EngineClient]]:
-        """Returns the clients of the gateway's own engines, by model."""
-        links: dict[str, list[EngineClient]] = {}
-        for (model, _), engine in self.engines.items():
-            links.setdefault(model, []).append(engine.client)
-        return links
+    @property
+    def endpoints(self) -> dict[str, Sequence[AnyEndpoint]]:
+        """Endpoints for the dispatchers of models that generate; encoders have their own."""
+        return {**self.on_demand_endpoints, **{name: pool.endpoints() for name, pool in self.pools.items()}}
 
-    def addresses(self, local: LocalModel | None) -> dict[str, str]:
-        """Returns the addresses of the resident model's engines, by engine name."""
-        return {} if local is None else {name: str(engine.client.address) for name, engine in local.engines.items()}
+    @property
+    def engines(self) -> dict[tuple[str, str], ManagedEngine]:
+        """The gateway's own engines, by model and replica."""
+        pooled = {(model, name): engine for model, pool in self.pools.items() for name, engine in pool.engines.items()}
+        return {**pooled, **self.fixed_engines}
+
+    def on_engine(self, listener: Callable[[tuple[str, str], ManagedEngine], None]) -> None:
+        """Calls `listener` with each engine of the gateway's own, by model and replica, now and when one comes."""
+        for where, engine in self.fixed_engines.items():
+            listener(where, engine)
+        for model, pool in self.pools.items():
+            pool.on_engine(partial(_tell_engine, listener, model))
+
+    def output_tokens(self) -> dict[str, int]:
+        """Returns the number of output tokens of the gateway's own engines, by model."""
+        totals = {model: pool.output_tokens for model, pool in self.pools.items()}
+        for (model, _), engine in self.fixed_engines.items():
+            totals[model] = totals.get(model, 0) + engine.client.output_tokens
+        return totals
+
+    def addresses(self) -> dict[str, str]:
+        """Returns the addresses of the engines of pools, by replica."""
+        return {
+            name: str(engine.client.address) for pool in self.pools.values() for name, engine in pool.engines.items()
+        }
 
     def states(self) -> EngineStates:
         """Returns the states of the gateway's own engines."""
@@ -60,7 +83,11 @@ class EngineRegistry:
 
 
 def open_registry(
-    config: Config, local: LocalModel | None, on_demand: OnDemandModelSet, encoders: EncoderModels
+    config: Config,
+    local: LocalModel | None,
+    pool: ReplicaPool | None,
+    on_demand: OnDemandModelSet,
+    encoders: EncoderModels,
 ) -> EngineRegistry:
     """Makes the registry of the opened models.
 
@@ -68,26 +95,31 @@ def open_registry(
         ConfigInvalid: Two models have the same name.
     """
     models: list[AnyModel] = [*on_demand.models]
-    endpoints = on_demand.endpoints()
     pinnable = on_demand.pinnable
     engines: dict[tuple[str, str], ManagedEngine] = {}
     if local is not None:
         models.append(local.model)
-        endpoints[local.name] = local.endpoints()
         pinnable[local.name] = local.pinnable
-        engines |= {(local.name, replica): engine for replica, engine in local.engines.items()}
     for name, encoder in encoders.engines.items():
         engines[name, config.encoder.engine_address or "local"] = encoder
-    starting = list(dict.fromkeys(name for name, _ in engines))
+    pools = {} if local is None or pool is None else {local.name: pool}
+    starting = list(dict.fromkeys([*pools, *(name for name, _ in engines)]))
     registry = EngineRegistry(
         models=[*models, *encoders.models],
-        endpoints=endpoints,
-        engines=engines | on_demand.engines,
+        on_demand_endpoints=on_demand.endpoints(),
+        fixed_engines=engines | on_demand.engines,
+        pools=pools,
         pinnable=pinnable,
         starting=starting,
     )
     registry.check(config)
     return registry
+
+
+def _tell_engine(
+    listener: Callable[[tuple[str, str], ManagedEngine], None], model: str, name: str, engine: ManagedEngine
+) -> None:
+    listener((model, name), engine)
 
 
 def _state_of(engine: ManagedEngine) -> EngineState:

@@ -15,9 +15,9 @@ from typing import Protocol
 
 import msgspec
 
-from maitred.app.workers.ipc import IpcConnection
 from maitred.core.errors import MaitredError, StoreUnavailable, Unavailable
 from maitred.core.tenancy import DirectoryChanges
+from maitred.fleet.agent.connection import MessageConnection
 from maitred.wire.error_codec import decode_error
 from maitred.wire.worker_protocol import (
     AnswerReply,
@@ -106,7 +106,7 @@ class ControllerClient:
         self._worker, self._pid = worker, pid
         self._path = path
         self._on_snapshot = on_snapshot
-        self._connection: IpcConnection[ToWorker] | None = None
+        self._connection: MessageConnection[ToWorker] | None = None
         self._connected = asyncio.Event()
         self._disconnected = asyncio.Event()
         self._numbers = itertools.count(1)
@@ -132,7 +132,7 @@ class ControllerClient:
         while True:
             try:
                 _, connection = await loop.create_unix_connection(
-                    lambda: IpcConnection(ToWorker, self._on_message, self._on_disconnect), str(self._path)
+                    lambda: MessageConnection(ToWorker, self._on_message, self._on_disconnect), str(self._path)
                 )
             except OSError:
                 await asyncio.sleep(_RECONNECT_S)

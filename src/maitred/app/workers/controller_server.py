@@ -1,6 +1,6 @@
 """The controller's end of every worker connection, and the requests that came over it.
 
-    worker -- IpcConnection -- WorkerSession -- WorkerRequest, one for each request at one model
+    worker -- MessageConnection -- WorkerSession -- WorkerRequest, one for each request at one model
                                     |
                               WorkerSessions    those of all workers, also before the controller is open
                                     |
@@ -23,7 +23,6 @@ from maitred.api.in_flight import InFlightLimiter
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.workers.answer_peers import ControllerPeers
 from maitred.app.workers.context_codec import decode_context
-from maitred.app.workers.ipc import IpcConnection
 from maitred.app.workers.worker_request import WorkerRequest
 from maitred.cache.answer_key import AnswerKey
 from maitred.cache.backend import AnswerBackend
@@ -32,6 +31,7 @@ from maitred.core.context import RequestObserver
 from maitred.core.errors import MaitredError, ReplicaLost, Unavailable
 from maitred.core.tenancy import DirectoryChanges, DirectorySource
 from maitred.core.timeline import TimelineSpan
+from maitred.fleet.agent.connection import MessageConnection
 from maitred.identity.identity import DirectoryRefresher
 from maitred.store.orphan_journal import SurvivingWork
 from maitred.wire.error_codec import encode_error
@@ -80,7 +80,7 @@ class WorkerSession:
     """
 
     def __init__(self, worker_sessions: "WorkerSessions") -> None:
-        self.connection: IpcConnection[ToController] = IpcConnection(
+        self.connection: MessageConnection[ToController] = MessageConnection(
             ToController, self._on_message, self._on_disconnect
         )
         self.worker = 0

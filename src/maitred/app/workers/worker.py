@@ -39,6 +39,7 @@ from maitred.app.shutdown import Shutdown
 from maitred.app.workers.answer_peers import PeerReaders, WorkerPeers
 from maitred.app.workers.context_codec import encode_context
 from maitred.app.workers.controller_client import ControllerClient
+from maitred.app.workers.engines import WorkerEngines
 from maitred.app.workers.ipc import RETIRE, IpcFolder
 from maitred.app.workers.pipeline import ForwardToController, LocalModelNames, WorkerPipeline, locally_served_pools
 from maitred.app.workers.proxy import ControllerProxy
@@ -53,7 +54,6 @@ from maitred.core.tenancy import ANONYMOUS
 from maitred.dispatch.request import AnyEndpoint
 from maitred.engine.models.digest import fingerprint_of
 from maitred.engine.models.source import find_model
-from maitred.fleet.sleepable_replica import EngineGroup
 from maitred.fleet.remote import FingerprintCheck, RemoteEngine, make_remote_engine
 from maitred.identity.directory import Directory
 from maitred.identity.identity import DirectoryRefresher, Identity
@@ -354,22 +354,21 @@ async def _open_pipeline(
         open_upstreams(config.models, config.health, make_status=_make_upstream_status)
     )
     models: list[AnyModel] = [*upstreams.models]
-    endpoints = dict(upstreams.endpoints())
-    local: LocalModel | None = None
-    if snapshot.engines:
-        engines = await stack.enter_async_context(await _open_engines(config, snapshot))
-        local = local_model(config, engines)
-        models.append(local.model)
-        endpoints[local.name] = local.endpoints()
-    local_pools = locally_served_pools(config, None if local is None else local.name)
     endpoints_by_name: dict[str, dict[str, AnyEndpoint]] = {
-        pool: {endpoint.name: endpoint for endpoint in pool_endpoints} for pool, pool_endpoints in endpoints.items()
+        pool: {endpoint.name: endpoint for endpoint in pool_endpoints}
+        for pool, pool_endpoints in upstreams.endpoints().items()
     }
     submission_ackers: dict[str, dict[str, SubmissionAcker]] = {}
-    if local is not None:
-        submission_ackers[local.name] = {
-            name: SubmissionAcker(engine.client, controller) for name, engine in local.engines.items()
-        }
+    local: LocalModel | None = None
+    if config.has_engine:
+        engines = await stack.enter_async_context(await _open_engines(config, controller, clock))
+        engines.on_snapshot(snapshot)
+        snapshot_feed.listeners.append(engines.on_snapshot)
+        local = local_model(config, engines.engines)
+        models.append(local.model)
+        endpoints_by_name[local.name] = engines.endpoints
+        submission_ackers[local.name] = engines.submission_ackers
+    local_pools = locally_served_pools(config, None if local is None else local.name)
     flow_controller = RemoteFlowController(
         controller,
         endpoints=endpoints_by_name,
@@ -415,18 +414,13 @@ def _make_upstream_status(upstream: "UpstreamReplica") -> RemoteUpstreamStatus:
     return RemoteUpstreamStatus(upstream.name, upstream.config.probe_every_s)
 
 
-async def _open_engines(config: Config, snapshot: ControllerSnapshot) -> EngineGroup:
-    """Opens this worker's own connections to the engines that the controller supervises."""
+async def _open_engines(config: Config, controller: ControllerClient, clock: Clock) -> WorkerEngines:
+    """Opens this worker's own connections to the engines that the controller has."""
     fingerprint_check = FingerprintCheck(await asyncio.to_thread(fingerprint_of, find_model(config.model.folder)))
-    is_attached = bool(config.model.attached)
-    engines = EngineGroup(
-        {
-            name: make_remote_engine(address, config.engine_link, fingerprint_check)
-            if is_attached
-            else RemoteEngine(parse_address(address), silence_timeout_s=config.engine_link.silence_timeout_s)
-            for name, address in snapshot.engines.items()
-        }
-    )
-    for engine in engines.values():
-        engine.client.pause_at_tokens = config.server.unread_tokens
-    return engines
+
+    def make_engine(address: str) -> RemoteEngine:
+        if config.model.attached:
+            return make_remote_engine(address, config.engine_link, fingerprint_check)
+        return RemoteEngine(parse_address(address), silence_timeout_s=config.engine_link.silence_timeout_s)
+
+    return WorkerEngines(make_engine, controller, config.server.unread_tokens, clock)

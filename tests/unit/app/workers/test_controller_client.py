@@ -6,7 +6,7 @@ from pathlib import Path
 from maitred.app.assembly.stores import running
 from maitred.app.workers import controller_client as client_module
 from maitred.app.workers.controller_client import ControllerClient
-from maitred.app.workers.ipc import IpcConnection
+from maitred.fleet.agent.connection import MessageConnection
 from maitred.wire.worker_protocol import ControllerSnapshot, DirectoryAck, ToController, WorkerHello
 
 
@@ -90,7 +90,7 @@ async def test_the_next_controller_learns_who_was_never_answered(tmp_path):
             hellos.put_nowait(message)
 
     def end():
-        ends.append(IpcConnection(ToController, heard, lambda: None))
+        ends.append(MessageConnection(ToController, heard, lambda: None))
         return ends[-1]
 
     path = tmp_path / "controller"

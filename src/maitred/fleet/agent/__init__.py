@@ -1,0 +1,1 @@
+"""Agents: processes that own engines and start and stop them when a controller says so."""
