@@ -204,7 +204,7 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
             DirectoryAdmin(store, refresh, clock, identity.holds),
             UsageQueries(database),
             lambda subject: budget_usage(subject, directory, counters, clock),
-            ReplicaAdmin({"m": setup.dispatcher, "n": DispatchSetup().dispatcher}, clock),
+            ReplicaAdmin({"m": setup.dispatcher, "n": DispatchSetup().dispatcher}, {}, clock),
             rollouts,
             SleepableModelAdmin(loadables, {}),
             PinAdmin({}, clock),

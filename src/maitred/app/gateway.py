@@ -198,7 +198,7 @@ async def open_gateway(
         queues = await background.enter_async_context(
             open_queues(resources.encoders.dispatchers, clock, recent.on_first_token, on_model_wanted)
         )
-        replicas = ReplicaAdmin(queues.all, clock)
+        replicas = ReplicaAdmin(queues.all, registry.pools, clock)
         live_rollouts = LiveRollouts()
         controller = ControllerServer(
             in_flight,

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from maitred.core.errors import ReplicaUnavailable
-from maitred.fleet.sleepable_replica import EngineGroup
 from maitred.fleet.local import LocalEngine
 from maitred.fleet.remote import RemoteEngine
+from maitred.fleet.sleepable_replica import EngineGroup
 from maitred.routing.catalog import ServedModel
 from maitred.testing.script import SCRIPTED_CARD
 from maitred.testing.scripted_engine import ScriptedEngine

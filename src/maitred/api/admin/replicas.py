@@ -8,8 +8,8 @@ from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Handler, Route
 from maitred.core.tenancy import Scope
 from maitred.wire.admin.decode import decode_body
-from maitred.wire.admin.requests import NameReplica
-from maitred.wire.admin.responses import ReplicaBody, ReplicaList
+from maitred.wire.admin.requests import NameReplica, ScaleModel
+from maitred.wire.admin.responses import PoolBody, PoolList, ReplicaBody, ReplicaList
 
 PATH = "/admin/v1/replicas"
 
@@ -30,6 +30,23 @@ class ReplicaRoutes:
         """Returns the routes in the order of the documentation."""
         return [
             Route("GET", PATH, self.list, "Replicas of all models.", returns=ReplicaList, needs=Scope.ADMIN),
+            Route(
+                "GET",
+                f"{PATH}/pools",
+                self.pools,
+                "Models whose replicas come and go.",
+                returns=PoolList,
+                needs=Scope.ADMIN,
+            ),
+            Route(
+                "POST",
+                f"{PATH}/scale",
+                self.scale,
+                "Sets how many replicas of a model serve and sleep.",
+                reads=ScaleModel,
+                returns=PoolBody,
+                needs=Scope.ADMIN,
+            ),
             self._order("drain", "Takes a replica out of service once what runs there has ended.", self.drain),
             self._order("maintenance", "Takes a replica out of service at once.", self.maintain),
             self._order("resume", "Puts a replica back into service.", self.resume),
@@ -43,6 +60,15 @@ class ReplicaRoutes:
     async def list(self, exchange: HttpExchange) -> None:
         """Answers with all replicas."""
         await self._admin.reply(exchange, ReplicaList(data=[*self._replicas.all()]))
+
+    async def pools(self, exchange: HttpExchange) -> None:
+        """Answers with all pools."""
+        await self._admin.reply(exchange, PoolList(data=[*self._replicas.pools()]))
+
+    async def scale(self, exchange: HttpExchange) -> None:
+        """Sets how many replicas of a model serve, and how many sleep."""
+        wanted = decode_body(exchange.body, ScaleModel)
+        await self._admin.reply(exchange, self._replicas.scale(wanted.model, wanted.serving, wanted.asleep))
 
     async def drain(self, exchange: HttpExchange) -> None:
         """Stops new requests to a replica; `requests` in the list shows when its requests have ended."""

@@ -16,6 +16,7 @@ from maitred.wire.admin.responses import (
     LoadableBody,
     LoadableList,
     PinBody,
+    PoolBody,
     ReloadBody,
     ReplicaBody,
     RolloutBody,
@@ -174,6 +175,14 @@ class ReplicaService(Protocol):
 
     def all(self) -> Sequence[ReplicaBody]:
         """Lists the replicas, as they are now."""
+        ...
+
+    def pools(self) -> Sequence[PoolBody]:
+        """Lists the models whose replicas come and go, with these replicas."""
+        ...
+
+    def scale(self, model: str, serving: int, asleep: int) -> PoolBody:
+        """Sets how many replicas of a model serve, and how many sleep."""
         ...
 
     def drain(self, replica: str, model: str | None) -> ReplicaBody:

@@ -1,4 +1,4 @@
-"""Admin of replicas: lists them, drains them, takes them into maintenance and resumes them.
+"""Admin of replicas: lists them, drains them, takes them into maintenance, resumes them and sets how many there are.
 
 A command holds for this gateway until the next command or until the gateway is restarted. Another gateway that sends to
 the same engine or server needs a command of its own.
@@ -12,7 +12,8 @@ from maitred.core.errors import InvalidRequest, ResourceNotFound
 from maitred.core.replica import AdminState
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.endpoint import EndpointState
-from maitred.wire.admin.responses import ReplicaBody
+from maitred.fleet.pool import NextReplica, ReplicaPool
+from maitred.wire.admin.responses import PoolBody, PooledReplicaBody, ReplicaBody
 
 _log = logging.getLogger(__name__)
 
@@ -22,11 +23,13 @@ class ReplicaAdmin:
 
     Args:
         dispatchers: Model -> its queue, which knows the replicas.
+        pools: Model -> the pool of its replicas, if it has one.
         clock: The clock.
     """
 
-    def __init__(self, dispatchers: Mapping[str, Dispatcher], clock: Clock) -> None:
+    def __init__(self, dispatchers: Mapping[str, Dispatcher], pools: Mapping[str, ReplicaPool], clock: Clock) -> None:
         self._dispatchers = dispatchers
+        self._pools = pools
         self._clock = clock
 
     def all(self) -> list[ReplicaBody]:
@@ -38,7 +41,46 @@ class ReplicaAdmin:
             _body(model, endpoint_state)
             for model, dispatcher in self._dispatchers.items()
             for endpoint_state in dispatcher.core.endpoint_states
+            if not isinstance(endpoint_state.endpoint.replica, NextReplica)
         ]
+
+    def pools(self) -> list[PoolBody]:
+        """Lists the pools, with their replicas."""
+        return [self._pool_body(model, pool) for model, pool in self._pools.items()]
+
+    def scale(self, model: str, serving: int, asleep: int) -> PoolBody:
+        """Sets how many replicas of a model serve and how many sleep.
+
+        Raises:
+            ResourceNotFound: The model has no pool.
+        """
+        if model not in self._pools:
+            raise ResourceNotFound(
+                f"The number of replicas of {model[:200]!r} cannot be set. GET /admin/v1/replicas/pools lists models "
+                "whose replicas this gateway starts.",
+                param="model",
+            )
+        self._pools[model].set_desired(serving, asleep)
+        return self._pool_body(model, self._pools[model])
+
+    def _pool_body(self, model: str, pool: ReplicaPool) -> PoolBody:
+        now_s, failures = self._clock.monotonic_s(), pool.failures()
+        return PoolBody(
+            model=model,
+            serving=pool.desired.serving,
+            asleep=pool.desired.asleep,
+            replicas=[
+                PooledReplicaBody(
+                    replica=status.name,
+                    phase=status.phase.value,
+                    since_s=round(now_s - status.since_s, 3),
+                    ready_in_s=None if status.ready_in_s is None else round(status.ready_in_s, 3),
+                    start_kind=status.start_kind.value,
+                    failure=failures.get(status.name),
+                )
+                for status in pool.replicas()
+            ],
+        )
 
     def drain(self, replica: str, model: str | None) -> ReplicaBody:
         """Sends a replica no new requests; it is in maintenance once its requests have ended."""

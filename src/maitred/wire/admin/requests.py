@@ -196,6 +196,14 @@ class NameReplica(Struct, frozen=True, kw_only=True):
     model: Annotated[str | None, Meta(description="Of which model; needed where several have one of that name.")] = None
 
 
+class ScaleModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body that sets the number of replicas of a model."""
+
+    model: Annotated[str, Meta(description="The name that requests use.")]
+    serving: Annotated[int, Meta(ge=0, le=64, description="Replicas that serve; 0: requests wait until it is more.")]
+    asleep: Annotated[int, Meta(ge=0, le=64, description="Replicas beyond those, which sleep and are woken first.")] = 0
+
+
 _Rollout = Annotated[str, Meta(description="The name that requests use, as `GET /admin/v1/rollouts` writes it.")]
 
 

@@ -371,6 +371,34 @@ class ReplicaList(Struct, frozen=True, kw_only=True):
     data: list[ReplicaBody]
 
 
+class PooledReplicaBody(Struct, frozen=True, kw_only=True):
+    """Body of a replica that comes and goes."""
+
+    replica: str
+    phase: Annotated[str, Meta(description="`starting`, `waking`, `serving`, `draining`, `asleep` or `failed`.")]
+    since_s: Annotated[float, Meta(description="Seconds since this phase began.")]
+    ready_in_s: Annotated[float | None, Meta(description="Seconds until it should serve; null: it is not on its way.")]
+    start_kind: Annotated[str, Meta(description="What there was when its last start began, such as `weights_cached`.")]
+    failure: Annotated[str | None, Meta(description="Why it does not run; it is started again by itself.")]
+
+
+class PoolBody(Struct, frozen=True, kw_only=True):
+    """Body of a model whose replicas come and go: how many are desired, and those that there are."""
+
+    object: Literal["replica_pool"] = "replica_pool"
+    model: str
+    serving: Annotated[int, Meta(description="Replicas that are to serve.")]
+    asleep: Annotated[int, Meta(description="Replicas that are to sleep, beyond those.")]
+    replicas: list[PooledReplicaBody]
+
+
+class PoolList(Struct, frozen=True, kw_only=True):
+    """List of all pools, without pages because there are only a few."""
+
+    object: Literal["list"] = "list"
+    data: list[PoolBody]
+
+
 class WorkerBody(Struct, frozen=True, kw_only=True):
     """Body of a worker process, which handles HTTP for this gateway."""
 

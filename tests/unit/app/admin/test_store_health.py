@@ -31,16 +31,16 @@ def parts():
         access=SimpleNamespace(refresher=SimpleNamespace(away=False, age_s=0.5, check=lambda: None)),
         admission=SimpleNamespace(leases=SimpleNamespace(active=2, late=1)),
         alarm=SoftBudgetAlarm(),
-        engines={},
+        engine_tokens={},
     )
 
 
 def view_of(parts):
-    return StoreHealth(parts.stores, parts.access, parts.admission, parts.alarm, parts.engines)
+    return StoreHealth(parts.stores, parts.access, parts.admission, parts.alarm, lambda: parts.engine_tokens)
 
 
 def test_drift_is_what_an_engine_counted_and_the_ledger_has_not(parts):
-    parts.engines = {name: [SimpleNamespace(output_tokens=tokens)] for name, tokens in [("a", 30), ("b", 7), ("c", 0)]}
+    parts.engine_tokens = {"a": 30, "b": 7, "c": 0}
     parts.stores.ledger.token_totals = lambda: {"a": Usage(100, 30), "b": Usage(5, 2), "gone": Usage(1, 1)}
     state = view_of(parts).state()
     assert state.drift_tokens == {"a": 0, "b": 5, "c": 0}
@@ -48,7 +48,7 @@ def test_drift_is_what_an_engine_counted_and_the_ledger_has_not(parts):
 
 
 def test_a_ledger_that_is_ahead_drifts_below_zero(parts):
-    parts.engines = {"a": [SimpleNamespace(output_tokens=2), SimpleNamespace(output_tokens=1)]}
+    parts.engine_tokens = {"a": 3}
     parts.stores.ledger.token_totals = lambda: {"a": Usage(0, 5)}
     assert view_of(parts).state().drift_tokens == {"a": -2}
 
