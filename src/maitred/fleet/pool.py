@@ -410,6 +410,7 @@ class ReplicaPool:
         return changed
 
     def _update_member(self, member: _Member, replica: BackendReplica) -> bool:
+        is_back = replica.phase is ReplicaPhase.SERVING and member.backend.phase is not ReplicaPhase.SERVING
         member.backend = replica
         if member.endpoint is None and (engine := replica.engine) is not None:
             member.endpoint = Endpoint(member.name, SleepableReplica(engine.client))
@@ -420,7 +421,7 @@ class ReplicaPool:
                 engine.client.pause_at_tokens = self.pause_at_tokens
             for listener in self._engine_listeners:
                 listener(member.name, engine)
-        if member.endpoint is not None and member.endpoint.replica.is_reserved:
+        if is_back and member.endpoint is not None and member.endpoint.replica.is_reserved:
             member.endpoint.replica.reserve()  # an engine that has been started again is awake
         if member.is_leaving and member.endpoint is not None:
             member.endpoint.admin_state.drain()  # an operator may have let it serve again

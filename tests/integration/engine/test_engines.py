@@ -7,16 +7,24 @@ from contextlib import AsyncExitStack
 import msgspec
 import pytest
 
+from maitred.core.clock import SystemClock
 from maitred.core.errors import ReplicaUnavailable
+from maitred.fleet.backend import BackendFacts
 from maitred.fleet.local import LocalEngine
+from maitred.fleet.local_backend import LocalBackend
 from maitred.fleet.remote import RemoteEngine
-from maitred.fleet.sleepable_replica import EngineGroup
 from maitred.routing.catalog import ServedModel
+from maitred.scaling.autoscaler import ReplicaPhase
 from maitred.testing.script import SCRIPTED_CARD
 from maitred.testing.scripted_engine import ScriptedEngine
 
 LIMIT_S = 300.0
 SMALL = msgspec.structs.replace(SCRIPTED_CARD, context_tokens=1024, max_choices=2)
+
+
+def backend_of(engines):
+    """A backend of these engines, by name."""
+    return LocalBackend(engines.__getitem__, BackendFacts(max_replicas=len(engines)), str, SystemClock())
 
 
 def python(code):
@@ -30,11 +38,13 @@ def scripted(address):
 async def test_a_request_must_fit_each_engine_and_their_capacities_add_up():
     async with asyncio.timeout(LIMIT_S), AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(ScriptedEngine(card=card)) for card in (SCRIPTED_CARD, SMALL)]
-        engines = EngineGroup({str(server.address): RemoteEngine(server.address) for server in servers})
+        engines = {str(server.address): RemoteEngine(server.address) for server in servers}
         model = ServedModel("m", [engine.client for engine in engines.values()], None)  # type: ignore[arg-type]
         with pytest.raises(ReplicaUnavailable):
             model.card()
-        await stack.enter_async_context(engines)
+        backend = await stack.enter_async_context(backend_of(engines))
+        for name in engines:
+            backend.start(name)
         await asyncio.gather(*(engine.wait_started() for engine in engines.values()))
         together = model.card()
         assert (together.context_tokens, together.max_choices) == (1024, 2)
@@ -42,19 +52,22 @@ async def test_a_request_must_fit_each_engine_and_their_capacities_add_up():
         assert together.kv_capacity_tokens == 2 * SCRIPTED_CARD.kv_capacity_tokens
         servers[1].close()
         await engines[str(servers[1].address)].client.wait_lost()
-        assert engines.is_ready
+        assert backend.is_ready
         assert model.card() == together, "the other one will come back"
         servers[0].close()
         await engines[str(servers[0].address)].client.wait_lost()
-        assert not engines.is_ready
+        assert not backend.is_ready
 
 
 async def test_one_that_cannot_start_ends_the_first_start_but_not_those_that_serve():
     broken = python("raise SystemExit('no such model')")
     async with asyncio.timeout(LIMIT_S):
-        async with EngineGroup({"a": LocalEngine(broken), "b": LocalEngine(broken)}) as engines:
+        async with backend_of({"a": LocalEngine(broken), "b": LocalEngine(broken)}) as backend:
+            for name in "ab":
+                backend.start(name)
             with pytest.raises(ReplicaUnavailable, match="no such model"):
-                await engines.wait_started()
+                await backend.wait_started()
+            assert any(replica.phase is ReplicaPhase.FAILED for replica in backend.replicas().values())
         tries = asyncio.Semaphore(0)
 
         async def sleep(seconds):

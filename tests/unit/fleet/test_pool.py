@@ -1,0 +1,315 @@
+"""A pool with a backend of paper: what it orders, what dispatch sees, and what callers are told."""
+
+import asyncio
+
+import pytest
+
+from maitred.core.errors import ModelLoading
+from maitred.core.replica import AdminStatus, LoadReport
+from maitred.fleet.backend import BackendFacts, BackendReplica
+from maitred.fleet.policy.reconciler import DesiredReplicas
+from maitred.fleet.pool import NEXT_REPLICA, ReplicaPool
+from maitred.scaling.autoscaler import ReplicaPhase
+from maitred.scaling.startup_times import StartKind, StartupTimes
+from tests.support.clock import FakeClock
+
+
+class PaperClient:
+    """Client of an engine that exists on paper."""
+
+    def __init__(self):
+        self.is_ready = False
+        self.report = LoadReport()
+        self.output_tokens = 0
+        self.pause_at_tokens = 0
+        self.orders = []
+        self._listeners = []
+        self.count_unreported = lambda: 0
+        self.generate = None
+
+    @property
+    def is_asleep(self):
+        return self.is_ready and self.report.asleep
+
+    @property
+    def wakes_in_s(self):
+        return 0.5
+
+    def load(self):
+        return self.report
+
+    def on_change(self, listener):
+        self._listeners.append(listener)
+
+    def request_asleep(self, *, asleep):
+        self.orders.append(asleep)
+
+    def tell(self, *, asleep):
+        self.report = LoadReport(asleep=asleep)
+        for listener in self._listeners:
+            listener()
+
+
+class PaperEngine:
+    """Engine that exists on paper."""
+
+    def __init__(self):
+        self.client = PaperClient()
+
+
+class PaperBackend:
+    """Backend whose replicas do what a test says. Implements `ReplicaBackend`."""
+
+    def __init__(self, clock, *, found=(), has_orders=False, **facts):
+        self.facts = BackendFacts(
+            **{"max_replicas": 8, "max_starts": 8, "start_kind": StartKind.WEIGHTS_CACHED, "can_sleep": True, **facts}
+        )
+        self.has_orders = has_orders
+        self.there = {}
+        self._clock = clock
+        self._listeners = []
+        for name in found:
+            self.start(name)
+            self.become(name, ReplicaPhase.SERVING)
+
+    def replicas(self):
+        return self.there
+
+    def name_of(self, number):
+        return f"r{number}"
+
+    def on_change(self, listener):
+        self._listeners.append(listener)
+
+    def start(self, name):
+        self.there[name] = BackendReplica(
+            name=name,
+            phase=ReplicaPhase.STARTING,
+            since_s=self._clock.monotonic_s(),
+            engine=PaperEngine(),
+            start_kind=self.facts.start_kind,
+        )
+        self._notify()
+
+    def stop(self, name):
+        self.become(name, ReplicaPhase.DRAINING)
+
+    def become(self, name, phase):
+        replica = self.there[name]
+        replica.engine.client.is_ready = phase is ReplicaPhase.SERVING
+        self.there[name] = BackendReplica(
+            name=name,
+            phase=phase,
+            since_s=self._clock.monotonic_s(),
+            engine=replica.engine,
+            start_kind=replica.start_kind,
+            failure="it died" if phase is ReplicaPhase.FAILED else "",
+        )
+        self._notify()
+
+    def vanish(self, name):
+        del self.there[name]
+        self._notify()
+
+    def _notify(self):
+        for listener in self._listeners:
+            listener()
+
+    async def wait_started(self):
+        pass
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *error):
+        pass
+
+
+async def settle():
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+def pool_at(backend, clock, serving=1, **guesses):
+    return ReplicaPool(
+        backend, DesiredReplicas(serving), StartupTimes({StartKind.WEIGHTS_CACHED: 4.0, **guesses}), clock
+    )
+
+
+def phases(pool):
+    return {status.name: status.phase.value for status in pool.replicas()}
+
+
+def names(pool):
+    return [endpoint.name for endpoint in pool.endpoints()]
+
+
+async def test_a_static_pool_starts_its_replicas_and_nothing_else_stands_for_them(clock):
+    backend = PaperBackend(clock)
+    async with pool_at(backend, clock, serving=2) as pool:
+        assert names(pool) == ["r0", "r1"]
+        backend.become("r0", ReplicaPhase.SERVING)
+        backend.become("r0", ReplicaPhase.FAILED)
+        await settle()
+        assert names(pool) == ["r0", "r1"]
+        assert phases(pool) == {"r0": "failed", "r1": "starting"}
+        assert pool.failures() == {"r0": "it died"}
+
+
+async def test_it_grows_and_learns_how_long_a_start_takes(clock):
+    backend = PaperBackend(clock, found=["r0"])
+    async with pool_at(backend, clock) as pool:
+        changes = []
+        pool.on_change(lambda: changes.append(phases(pool)))
+        pool.set_desired(2)
+        assert phases(pool) == {"r0": "serving", "r1": "starting"}
+        assert pool.replicas()[1].ready_in_s == 4.0
+        clock.now_s += 3.0
+        assert pool.replicas()[1].ready_in_s == 1.0
+        clock.now_s += 3.0
+        assert pool.replicas()[1].ready_in_s == pytest.approx(0.4 + 1.0), "it is late, and may be later"
+        backend.become("r1", ReplicaPhase.SERVING)
+        await settle()
+        assert changes[-1] == {"r0": "serving", "r1": "serving"}
+        assert pool.startup_times.quantile(StartKind.WEIGHTS_CACHED, 0.9) == 6.0
+
+
+async def test_a_replica_with_requests_drains_and_is_stopped_after_the_last_one(clock):
+    backend = PaperBackend(clock, found=["r0", "r1"])
+    async with pool_at(backend, clock) as pool:
+        seen = []
+        pool.on_endpoints(lambda: seen.append((names(pool), backend.there["r1"].phase)))
+        busier, other = (endpoint.admin_state for endpoint in pool.endpoints())
+        for admin_state, requests in [(busier, 3), (other, 1)]:
+            for _ in range(requests):
+                admin_state.on_begin()
+        backend.there["r1"].engine.client.output_tokens = 7
+        pool.set_desired(1)
+        assert phases(pool) == {"r0": "serving", "r1": "draining"}
+        assert not other.serving
+        assert names(pool) == ["r0", "r1"]
+        other.on_end()
+        await settle()
+        assert phases(pool) == {"r0": "serving"}
+        assert seen == [(["r0"], ReplicaPhase.SERVING)], "it leaves dispatch before it is stopped"
+        assert backend.there["r1"].phase is ReplicaPhase.DRAINING
+        assert pool.output_tokens == 7
+
+
+async def test_a_draining_replica_serves_again_when_it_is_needed(clock):
+    backend = PaperBackend(clock, found=["r0", "r1"])
+    async with pool_at(backend, clock) as pool:
+        for endpoint in pool.endpoints():
+            endpoint.admin_state.on_begin()
+        pool.set_desired(1)
+        (draining,) = [endpoint for endpoint in pool.endpoints() if not endpoint.admin_state.serving]
+        pool.set_desired(2)
+        assert draining.admin_state.state is AdminStatus.SERVING
+        assert phases(pool) == {"r0": "serving", "r1": "serving"}
+        assert len(backend.there) == 2
+
+
+async def test_an_operator_cannot_make_a_leaving_replica_serve(clock):
+    backend = PaperBackend(clock, found=["r0"])
+    async with pool_at(backend, clock) as pool:
+        (endpoint,) = pool.endpoints()
+        endpoint.admin_state.on_begin()
+        pool.set_desired(0)
+        endpoint.admin_state.serve(clock.monotonic_s())
+        pool.set_desired(0)
+        assert not endpoint.admin_state.serving
+
+
+async def test_without_replicas_requests_wait_for_the_next_one_and_are_told_a_true_time(clock):
+    backend = PaperBackend(clock, found=["r0"])
+    async with pool_at(backend, clock) as pool:
+        pool.set_desired(0)
+        await settle()
+        assert names(pool) == [NEXT_REPLICA]
+        assert retry_after_s(pool) == 4.0
+        backend.vanish("r0")
+        pool.set_desired(1)
+        clock.now_s += 1.0
+        assert names(pool) == [NEXT_REPLICA, "r0"]
+        assert retry_after_s(pool) == 3.0
+        backend.become("r0", ReplicaPhase.SERVING)
+        await settle()
+        assert names(pool) == ["r0"]
+
+
+def retry_after_s(pool):
+    with pytest.raises(ModelLoading) as raised:
+        pool.endpoints()[0].replica.card()
+    return raised.value.retry_after_s
+
+
+async def test_the_name_of_a_replica_that_still_stops_is_not_used_again(clock):
+    backend = PaperBackend(clock, found=["r0"])
+    async with pool_at(backend, clock) as pool:
+        pool.set_desired(0)
+        pool.set_desired(1)
+        assert phases(pool) == {"r1": "starting"}
+
+
+async def test_the_warm_pool_sleeps_and_is_woken_before_anything_is_started(clock):
+    backend = PaperBackend(clock, found=["r0", "r1"])
+    async with pool_at(backend, clock) as pool:
+        pool.set_desired(1, asleep=1)
+        (asleep,) = [status.name for status in pool.replicas() if status.phase is ReplicaPhase.ASLEEP]
+        client = backend.there[asleep].engine.client
+        assert client.orders == [True]
+        client.tell(asleep=True)
+        clock.now_s += 10.0
+        assert not pool.endpoints()[1].admin_state.serving
+        pool.set_desired(2)
+        assert client.orders == [True, False]
+        assert phases(pool)[asleep] == "waking"
+        (waking,) = [status for status in pool.replicas() if status.name == asleep]
+        assert (waking.ready_in_s, waking.start_kind) == (0.5, StartKind.ASLEEP)
+        clock.now_s += 2.0
+        client.tell(asleep=False)
+        await settle()
+        assert phases(pool) == {"r0": "serving", "r1": "serving"}
+        assert pool.startup_times.quantile(StartKind.ASLEEP, 0.9) == 2.0
+        assert len(backend.there) == 2
+
+
+async def test_a_sleeping_replica_that_was_started_again_sleeps_again(clock):
+    backend = PaperBackend(clock, found=["r0", "r1"])
+    async with pool_at(backend, clock) as pool:
+        pool.set_desired(1, asleep=1)
+        (asleep,) = [status.name for status in pool.replicas() if status.phase is ReplicaPhase.ASLEEP]
+        client = backend.there[asleep].engine.client
+        client.tell(asleep=True)
+        backend.become(asleep, ReplicaPhase.FAILED)
+        client.tell(asleep=False)
+        await settle()
+        backend.become(asleep, ReplicaPhase.SERVING)
+        await settle()
+        assert client.orders == [True, True]
+        assert phases(pool)[asleep] == "asleep"
+
+
+async def test_a_new_pool_takes_over_what_its_backend_has(clock):
+    backend = PaperBackend(clock, found=["r0", "r1", "r2"])
+    async with pool_at(backend, clock, serving=1) as pool:
+        assert pool.desired == DesiredReplicas(3)
+        assert len(backend.there) == 3
+    async with pool_at(PaperBackend(clock, has_orders=True), clock, serving=1) as pool:
+        assert pool.desired == DesiredReplicas(0)
+        assert pool.replicas() == []
+
+
+async def test_whoever_watches_engines_hears_of_each(clock):
+    backend = PaperBackend(clock, found=["r0"])
+    async with pool_at(backend, clock) as pool:
+        heard = []
+        pool.reconfigure(pause_at_tokens=5)
+        pool.on_engine(lambda name, engine: heard.append((name, engine.client.pause_at_tokens)))
+        pool.set_desired(2)
+        assert heard == [("r0", 5), ("r1", 5)]
