@@ -50,8 +50,18 @@ class Fleet:
     async def wait_phases(self, **phases):
         """Waits until there are exactly so many replicas in each phase, and as many processes."""
         expected = Counter(phases)
-        while await self.phases() != +expected or len(engines_of(self.server)) != expected.total():
+        while True:
+            if await self.phases() == +expected and len(engines_of(self.server)) == expected.total():
+                return
             await asyncio.sleep(0.05)
+
+    async def kill(self, name):
+        """Kills the process of this name, and waits until it is gone."""
+        children = living_children(self.server.process.pid, recursive=True)
+        (process,) = [child for child, (child_name, _) in children.items() if child_name == name]
+        process.kill()
+        while process in living_children(self.server.process.pid, recursive=True):
+            await asyncio.sleep(0.01)
 
     async def settled(self):
         """The metrics once nothing is held for any request."""
@@ -117,7 +127,7 @@ async def fleet(**settings):
         ):
             yield Fleet(started, client)
     except BaseException:
-        print(started.log.read_text())  # noqa: T201 - what the gateway said explains the failure
+        print(started.log.read_text())
         raise
     finally:
         await asyncio.to_thread(server.__exit__, None, None, None)
@@ -154,3 +164,70 @@ async def test_no_answer_is_lost_cut_or_doubled_while_replicas_come_go_and_die(w
         (engine,) = engines_of(server)
         assert server.stop() == 0
         assert not psutil.pid_exists(engine.pid)
+
+
+async def test_the_first_answer_after_zero_comes_when_it_was_promised():
+    async with fleet() as fleet_:
+        await fleet_.wait_phases(serving=1)
+        for _ in range(2):  # the time of a start is known after the first
+            await fleet_.scale(0)
+            await fleet_.wait_phases()
+            body = {"model": MODEL, "prompt": "The rabbit", "max_tokens": 4, "ignore_eos": True}
+            waiting = asyncio.create_task(fleet_.client.post("/v1/completions", json=body))
+            await asyncio.sleep(0)
+            refused = await fleet_.client.post(
+                "/v1/completions", json=body, headers={"x-maitred-ttft-deadline": "10ms"}
+            )
+            await fleet_.scale(1)
+            pool = await fleet_.pool()
+            (replica,) = pool["replicas"]
+            assert replica["phase"] == "starting"
+            assert replica["ready_in_s"] > 0
+            answer = await waiting
+            assert answer.status_code == 200, answer.text
+            print(refused.status_code, refused.text, refused.headers, replica)
+        await fleet_.wait_phases(serving=1)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_sleeping_replica_is_woken_and_none_is_started(workers):
+    async with fleet(**{"server.workers": workers}) as fleet_:
+        await fleet_.wait_phases(serving=1)
+        undisturbed = await all_kinds(fleet_.client)
+        await fleet_.scale(1, asleep=1)
+        await fleet_.wait_phases(serving=1, asleep=1)
+        before = {engine.pid for engine in engines_of(fleet_.server)}
+        load = Load(fleet_.client, undisturbed)
+        await load.flows()
+        await fleet_.scale(2)
+        await fleet_.wait_phases(serving=2)
+        await load.flows()
+        await fleet_.scale(0, asleep=2)
+        await fleet_.wait_phases(asleep=2)
+        await fleet_.scale(2)
+        await fleet_.wait_phases(serving=2)
+        await load.end()
+        assert {engine.pid for engine in engines_of(fleet_.server)} == before
+        await fleet_.settled()
+
+
+async def test_a_dead_controller_leaves_the_fleet_as_it_is_and_a_dead_engine_host_gets_it_again():
+    async with fleet(**{"server.workers": 2}) as fleet_:
+        await fleet_.wait_phases(serving=1)
+        undisturbed = await all_kinds(fleet_.client)
+        await fleet_.scale(3)
+        await fleet_.wait_phases(serving=3)
+        engines = {engine.pid for engine in engines_of(fleet_.server)}
+        load = Load(fleet_.client, undisturbed)
+        await load.flows()
+        await fleet_.kill("mtd-controller")
+        await load.flows()
+        await fleet_.wait_phases(serving=3)
+        assert {engine.pid for engine in engines_of(fleet_.server)} == engines
+        await load.flows()
+        await fleet_.kill("mtd-keeper")
+        await fleet_.wait_phases(serving=3)
+        await load.flows()
+        await load.end()
+        await fleet_.settled()
+        assert not engines & {engine.pid for engine in engines_of(fleet_.server)}

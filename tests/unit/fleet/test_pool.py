@@ -5,124 +5,13 @@ import asyncio
 import pytest
 
 from maitred.core.errors import ModelLoading
-from maitred.core.replica import AdminStatus, LoadReport
-from maitred.fleet.backend import BackendFacts, BackendReplica
+from maitred.core.replica import AdminStatus
 from maitred.fleet.policy.reconciler import DesiredReplicas
 from maitred.fleet.pool import NEXT_REPLICA, ReplicaPool
 from maitred.scaling.autoscaler import ReplicaPhase
 from maitred.scaling.startup_times import StartKind, StartupTimes
 from tests.support.clock import FakeClock
-
-
-class PaperClient:
-    """Client of an engine that exists on paper."""
-
-    def __init__(self):
-        self.is_ready = False
-        self.report = LoadReport()
-        self.output_tokens = 0
-        self.pause_at_tokens = 0
-        self.orders = []
-        self._listeners = []
-        self.count_unreported = lambda: 0
-        self.generate = None
-
-    @property
-    def is_asleep(self):
-        return self.is_ready and self.report.asleep
-
-    @property
-    def wakes_in_s(self):
-        return 0.5
-
-    def load(self):
-        return self.report
-
-    def on_change(self, listener):
-        self._listeners.append(listener)
-
-    def request_asleep(self, *, asleep):
-        self.orders.append(asleep)
-
-    def tell(self, *, asleep):
-        self.report = LoadReport(asleep=asleep)
-        for listener in self._listeners:
-            listener()
-
-
-class PaperEngine:
-    """Engine that exists on paper."""
-
-    def __init__(self):
-        self.client = PaperClient()
-
-
-class PaperBackend:
-    """Backend whose replicas do what a test says. Implements `ReplicaBackend`."""
-
-    def __init__(self, clock, *, found=(), has_orders=False, **facts):
-        self.facts = BackendFacts(
-            **{"max_replicas": 8, "max_starts": 8, "start_kind": StartKind.WEIGHTS_CACHED, "can_sleep": True, **facts}
-        )
-        self.has_orders = has_orders
-        self.there = {}
-        self._clock = clock
-        self._listeners = []
-        for name in found:
-            self.start(name)
-            self.become(name, ReplicaPhase.SERVING)
-
-    def replicas(self):
-        return self.there
-
-    def name_of(self, number):
-        return f"r{number}"
-
-    def on_change(self, listener):
-        self._listeners.append(listener)
-
-    def start(self, name):
-        self.there[name] = BackendReplica(
-            name=name,
-            phase=ReplicaPhase.STARTING,
-            since_s=self._clock.monotonic_s(),
-            engine=PaperEngine(),
-            start_kind=self.facts.start_kind,
-        )
-        self._notify()
-
-    def stop(self, name):
-        self.become(name, ReplicaPhase.DRAINING)
-
-    def become(self, name, phase):
-        replica = self.there[name]
-        replica.engine.client.is_ready = phase is ReplicaPhase.SERVING
-        self.there[name] = BackendReplica(
-            name=name,
-            phase=phase,
-            since_s=self._clock.monotonic_s(),
-            engine=replica.engine,
-            start_kind=replica.start_kind,
-            failure="it died" if phase is ReplicaPhase.FAILED else "",
-        )
-        self._notify()
-
-    def vanish(self, name):
-        del self.there[name]
-        self._notify()
-
-    def _notify(self):
-        for listener in self._listeners:
-            listener()
-
-    async def wait_started(self):
-        pass
-
-    async def __aenter__(self):
-        return self
-
-    async def __aexit__(self, *error):
-        pass
+from tests.support.paper_fleet import PaperBackend
 
 
 async def settle():

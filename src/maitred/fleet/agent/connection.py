@@ -24,12 +24,20 @@ class MessageConnection(asyncio.Protocol, Generic[M]):
         message_type: The union of messages that the other end sends.
         on_message: Called with each message. Must not raise.
         on_end: Called once when the other end is gone.
+        on_open: Called once when messages can be sent.
     """
 
-    def __init__(self, message_type: Any, on_message: Callable[[M], None], on_end: Callable[[], None]) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        message_type: Any,  # noqa: ANN401
+        on_message: Callable[[M], None],
+        on_end: Callable[[], None],
+        on_open: Callable[[], None] = lambda: None,
+    ) -> None:
         self._reader: FrameReader[M] = FrameReader(message_type)
         self._on_message = on_message
         self._on_end = on_end
+        self._on_open = on_open
         self._unsent: list[bytes] = []
         self._transport: asyncio.Transport | None = None
 
@@ -58,6 +66,7 @@ class MessageConnection(asyncio.Protocol, Generic[M]):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Stores the transport. Implements `asyncio.Protocol`."""
         self._transport = cast(asyncio.Transport, transport)
+        self._on_open()
 
     def data_received(self, data: bytes) -> None:
         """Decodes messages and passes them on; aborts on a broken frame. Implements `asyncio.Protocol`."""

@@ -42,11 +42,16 @@ class AgentServer:
     def accept(self) -> MessageConnection[ToAgent]:
         """Returns the end of a new connection from a controller."""
         connection: MessageConnection[ToAgent] = MessageConnection(
-            ToAgent, self._on_order, lambda: self._connections.discard(connection)
+            ToAgent,
+            self._on_order,
+            on_end=lambda: self._connections.discard(connection),
+            on_open=lambda: self._on_open(connection),
         )
+        return connection
+
+    def _on_open(self, connection: MessageConnection[ToAgent]) -> None:
         self._connections.add(connection)
         connection.send(self._state())
-        return connection
 
     def _on_order(self, order: ToAgent) -> None:
         self._has_orders = True

@@ -106,8 +106,8 @@ def reconcile(desired: DesiredReplicas, replicas: Sequence[ReplicaState], limits
     waking, asleep = asleep[:lacking], asleep[lacking:]
     served = min(desired.serving, len(healthy) + len(returning) + len(waking))
 
-    # Of those whose loss is equal, the last one leaves, so that names do not wander.
-    leaving = sorted(reversed(healthy), key=lambda replica: replica.loss)[: max(0, len(healthy) - desired.serving)]
+    healthy.reverse()  # of those whose loss is equal the last one leaves, so that names do not wander
+    leaving = sorted(healthy, key=lambda replica: replica.loss)[: max(0, len(healthy) - desired.serving)]
     going = sorted([*draining, *leaving], key=lambda replica: (not replica.is_ready, replica.loss))
     asleep, stopping = asleep[:rest], asleep[rest:]
     rest -= len(asleep)
