@@ -1,9 +1,11 @@
 """A fleet that exists on paper: a backend whose replicas start, serve, sleep and die when a test says so."""
 
+from maitred.core.errors import ReplicaUnavailable
 from maitred.core.replica import LoadReport
 from maitred.fleet.backend import BackendFacts, BackendReplica
 from maitred.scaling.autoscaler import ReplicaPhase
 from maitred.scaling.startup_times import StartKind
+from maitred.testing.script import SCRIPTED_CARD
 from maitred.wire.address import parse_address
 
 
@@ -28,6 +30,11 @@ class PaperClient:
     @property
     def wakes_in_s(self):
         return 0.5
+
+    def card(self):
+        if not self.is_ready:
+            raise ReplicaUnavailable
+        return SCRIPTED_CARD
 
     def load(self):
         return self.report

@@ -9,9 +9,9 @@
 The pool holds no plan: after each change it compares again. What dispatch sees are its endpoints. A replica that drains
 stays among them until its last request has ended, and gets no new one.
 
-As soon as somebody sets the desired numbers, requests wait in the queue while no replica serves: one more endpoint
-stands for the replica that is to come, with the time until then. Until somebody does, the pool keeps the replicas that
-it has, and does nothing for requests, steps and reports.
+As soon as somebody sets the desired numbers, requests wait in the queue while no replica serves, and are told the time
+until then; where there is no replica at all, an endpoint stands for the one that is to come. Until somebody does, the
+pool keeps the replicas that it has, and does nothing for requests, steps and reports.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from maitred.fleet.policy.reconciler import (
     ReplicaState,
     reconcile,
 )
-from maitred.fleet.sleepable_replica import SleepableReplica
+from maitred.fleet.sleepable_replica import COMING, SleepableReplica
 from maitred.replica.engine.client import EngineClient
 from maitred.scaling.autoscaler import ReplicaPhase, ReplicaStatus
 from maitred.scaling.startup_times import StartKind, StartupTimes
@@ -47,8 +47,6 @@ _PROMISED_QUANTILE = 0.9
 """Share of the starts that are over within the time that callers are told."""
 _OVERDUE_SHARE, _LATE_SHARE = 0.1, 0.5
 """Estimated rest of an overdue start: a part of its usual time plus a part of its delay, whose cause may go on."""
-_COMING = "A replica of the model is being started, and requests wait for it. Try again after the time in Retry-After."
-
 _log = logging.getLogger(__name__)
 
 
@@ -66,7 +64,7 @@ class NextReplica:
 
     def card(self) -> ModelCard:
         """Raises ModelLoading with the time until a replica serves."""
-        raise ModelLoading(_COMING, retry_after_s=self._ready_in_s())
+        raise ModelLoading(COMING, retry_after_s=self._ready_in_s())
 
     def load(self) -> LoadReport:
         """Returns an empty report."""
@@ -81,7 +79,7 @@ class NextReplica:
 
     def generate(self, request: EngineRequest) -> AbstractAsyncContextManager[TokenStream]:
         """Raises ModelLoading."""
-        raise ModelLoading(_COMING, retry_after_s=self._ready_in_s())
+        raise ModelLoading(COMING, retry_after_s=self._ready_in_s())
 
 
 class _Member:
@@ -152,7 +150,7 @@ class ReplicaPool:
         desired: The desired numbers.
         startup_times: Durations of starts by kind.
         engines: Engines by replica. The mapping object is always the same.
-        is_scaled: Whether somebody has set the desired numbers.
+        is_scaled: Whether somebody has set the desired numbers, here or in an earlier gateway.
         past_output_tokens: Output tokens of the engines that are gone.
         pause_at_tokens: Number of unread tokens at which a stream pauses its engine; None: the default.
     """
@@ -186,6 +184,7 @@ class ReplicaPool:
         self._is_open = True
         if (found := len(self.backend.replicas())) or self.backend.has_orders:
             self.desired = DesiredReplicas(found)
+            self.is_scaled = self.backend.has_orders
         for number in range(self.desired.serving - found):
             self._start(self.backend.name_of(number))
         self._reconcile()
@@ -218,6 +217,9 @@ class ReplicaPool:
         if desired != self.desired:
             _log.info("%d replicas are to serve and %d to sleep.", serving, asleep)
         self.desired, self.is_scaled = desired, True
+        for member in self._members.values():
+            if member.endpoint is not None:
+                member.endpoint.replica.ready_in_s = self.ready_in_s
         self._reconcile()
         for listener in self._change_listeners:
             listener()
@@ -414,6 +416,8 @@ class ReplicaPool:
         member.backend = replica
         if member.endpoint is None and (engine := replica.engine) is not None:
             member.endpoint = Endpoint(member.name, SleepableReplica(engine.client))
+            if self.is_scaled:
+                member.endpoint.replica.ready_in_s = self.ready_in_s
             if member.is_leaving:
                 self._drain(member)
             self.engines[member.name] = engine
@@ -449,8 +453,8 @@ class ReplicaPool:
         """Brings the endpoints up to date, and tells the listeners if they have changed."""
         members = self._members.values()
         endpoints: list[AnyEndpoint] = [member.endpoint for member in members if member.endpoint is not None]
-        if not endpoints or (self.is_scaled and all(member.phase is not ReplicaPhase.SERVING for member in members)):
-            endpoints.insert(0, self._next_endpoint)
+        if not endpoints:
+            endpoints = [self._next_endpoint]
         if endpoints != self._endpoints:
             self._endpoints = endpoints
             for listener in self._endpoint_listeners:

@@ -9,10 +9,13 @@ While an engine sleeps, the card of its replica raises an error with the time of
 The engine itself reports whether it sleeps, since another gateway may have sent it to sleep or woken it.
 """
 
-from maitred.core.errors import ModelLoading
+from collections.abc import Callable
+
+from maitred.core.errors import ModelLoading, ReplicaUnavailable
 from maitred.core.replica import ModelCard
 from maitred.replica.engine.client import EngineClient
 
+COMING = "A replica of the model is being started, and requests wait for it. Try again after the time in Retry-After."
 _ASLEEP = "The model sleeps, and wakes for requests that can wait for it. Try again after the time in Retry-After."
 
 
@@ -25,11 +28,14 @@ class SleepableReplica:
     Attributes:
         is_draining: Whether it gets no new requests because it is to sleep.
         is_reserved: Whether its pool keeps it asleep as a reserve: then no request wakes it.
+        ready_in_s: Returns the seconds until a replica of the model should serve, so that requests wait while the
+            engine is down; None: they do not wait.
     """
 
     def __init__(self, client: EngineClient) -> None:
         self.client = client
         self.is_draining = self.is_reserved = False
+        self.ready_in_s: Callable[[], float] | None = None
         self._ordered_asleep: bool | None = None
         """Order that the engine has got and not carried out yet: to sleep (True), or to wake; None: there is none."""
         # The rest of the replica is the client itself.
@@ -44,10 +50,15 @@ class SleepableReplica:
         """Returns the card of the model while its engine is awake. Implements `maitred.core.replica.Replica`.
 
         Raises:
-            ModelLoading: The engine sleeps.
+            ModelLoading: The engine sleeps, or it is down and requests wait for it.
             ReplicaUnavailable: The engine is down.
         """
-        card = self.client.card()
+        try:
+            card = self.client.card()
+        except ReplicaUnavailable:
+            if self.ready_in_s is None:
+                raise
+            raise ModelLoading(COMING, retry_after_s=self.ready_in_s()) from None
         if self.is_draining or self.client.load().asleep:
             raise ModelLoading(_ASLEEP, retry_after_s=self.client.wakes_in_s)
         return card

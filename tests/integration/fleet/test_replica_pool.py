@@ -166,26 +166,27 @@ async def test_no_answer_is_lost_cut_or_doubled_while_replicas_come_go_and_die(w
         assert not psutil.pid_exists(engine.pid)
 
 
-async def test_the_first_answer_after_zero_comes_when_it_was_promised():
+async def test_requests_wait_for_the_first_replica_and_whoever_cannot_wait_is_told_when_it_comes():
     async with fleet() as fleet_:
         await fleet_.wait_phases(serving=1)
-        for _ in range(2):  # the time of a start is known after the first
-            await fleet_.scale(0)
-            await fleet_.wait_phases()
-            body = {"model": MODEL, "prompt": "The rabbit", "max_tokens": 4, "ignore_eos": True}
-            waiting = asyncio.create_task(fleet_.client.post("/v1/completions", json=body))
-            await asyncio.sleep(0)
-            refused = await fleet_.client.post(
-                "/v1/completions", json=body, headers={"x-maitred-ttft-deadline": "10ms"}
-            )
-            await fleet_.scale(1)
-            pool = await fleet_.pool()
-            (replica,) = pool["replicas"]
-            assert replica["phase"] == "starting"
-            assert replica["ready_in_s"] > 0
-            answer = await waiting
-            assert answer.status_code == 200, answer.text
-            print(refused.status_code, refused.text, refused.headers, replica)
+        await fleet_.scale(0)
+        await fleet_.wait_phases()
+        body = {"model": MODEL, "prompt": "The rabbit", "max_tokens": 4, "ignore_eos": True}
+        expected_s = (await fleet_.pool())["ready_in_s"]
+        assert expected_s > 0
+        waiting = asyncio.create_task(fleet_.client.post("/v1/completions", json=body))
+        hasty = await fleet_.client.post("/v1/completions", json=body, headers={"x-maitred-ttft-ms": "1"})
+        assert hasty.status_code == 429
+        assert float(hasty.headers["retry-after"]) >= expected_s
+        assert not waiting.done()
+        await fleet_.scale(1)
+        (replica,) = (await fleet_.pool())["replicas"]
+        assert replica["phase"] == "starting"
+        assert replica["start_kind"] == "weights_cached"
+        assert replica["ready_in_s"] > 0
+        answer = await waiting
+        assert answer.status_code == 200, answer.text
+        assert float(answer.headers["x-maitred-predicted-ttft-ms"]) >= 1000 * expected_s
         await fleet_.wait_phases(serving=1)
 
 

@@ -124,11 +124,13 @@ async def test_without_replicas_requests_wait_for_the_next_one_and_are_told_a_tr
         backend.vanish("r0")
         pool.set_desired(1)
         clock.now_s += 1.0
-        assert names(pool) == [NEXT_REPLICA, "r0"]
+        assert names(pool) == ["r0"]
         assert retry_after_s(pool) == 3.0
         backend.become("r0", ReplicaPhase.SERVING)
         await settle()
         assert names(pool) == ["r0"]
+        backend.become("r0", ReplicaPhase.FAILED)
+        assert retry_after_s(pool) == 1.0, "also before the pool knows of it; the start has taken 1 s"
 
 
 def retry_after_s(pool):

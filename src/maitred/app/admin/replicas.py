@@ -69,6 +69,7 @@ class ReplicaAdmin:
             model=model,
             serving=pool.desired.serving,
             asleep=pool.desired.asleep,
+            ready_in_s=round(0.0 if pool.is_ready else pool.ready_in_s(), 3),
             replicas=[
                 PooledReplicaBody(
                     replica=status.name,

@@ -389,6 +389,7 @@ class PoolBody(Struct, frozen=True, kw_only=True):
     model: str
     serving: Annotated[int, Meta(description="Replicas that are to serve.")]
     asleep: Annotated[int, Meta(description="Replicas that are to sleep, beyond those.")]
+    ready_in_s: Annotated[float, Meta(description="Seconds until one serves if none does: what callers are told.")]
     replicas: list[PooledReplicaBody]
 
 
