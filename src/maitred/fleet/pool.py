@@ -10,7 +10,7 @@ The pool holds no plan: after each change it compares again. What dispatch sees 
 stays among them until its last request has ended, and gets no new one.
 
 As soon as somebody sets the desired numbers, requests wait in the queue while no replica serves, and are told the time
-until then; where there is no replica at all, an endpoint stands for the one that is to come. Until somebody does, the
+until then; where no replica is meant to serve, an endpoint stands for the one that is to come. Until somebody does, the
 pool keeps the replicas that it has, and does nothing for requests, steps and reports.
 """
 
@@ -31,9 +31,9 @@ from maitred.fleet.backend import BackendReplica, ManagedEngine, ReplicaBackend
 from maitred.fleet.policy.reconciler import (
     DesiredReplicas,
     OrderKind,
+    PooledReplica,
     PoolLimits,
     ReplicaOrder,
-    ReplicaState,
     reconcile,
 )
 from maitred.fleet.sleepable_replica import COMING, SleepableReplica
@@ -63,7 +63,7 @@ class NextReplica:
         self._ready_in_s = ready_in_s
 
     def card(self) -> ModelCard:
-        """Raises ModelLoading with the time until a replica serves."""
+        """Returns no card: there is no replica yet. Raises ModelLoading with the time until one serves."""
         raise ModelLoading(COMING, retry_after_s=self._ready_in_s())
 
     def load(self) -> LoadReport:
@@ -78,7 +78,7 @@ class NextReplica:
         """Does nothing: the pool changes the endpoints when a replica serves."""
 
     def generate(self, request: EngineRequest) -> AbstractAsyncContextManager[TokenStream]:
-        """Raises ModelLoading."""
+        """Submits nothing: there is no replica yet. Raises ModelLoading."""
         raise ModelLoading(COMING, retry_after_s=self._ready_in_s())
 
 
@@ -122,13 +122,13 @@ class _Member:
             return ReplicaPhase.WAKING
         return self.backend.phase
 
-    def state(self) -> ReplicaState:
+    def state(self) -> PooledReplica:
         """Returns its state for the reconciler."""
         if self.endpoint is None:
-            return ReplicaState(name=self.name, phase=self.phase, is_ready=False)
+            return PooledReplica(name=self.name, phase=self.phase, is_ready=False)
         client, admin_state = self.endpoint.replica.client, self.endpoint.admin_state
         load = client.load()
-        return ReplicaState(
+        return PooledReplica(
             name=self.name,
             phase=self.phase,
             is_ready=client.is_ready,
@@ -453,8 +453,9 @@ class ReplicaPool:
         """Brings the endpoints up to date, and tells the listeners if they have changed."""
         members = self._members.values()
         endpoints: list[AnyEndpoint] = [member.endpoint for member in members if member.endpoint is not None]
-        if not endpoints:
-            endpoints = [self._next_endpoint]
+        # The first outage is what callers are told, and a replica that leaves would say that it is out of service.
+        if not endpoints or (self.is_scaled and all(member.is_leaving for member in members)):
+            endpoints.insert(0, self._next_endpoint)
         if endpoints != self._endpoints:
             self._endpoints = endpoints
             for listener in self._endpoint_listeners:

@@ -11,7 +11,7 @@ from maitred.fleet.agent.server import AgentServer
 from maitred.fleet.backend import BackendFacts
 from maitred.scaling.autoscaler import ReplicaPhase
 from tests.support.clock import FakeClock
-from tests.support.paper_fleet import PaperBackend, PaperEngine
+from tests.support.servers.paper_fleet import PaperBackend, PaperEngine
 
 LIMIT_S = 300.0
 

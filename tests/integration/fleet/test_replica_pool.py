@@ -60,8 +60,7 @@ class Fleet:
         children = living_children(self.server.process.pid, recursive=True)
         (process,) = [child for child, (child_name, _) in children.items() if child_name == name]
         process.kill()
-        while process in living_children(self.server.process.pid, recursive=True):
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(process.wait)
 
     async def settled(self):
         """The metrics once nothing is held for any request."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maitred.fleet.policy.reconciler import DesiredReplicas, OrderKind, PoolLimits, ReplicaState, reconcile
+from maitred.fleet.policy.reconciler import DesiredReplicas, OrderKind, PooledReplica, PoolLimits, reconcile
 from maitred.scaling.autoscaler import ReplicaPhase
 
 PHASES = list(ReplicaPhase)
@@ -23,7 +23,7 @@ class Replica:
     running: int = 0
 
     def state(self, name):
-        return ReplicaState(name=name, phase=self.phase, is_ready=self.is_ready, running=self.running)
+        return PooledReplica(name=name, phase=self.phase, is_ready=self.is_ready, running=self.running)
 
 
 class Fleet:
@@ -153,7 +153,7 @@ def test_no_order_harms_while_replicas_die_and_desires_change(data, desired, lim
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 5))
 def test_those_with_the_fewest_requests_drain(running, serving):
     replicas = [
-        ReplicaState(name=str(name), phase=ReplicaPhase.SERVING, is_ready=True, running=requests)
+        PooledReplica(name=str(name), phase=ReplicaPhase.SERVING, is_ready=True, running=requests)
         for name, requests in enumerate(running)
     ]
     orders = reconcile(DesiredReplicas(serving), replicas, PoolLimits(max_replicas=9, max_starts=9, can_sleep=False))

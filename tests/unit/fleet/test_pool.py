@@ -11,7 +11,7 @@ from maitred.fleet.pool import NEXT_REPLICA, ReplicaPool
 from maitred.scaling.autoscaler import ReplicaPhase
 from maitred.scaling.startup_times import StartKind, StartupTimes
 from tests.support.clock import FakeClock
-from tests.support.paper_fleet import PaperBackend
+from tests.support.servers.paper_fleet import PaperBackend
 
 
 async def settle():

@@ -67,9 +67,9 @@ def make_agent_pool(config: Config, ipc: IpcFolder, clock: Clock) -> ReplicaPool
     backend = AgentBackend(
         ipc.agent_socket,
         lambda address: RemoteEngine(parse_address(address), silence_timeout_s=config.engine_link.silence_timeout_s),
-        BackendFacts(max_replicas=MAX_REPLICAS, start_kind=StartKind.WEIGHTS_CACHED),
-        partial(replica_name, config),
-        clock,
+        facts=BackendFacts(max_replicas=MAX_REPLICAS, start_kind=StartKind.WEIGHTS_CACHED),
+        name_of=partial(replica_name, config),
+        clock=clock,
     )
     return pool_of(backend, config, clock)
 

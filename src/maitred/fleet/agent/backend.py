@@ -204,12 +204,10 @@ class AgentBackend:
                 del self._replicas[name]
                 self._stopping.discard(name)
             elif name in found and name not in self._stopping:
-                self._replicas[name] = self._updated(replica, found[name], connections.get(name))
+                self._replicas[name] = self._merge(replica, found[name], connections.get(name))
         self._notify()
 
-    def _updated(
-        self, replica: BackendReplica, told: AgentReplica, connection: BackendReplica | None
-    ) -> BackendReplica:
+    def _merge(self, replica: BackendReplica, told: AgentReplica, connection: BackendReplica | None) -> BackendReplica:
         """Returns the replica as it is now: this process's own connection tells first whether its engine serves."""
         phase, failure = told.phase, told.failure
         if connection is not None and phase is not ReplicaPhase.DRAINING:

@@ -32,7 +32,7 @@ class DesiredReplicas(msgspec.Struct, frozen=True):
     """Replicas beyond those, which sleep and are woken before any other is started."""
 
 
-class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
+class PooledReplica(msgspec.Struct, frozen=True, kw_only=True):
     """State of one replica of a pool, with the orders that the pool has given."""
 
     name: str
@@ -47,7 +47,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def loss(self) -> tuple[bool, bool, int, int]:
-        """What is lost if the replica goes: first that it is there, then its requests, then its cache."""
+        """Loss if the replica goes: first that it is there, then its requests, then its cache."""
         return self.is_ready, self.phase is not ReplicaPhase.WAKING, self.running, self.cached_blocks
 
 
@@ -81,7 +81,7 @@ class PoolLimits(msgspec.Struct, frozen=True, kw_only=True):
     can_sleep: bool
 
 
-def reconcile(desired: DesiredReplicas, replicas: Sequence[ReplicaState], limits: PoolLimits) -> list[ReplicaOrder]:
+def reconcile(desired: DesiredReplicas, replicas: Sequence[PooledReplica], limits: PoolLimits) -> list[ReplicaOrder]:
     """Returns the orders that lead from the replicas that there are towards the desired ones.
 
     A replica that has failed is not replaced by a new one, which would start at the same place. One that sleeps is
@@ -117,7 +117,7 @@ def reconcile(desired: DesiredReplicas, replicas: Sequence[ReplicaState], limits
     stopping += [replica for replica in (*going, *failed[kept_failed:]) if not replica.running]
 
     missing = kept_failed - min(kept_failed, len(failed))
-    room = limits.max_replicas - (len(replicas) - len(stopping))
+    allowed = limits.max_replicas - (len(replicas) - len(stopping))
     starting = sum(
         not replica.is_ready and replica.phase is not ReplicaPhase.FAILED
         for replica in replicas
@@ -133,5 +133,5 @@ def reconcile(desired: DesiredReplicas, replicas: Sequence[ReplicaState], limits
             if replica.is_ready and not replica.running
         ),
         *(ReplicaOrder(OrderKind.STOP, replica.name) for replica in stopping),
-        *[ReplicaOrder(OrderKind.START)] * min(missing, room, limits.max_starts - starting),
+        *[ReplicaOrder(OrderKind.START)] * min(missing, allowed, limits.max_starts - starting),
     ]
