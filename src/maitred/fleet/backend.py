@@ -17,7 +17,7 @@ import msgspec
 
 from maitred.fleet.local import LocalEngine
 from maitred.fleet.remote import RemoteEngine
-from maitred.scaling.autoscaler import ReplicaPhase
+from maitred.scaling.replica_status import ReplicaPhase
 from maitred.scaling.startup_times import StartKind
 
 ManagedEngine = LocalEngine | RemoteEngine

@@ -28,7 +28,7 @@ from maitred.engine.config import EngineConfig
 from maitred.fleet.process import Backoff, EngineArgs, EngineProcess
 from maitred.observe.config import LogConfig
 from maitred.replica.engine.client import EngineClient
-from maitred.scaling.autoscaler import ReplicaPhase
+from maitred.scaling.replica_status import ReplicaPhase
 from maitred.wire.address import Address, parse_address
 
 ENGINE_MODULE = "maitred.cli.local_engine"

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from maitred.core.clock import Clock
 from maitred.core.errors import ReplicaUnavailable
 from maitred.fleet.backend import BackendFacts, BackendReplica, ManagedEngine, StartPhase
-from maitred.scaling.autoscaler import ReplicaPhase
+from maitred.scaling.replica_status import ReplicaPhase
 
 
 class LocalBackend:

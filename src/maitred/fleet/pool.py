@@ -38,7 +38,7 @@ from maitred.fleet.policy.reconciler import (
 )
 from maitred.fleet.sleepable_replica import COMING, SleepableReplica
 from maitred.replica.engine.client import EngineClient
-from maitred.scaling.autoscaler import ReplicaPhase, ReplicaStatus
+from maitred.scaling.replica_status import ReplicaPhase, ReplicaStatus
 from maitred.scaling.startup_times import StartKind, StartupTimes
 
 NEXT_REPLICA = "next"

@@ -17,7 +17,7 @@ from maitred.core.replica import ModelCard
 from maitred.core.request import ModelFingerprint
 from maitred.fleet.local import engine_phase
 from maitred.replica.engine.client import EngineClient
-from maitred.scaling.autoscaler import ReplicaPhase
+from maitred.scaling.replica_status import ReplicaPhase
 from maitred.wire.address import Address, parse_address
 from maitred.wire.link.config import LinkConfig
 from maitred.wire.link.credentials import Credentials, gateway_credentials

@@ -14,7 +14,7 @@ from maitred.fleet.local import LocalEngine
 from maitred.fleet.local_backend import LocalBackend
 from maitred.fleet.remote import RemoteEngine
 from maitred.routing.catalog import ServedModel
-from maitred.scaling.autoscaler import ReplicaPhase
+from maitred.scaling.replica_status import ReplicaPhase
 from maitred.testing.script import SCRIPTED_CARD
 from maitred.testing.scripted_engine import ScriptedEngine
 

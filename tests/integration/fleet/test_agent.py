@@ -9,7 +9,7 @@ import pytest
 from maitred.fleet.agent.backend import AgentBackend
 from maitred.fleet.agent.server import AgentServer
 from maitred.fleet.backend import BackendFacts
-from maitred.scaling.autoscaler import ReplicaPhase
+from maitred.scaling.replica_status import ReplicaPhase
 from tests.support.clock import FakeClock
 from tests.support.servers.paper_fleet import PaperBackend, PaperEngine
 

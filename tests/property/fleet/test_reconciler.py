@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maitred.fleet.policy.reconciler import DesiredReplicas, OrderKind, PooledReplica, PoolLimits, reconcile
-from maitred.scaling.autoscaler import ReplicaPhase
+from maitred.scaling.replica_status import ReplicaPhase
 
 PHASES = list(ReplicaPhase)
 desires = st.builds(DesiredReplicas, st.integers(0, 5), st.integers(0, 3))

@@ -3,7 +3,7 @@
 from maitred.core.errors import ReplicaUnavailable
 from maitred.core.replica import LoadReport
 from maitred.fleet.backend import BackendFacts, BackendReplica
-from maitred.scaling.autoscaler import ReplicaPhase
+from maitred.scaling.replica_status import ReplicaPhase
 from maitred.scaling.startup_times import StartKind
 from maitred.testing.script import SCRIPTED_CARD
 from maitred.wire.address import parse_address

@@ -8,7 +8,7 @@ from maitred.core.errors import ModelLoading
 from maitred.core.replica import AdminStatus
 from maitred.fleet.policy.reconciler import DesiredReplicas
 from maitred.fleet.pool import NEXT_REPLICA, ReplicaPool
-from maitred.scaling.autoscaler import ReplicaPhase
+from maitred.scaling.replica_status import ReplicaPhase
 from maitred.scaling.startup_times import StartKind, StartupTimes
 from tests.support.clock import FakeClock
 from tests.support.servers.paper_fleet import PaperBackend

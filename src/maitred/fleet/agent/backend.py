@@ -18,7 +18,7 @@ from maitred.fleet.agent.protocol import AgentReplica, AgentState, StartReplica,
 from maitred.fleet.backend import BackendFacts, BackendReplica
 from maitred.fleet.local_backend import LocalBackend
 from maitred.fleet.remote import RemoteEngine
-from maitred.scaling.autoscaler import ReplicaPhase
+from maitred.scaling.replica_status import ReplicaPhase
 
 _RECONNECT_BACKOFF = BackoffCeiling(first_s=0.02, most_s=1.0)
 

@@ -16,7 +16,7 @@ so times are ages.
 import msgspec
 
 from maitred.fleet.backend import BackendFacts, StartPhase
-from maitred.scaling.autoscaler import ReplicaPhase
+from maitred.scaling.replica_status import ReplicaPhase
 from maitred.scaling.startup_times import StartKind
 
 

@@ -19,7 +19,7 @@ from enum import StrEnum
 
 import msgspec
 
-from maitred.scaling.autoscaler import ReplicaPhase
+from maitred.scaling.replica_status import ReplicaPhase
 
 _HEALTHY = (ReplicaPhase.STARTING, ReplicaPhase.WAKING, ReplicaPhase.SERVING)
 
