@@ -65,14 +65,21 @@ def serve(
         gc.freeze()
         gc.enable()
         clock = SystemClock()
+        model_s = time.perf_counter() - start_s
         server = EngineServer(
-            engine, card, listener, clock, credentials=credentials, vitals=ProcessStats(clock, _gpu_index(card))
+            engine,
+            card,
+            listener,
+            clock,
+            credentials=credentials,
+            vitals=ProcessStats(clock, _gpu_index(card)),
+            model_s=model_s,
         )
         server.watch_signals()
         listener.listen(128)
         logger.info(
             "%s (%s, %s) ready on %s after %.1f s: %d tokens of KV, %d sequences",
-            *(card.name, card.dtype, card.device, _bound(listener, address), time.perf_counter() - start_s),
+            *(card.name, card.dtype, card.device, _bound(listener, address), model_s),
             *(card.kv_capacity_tokens, card.max_sequences),
         )
         server.run()

@@ -130,6 +130,7 @@ class EngineServer:
         credentials: Certificate and secret for the handshake with gateways.
         vitals: Resource use of the process; None: a reader without a GPU is made.
         stranger_s: Seconds that a connection may stay open without a completed handshake.
+        model_s: Seconds that the process has taken to make the model ready, for `EngineHello`.
     """
 
     def __init__(
@@ -142,8 +143,10 @@ class EngineServer:
         *,
         vitals: ProcessStats | None = None,
         stranger_s: float = HANDSHAKE_TIMEOUT_S,
+        model_s: float = 0.0,
     ) -> None:
         self._engine = engine
+        self._model_s = model_s
         self._vitals = vitals or ProcessStats(clock)
         self._card = card
         self._clock = clock
@@ -251,7 +254,13 @@ class EngineServer:
     def _hello(self) -> EngineHello:
         load, blocks = self._load(), self._engine.block_update(whole=True)
         return EngineHello(
-            protocol=PROTOCOL_VERSION, epoch=self._epoch, pid=os.getpid(), card=self._card, load=load, blocks=blocks
+            protocol=PROTOCOL_VERSION,
+            epoch=self._epoch,
+            pid=os.getpid(),
+            card=self._card,
+            load=load,
+            blocks=blocks,
+            model_s=self._model_s,
         )
 
     def _load(self) -> LoadReport:

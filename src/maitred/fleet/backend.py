@@ -49,7 +49,7 @@ class StartPhase(msgspec.Struct, frozen=True, kw_only=True):
     """Measured part of a complete start."""
 
     name: str
-    """What was done, such as `process` or `weights`."""
+    """What was done, such as `process` or `model`."""
     seconds: float
 
 

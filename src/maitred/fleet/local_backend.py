@@ -165,10 +165,17 @@ class LocalBackend:
             if not self._first_start.done():
                 self._first_start.set_result(None)
             if replica.phase is ReplicaPhase.STARTING:
-                start_phases = (StartPhase(name="engine", seconds=now_s - replica.since_s),)
+                start_phases = _start_phases(replica, now_s - replica.since_s)
         self._replicas[name] = replace(replica, phase=phase, since_s=now_s, failure=failure, start_phases=start_phases)
         self._notify()
 
     def _notify(self) -> None:
         for listener in self._listeners:
             listener()
+
+
+def _start_phases(replica: BackendReplica, seconds: float) -> tuple[StartPhase, ...]:
+    """Returns the parts of a start that is complete: the process with its code, then its model."""
+    assert replica.engine is not None
+    model_s = min(seconds, replica.engine.client.model_s)
+    return StartPhase(name="process", seconds=seconds - model_s), StartPhase(name="model", seconds=model_s)

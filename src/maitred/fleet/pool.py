@@ -246,10 +246,6 @@ class ReplicaPool:
             for member in self._members.values()
         ]
 
-    def failures(self) -> dict[str, str]:
-        """Returns the reason of each replica that does not run."""
-        return {name: replica.failure for name, replica in self.backend.replicas().items() if replica.failure}
-
     @property
     def is_ready(self) -> bool:
         """Whether any of the engines would take a request now."""

@@ -133,6 +133,8 @@ class EngineHello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     load: LoadReport
     blocks: BlockUpdate | None = None
     """Contents of the engine's prefix cache, or None if the engine has no prefix cache."""
+    model_s: float = 0.0
+    """Seconds that the process has taken to make the model ready, after its own code was there."""
 
 
 class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -187,6 +187,9 @@ async def test_requests_wait_for_the_first_replica_and_whoever_cannot_wait_is_to
         assert answer.status_code == 200, answer.text
         assert float(answer.headers["x-maitred-predicted-ttft-ms"]) >= 1000 * expected_s
         await fleet_.wait_phases(serving=1)
+        (replica,) = (await fleet_.pool())["replicas"]
+        assert list(replica["start_s"]) == ["process", "model"]
+        assert all(seconds > 0 for seconds in replica["start_s"].values())
 
 
 @pytest.mark.parametrize("workers", [1, 2])

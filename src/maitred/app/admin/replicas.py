@@ -64,7 +64,7 @@ class ReplicaAdmin:
         return self._pool_body(model, self._pools[model])
 
     def _pool_body(self, model: str, pool: ReplicaPool) -> PoolBody:
-        now_s, failures = self._clock.monotonic_s(), pool.failures()
+        now_s, started = self._clock.monotonic_s(), pool.backend.replicas()
         return PoolBody(
             model=model,
             serving=pool.desired.serving,
@@ -77,7 +77,8 @@ class ReplicaAdmin:
                     since_s=round(now_s - status.since_s, 3),
                     ready_in_s=None if status.ready_in_s is None else round(status.ready_in_s, 3),
                     start_kind=status.start_kind.value,
-                    failure=failures.get(status.name),
+                    start_s={part.name: round(part.seconds, 3) for part in started[status.name].start_phases},
+                    failure=started[status.name].failure or None,
                 )
                 for status in pool.replicas()
             ],

@@ -29,7 +29,7 @@ class WorkerEngines(AbstractAsyncContextManager["WorkerEngines"]):
 
     Attributes:
         engines: Connections by replica. This object and the next two stay the same.
-        endpoints: Endpoints by replica.
+        endpoints: Endpoints by replica; those of engines that are gone take no request.
         submission_ackers: Submission ackers by replica.
     """
 
@@ -66,7 +66,9 @@ class WorkerEngines(AbstractAsyncContextManager["WorkerEngines"]):
         before, self._addresses = self._addresses, snapshot.engines
         for name in [name for name in self.engines if before.get(name) != snapshot.engines.get(name)]:
             engine = self.engines.pop(name)
-            del self.endpoints[name], self.submission_ackers[name]
+            # The endpoint stays: the controller may have sent a request there just before the engine was lost. The request
+            # finds it closed, and is requeued.
+            del self.submission_ackers[name]
             engine.client.on_change(partial(self._close_if_idle, name, engine))
             self._close_if_idle(name, engine)
         self._add_missing()

@@ -96,6 +96,11 @@ class EngineClient:
         """
         return self._live_connection().hello.result().epoch
 
+    @property
+    def model_s(self) -> float:
+        """Seconds that the engine's process has taken to make its model ready; 0 while the engine is down."""
+        return self._live_connection().hello.result().model_s if self.is_ready else 0.0
+
     def card(self) -> ModelCard:
         """Returns the card of the model that the engine runs. Implements `core.replica.Replica`."""
         connection = self._connection

@@ -379,6 +379,7 @@ class PooledReplicaBody(Struct, frozen=True, kw_only=True):
     since_s: Annotated[float, Meta(description="Seconds since this phase began.")]
     ready_in_s: Annotated[float | None, Meta(description="Seconds until it should serve; null: it is not on its way.")]
     start_kind: Annotated[str, Meta(description="What there was when its last start began, such as `weights_cached`.")]
+    start_s: Annotated[dict[str, float], Meta(description="Parts of its last complete start in seconds, by name.")]
     failure: Annotated[str | None, Meta(description="Why it does not run; it is started again by itself.")]
 
 
