@@ -11,7 +11,7 @@ from maitred.fleet.agent.server import AgentServer
 from maitred.fleet.backend import BackendFacts
 from maitred.scaling.replica_status import ReplicaPhase
 from tests.support.clock import FakeClock
-from tests.support.servers.paper_fleet import PaperBackend, PaperEngine
+from tests.support.servers.paper_fleet import PaperBackend, PaperConnection
 
 LIMIT_S = 300.0
 
@@ -22,35 +22,6 @@ async def until(condition):
     while not condition():
         assert time.monotonic() < deadline_s
         await asyncio.sleep(0.001)
-
-
-class PaperConnection(PaperEngine):
-    """A controller's connection to an engine that exists on paper."""
-
-    failure_reason = ""
-
-    def __init__(self):
-        super().__init__()
-        self.on_transition = lambda: None
-        self.is_open = False
-
-    @property
-    def phase(self):
-        return ReplicaPhase.SERVING if self.client.is_ready else ReplicaPhase.STARTING
-
-    async def wait_started(self):
-        await asyncio.Event().wait()
-
-    async def __aenter__(self):
-        self.is_open = True
-        return self
-
-    async def __aexit__(self, *error):
-        self.is_open = False
-
-    def connect(self):
-        self.client.is_ready = True
-        self.on_transition()
 
 
 class Controller:

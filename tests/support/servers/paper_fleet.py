@@ -1,5 +1,7 @@
 """A fleet that exists on paper: a backend whose replicas start, serve, sleep and die when a test says so."""
 
+import asyncio
+
 from maitred.core.errors import ReplicaUnavailable
 from maitred.core.replica import LoadReport
 from maitred.fleet.backend import BackendFacts, BackendReplica
@@ -17,7 +19,8 @@ class PaperClient:
         self.is_ready = False
         self.report = LoadReport()
         self.output_tokens = 0
-        self.pause_at_tokens = 0
+        self.model_s = 0.0
+        self.pause_at_tokens = self.open_streams = 0
         self.orders = []
         self._listeners = []
         self.count_unreported = lambda: 0
@@ -124,3 +127,32 @@ class PaperBackend:
 
     async def __aexit__(self, *error):
         pass
+
+
+class PaperConnection(PaperEngine):
+    """Connection to an engine that exists on paper."""
+
+    failure_reason = ""
+
+    def __init__(self):
+        super().__init__()
+        self.on_transition = lambda: None
+        self.is_open = False
+
+    @property
+    def phase(self):
+        return ReplicaPhase.SERVING if self.client.is_ready else ReplicaPhase.STARTING
+
+    async def wait_started(self):
+        await asyncio.Event().wait()
+
+    async def __aenter__(self):
+        self.is_open = True
+        return self
+
+    async def __aexit__(self, *error):
+        self.is_open = False
+
+    def connect(self):
+        self.client.is_ready = True
+        self.on_transition()

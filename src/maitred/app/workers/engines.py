@@ -66,8 +66,8 @@ class WorkerEngines(AbstractAsyncContextManager["WorkerEngines"]):
         before, self._addresses = self._addresses, snapshot.engines
         for name in [name for name in self.engines if before.get(name) != snapshot.engines.get(name)]:
             engine = self.engines.pop(name)
-            # The endpoint stays: the controller may have sent a request there just before the engine was lost. The request
-            # finds it closed, and is requeued.
+            # The endpoint stays: the controller may have sent a request there just before the engine was lost. That
+            # request finds it closed, and is requeued.
             del self.submission_ackers[name]
             engine.client.on_change(partial(self._close_if_idle, name, engine))
             self._close_if_idle(name, engine)

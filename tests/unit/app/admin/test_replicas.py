@@ -11,7 +11,7 @@ from tests.support.dispatchers import DispatchSetup
 
 
 def admin_of(*setups):
-    return ReplicaAdmin({f"m{number}": setup.dispatcher for number, setup in enumerate(setups)}, FakeClock())
+    return ReplicaAdmin({f"m{number}": setup.dispatcher for number, setup in enumerate(setups)}, {}, FakeClock())
 
 
 async def test_a_drained_replica_gets_nothing_new_and_rests_when_it_is_empty():
