@@ -78,7 +78,7 @@ def rendered():
             ResidencyMetrics(
                 lambda: ResidencyState(1 << 30, {"m": ResidentState(True, False, False, 9, 8, 1, 2.0, 0, 0, 0, 0, 2.0)})
             ),
-            ReplicaMetrics(ReplicaAdmin({"m": DispatchSetup().dispatcher}, SystemClock()).all),
+            ReplicaMetrics(ReplicaAdmin({"m": DispatchSetup().dispatcher}, {}, SystemClock()).all),
             RolloutMetrics(
                 lambda: RolloutMetricsState(
                     {"m": 0.1}, {("m", "stable"): 1}, {("m", "ttft"): 0.0}, {("m", "agreed"): 1}, {("m", "aborted"): 1}

@@ -18,123 +18,29 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import TracebackType
 
 from maitred.core.clock import Clock
-from maitred.core.errors import ModelLoading
-from maitred.core.replica import LoadReport, ModelCard, TokenStream
-from maitred.core.request import EngineRequest
 from maitred.dispatch.request import AnyEndpoint, Endpoint
 from maitred.fleet.backend import BackendReplica, ManagedEngine, ReplicaBackend
 from maitred.fleet.policy.reconciler import (
     DesiredReplicas,
     OrderKind,
-    PooledReplica,
     PoolLimits,
     ReplicaOrder,
     reconcile,
 )
-from maitred.fleet.sleepable_replica import COMING, SleepableReplica
-from maitred.replica.engine.client import EngineClient
+from maitred.fleet.pool_member import NEXT_REPLICA, NextReplica, PoolMember
+from maitred.fleet.sleepable_replica import SleepableReplica
 from maitred.scaling.replica_status import ReplicaPhase, ReplicaStatus
 from maitred.scaling.startup_times import StartKind, StartupTimes
 
-NEXT_REPLICA = "next"
-"""Name of the endpoint that stands for the replica that is to come."""
 _PROMISED_QUANTILE = 0.9
 """Share of the starts that are over within the time that callers are told."""
 _OVERDUE_SHARE, _LATE_SHARE = 0.1, 0.5
 """Estimated rest of an overdue start: a part of its usual time plus a part of its delay, whose cause may go on."""
 _log = logging.getLogger(__name__)
-
-
-class NextReplica:
-    """Replica that is to come: it never serves, and says when one will. Implements `maitred.core.replica.Replica`.
-
-    Args:
-        ready_in_s: Returns the seconds until a replica should serve.
-    """
-
-    weight = 1.0
-
-    def __init__(self, ready_in_s: Callable[[], float]) -> None:
-        self._ready_in_s = ready_in_s
-
-    def card(self) -> ModelCard:
-        """Returns no card: there is no replica yet. Raises ModelLoading with the time until one serves."""
-        raise ModelLoading(COMING, retry_after_s=self._ready_in_s())
-
-    def load(self) -> LoadReport:
-        """Returns an empty report."""
-        return LoadReport()
-
-    def count_unreported(self) -> int:
-        """Returns 0: it gets no request."""
-        return 0
-
-    def on_change(self, listener: Callable[[], None]) -> None:
-        """Does nothing: the pool changes the endpoints when a replica serves."""
-
-    def generate(self, request: EngineRequest) -> AbstractAsyncContextManager[TokenStream]:
-        """Submits nothing: there is no replica yet. Raises ModelLoading."""
-        raise ModelLoading(COMING, retry_after_s=self._ready_in_s())
-
-
-class _Member:
-    """Replica of a pool.
-
-    Attributes:
-        name: Its name.
-        backend: What the backend says of it.
-        endpoint: Its endpoint; None until its engine is known.
-        phase: Its phase with the orders of the pool.
-        since_s: Time at which this phase began.
-        start_kind: Kind of its last start, which may be a waking.
-        ordered_s: When that start was ordered, until it is complete; None: it is, or the order is older than this pool.
-        is_leaving: Whether it gets no new requests, because it is to stop or to sleep.
-        watches_load: Whether its load reports are watched for the end of a waking.
-    """
-
-    def __init__(self, backend: BackendReplica, ordered_s: float | None) -> None:
-        self.name = backend.name
-        self.backend = backend
-        self.endpoint: Endpoint[SleepableReplica] | None = None
-        self.phase = backend.phase
-        self.since_s = backend.since_s
-        self.start_kind = backend.start_kind
-        self.ordered_s = ordered_s
-        self.is_leaving = self.watches_load = False
-
-    @property
-    def client(self) -> EngineClient | None:
-        """Client of its engine, if that is known."""
-        return None if self.endpoint is None else self.endpoint.replica.client
-
-    def current_phase(self) -> ReplicaPhase:
-        """Returns its phase now."""
-        if self.endpoint is not None and self.endpoint.replica.is_reserved:
-            return ReplicaPhase.ASLEEP
-        if self.is_leaving:
-            return ReplicaPhase.DRAINING
-        if self.backend.phase is ReplicaPhase.SERVING and self.client is not None and self.client.is_asleep:
-            return ReplicaPhase.WAKING
-        return self.backend.phase
-
-    def state(self) -> PooledReplica:
-        """Returns its state for the reconciler."""
-        if self.endpoint is None:
-            return PooledReplica(name=self.name, phase=self.phase, is_ready=False)
-        client, admin_state = self.endpoint.replica.client, self.endpoint.admin_state
-        load = client.load()
-        return PooledReplica(
-            name=self.name,
-            phase=self.phase,
-            is_ready=client.is_ready,
-            running=admin_state.running,
-            cached_blocks=load.cached_blocks + load.pinned_blocks,
-        )
 
 
 class ReplicaPool:
@@ -166,7 +72,7 @@ class ReplicaPool:
         self.past_output_tokens = 0
         self.pause_at_tokens: int | None = None
         self._clock = clock
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, PoolMember] = {}
         self._change_listeners: list[Callable[[], None]] = []
         self._endpoint_listeners: list[Callable[[], None]] = []
         self._engine_listeners: list[Callable[[str, ManagedEngine], None]] = []
@@ -275,13 +181,13 @@ class ReplicaPool:
         ]
         return min(asleep) if asleep else self._expected_s(self.backend.facts.start_kind)
 
-    def _expected_s(self, kind: StartKind, member: _Member | None = None) -> float:
+    def _expected_s(self, kind: StartKind, member: PoolMember | None = None) -> float:
         """Returns the seconds of a start; those of the first waking are what the engine expects itself."""
         if kind is StartKind.ASLEEP and not self.startup_times.count(kind) and member is not None and member.client:
             return member.client.wakes_in_s
         return self.startup_times.quantile(kind, _PROMISED_QUANTILE)
 
-    def _remaining_s(self, member: _Member, now_s: float) -> float | None:
+    def _remaining_s(self, member: PoolMember, now_s: float) -> float | None:
         """Returns the seconds until a replica serves that starts or wakes; None: it does neither."""
         if member.phase not in (ReplicaPhase.STARTING, ReplicaPhase.WAKING):
             return None
@@ -371,18 +277,18 @@ class ReplicaPool:
         self._started_s[name] = self._clock.monotonic_s()
         self.backend.start(name)
 
-    def _drain(self, member: _Member) -> None:
+    def _drain(self, member: PoolMember) -> None:
         member.is_leaving = True
         if member.endpoint is not None:
             member.endpoint.admin_state.on_idle = self._schedule
             member.endpoint.admin_state.drain()
 
-    def _serve(self, member: _Member, now_s: float) -> None:
+    def _serve(self, member: PoolMember, now_s: float) -> None:
         member.is_leaving = False
         if member.endpoint is not None:
             member.endpoint.admin_state.serve(now_s)
 
-    def _on_report(self, member: _Member) -> None:
+    def _on_report(self, member: PoolMember) -> None:
         """Handles a report of a replica that was woken once."""
         if member.phase is ReplicaPhase.WAKING and member.current_phase() is not ReplicaPhase.WAKING:
             self._schedule()
@@ -401,13 +307,13 @@ class ReplicaPool:
             if replica.phase is ReplicaPhase.DRAINING or name in self._stopping:
                 continue
             if name not in self._members:
-                self._members[name] = _Member(replica, self._started_s.pop(name, None))
+                self._members[name] = PoolMember(replica, self._started_s.pop(name, None))
                 changed = True
             changed = self._update_member(self._members[name], replica) or changed
         self._stopping.intersection_update(replicas)
         return changed
 
-    def _update_member(self, member: _Member, replica: BackendReplica) -> bool:
+    def _update_member(self, member: PoolMember, replica: BackendReplica) -> bool:
         is_back = replica.phase is ReplicaPhase.SERVING and member.backend.phase is not ReplicaPhase.SERVING
         member.backend = replica
         if member.endpoint is None and (engine := replica.engine) is not None:
@@ -439,7 +345,7 @@ class ReplicaPool:
             member.ordered_s = None
         return True
 
-    def _remove(self, member: _Member) -> None:
+    def _remove(self, member: PoolMember) -> None:
         del self._members[member.name]
         self._stopping.add(member.name)
         if (engine := self.engines.pop(member.name, None)) is not None:

@@ -7,7 +7,8 @@ import pytest
 from maitred.core.errors import ModelLoading
 from maitred.core.replica import AdminStatus
 from maitred.fleet.policy.reconciler import DesiredReplicas
-from maitred.fleet.pool import NEXT_REPLICA, ReplicaPool
+from maitred.fleet.pool import ReplicaPool
+from maitred.fleet.pool_member import NEXT_REPLICA
 from maitred.scaling.replica_status import ReplicaPhase
 from maitred.scaling.startup_times import StartKind, StartupTimes
 from tests.support.clock import FakeClock

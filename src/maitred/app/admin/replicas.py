@@ -12,7 +12,8 @@ from maitred.core.errors import InvalidRequest, ResourceNotFound
 from maitred.core.replica import AdminState
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.endpoint import EndpointState
-from maitred.fleet.pool import NextReplica, ReplicaPool
+from maitred.fleet.pool import ReplicaPool
+from maitred.fleet.pool_member import NextReplica
 from maitred.wire.admin.responses import PoolBody, PooledReplicaBody, ReplicaBody
 
 _log = logging.getLogger(__name__)

@@ -1,0 +1,104 @@
+"""Members of a replica pool, and what stands for the replica that is to come."""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+from maitred.core.errors import ModelLoading
+from maitred.core.replica import LoadReport, ModelCard, TokenStream
+from maitred.core.request import EngineRequest
+from maitred.dispatch.request import Endpoint
+from maitred.fleet.backend import BackendReplica
+from maitred.fleet.policy.reconciler import PooledReplica
+from maitred.fleet.sleepable_replica import COMING, SleepableReplica
+from maitred.replica.engine.client import EngineClient
+from maitred.scaling.replica_status import ReplicaPhase
+
+NEXT_REPLICA = "next"
+"""Name of the endpoint that stands for the replica that is to come."""
+
+
+class NextReplica:
+    """Replica that is to come: it never serves, and says when one will. Implements `maitred.core.replica.Replica`.
+
+    Args:
+        ready_in_s: Returns the seconds until a replica should serve.
+    """
+
+    weight = 1.0
+
+    def __init__(self, ready_in_s: Callable[[], float]) -> None:
+        self._ready_in_s = ready_in_s
+
+    def card(self) -> ModelCard:
+        """Returns no card: there is no replica yet. Raises ModelLoading with the time until one serves."""
+        raise ModelLoading(COMING, retry_after_s=self._ready_in_s())
+
+    def load(self) -> LoadReport:
+        """Returns an empty report."""
+        return LoadReport()
+
+    def count_unreported(self) -> int:
+        """Returns 0: it gets no request."""
+        return 0
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Does nothing: the pool changes the endpoints when a replica serves."""
+
+    def generate(self, request: EngineRequest) -> AbstractAsyncContextManager[TokenStream]:
+        """Submits nothing: there is no replica yet. Raises ModelLoading."""
+        raise ModelLoading(COMING, retry_after_s=self._ready_in_s())
+
+
+class PoolMember:
+    """Replica of a pool.
+
+    Attributes:
+        name: Its name.
+        backend: What the backend says of it.
+        endpoint: Its endpoint; None until its engine is known.
+        phase: Its phase with the orders of the pool.
+        since_s: Time at which this phase began.
+        start_kind: Kind of its last start, which may be a waking.
+        ordered_s: When that start was ordered, until it is complete; None: it is, or the order is older than this pool.
+        is_leaving: Whether it gets no new requests, because it is to stop or to sleep.
+        watches_load: Whether its load reports are watched for the end of a waking.
+    """
+
+    def __init__(self, backend: BackendReplica, ordered_s: float | None) -> None:
+        self.name = backend.name
+        self.backend = backend
+        self.endpoint: Endpoint[SleepableReplica] | None = None
+        self.phase = backend.phase
+        self.since_s = backend.since_s
+        self.start_kind = backend.start_kind
+        self.ordered_s = ordered_s
+        self.is_leaving = self.watches_load = False
+
+    @property
+    def client(self) -> EngineClient | None:
+        """Client of its engine, if that is known."""
+        return None if self.endpoint is None else self.endpoint.replica.client
+
+    def current_phase(self) -> ReplicaPhase:
+        """Returns its phase now."""
+        if self.endpoint is not None and self.endpoint.replica.is_reserved:
+            return ReplicaPhase.ASLEEP
+        if self.is_leaving:
+            return ReplicaPhase.DRAINING
+        if self.backend.phase is ReplicaPhase.SERVING and self.client is not None and self.client.is_asleep:
+            return ReplicaPhase.WAKING
+        return self.backend.phase
+
+    def state(self) -> PooledReplica:
+        """Returns its state for the reconciler."""
+        if self.endpoint is None:
+            return PooledReplica(name=self.name, phase=self.phase, is_ready=False)
+        client, admin_state = self.endpoint.replica.client, self.endpoint.admin_state
+        load = client.load()
+        return PooledReplica(
+            name=self.name,
+            phase=self.phase,
+            is_ready=client.is_ready,
+            running=admin_state.running,
+            cached_blocks=load.cached_blocks + load.pinned_blocks,
+        )
