@@ -109,7 +109,10 @@ class SleepableReplica:
     def release(self) -> None:
         """Wakes the engine of a reserve, so that it serves."""
         self.is_reserved = False
-        self.wake()
+        if self.client.is_ready:
+            self.wake()
+        else:
+            self._ordered_asleep = None  # an engine that comes back is awake
 
     def check(self, *, running: int, waiting: int) -> None:
         """Carries on after a change in the replica's queue or of its engine. Call it after every such change.

@@ -186,6 +186,24 @@ async def test_a_sleeping_replica_that_was_started_again_sleeps_again(clock):
         assert phases(pool)[asleep] == "asleep"
 
 
+async def test_a_sleeping_replica_that_is_down_serves_when_it_is_back(clock):
+    backend = PaperBackend(clock, found=["r0", "r1"])
+    async with pool_at(backend, clock) as pool:
+        pool.set_desired(1, asleep=1)
+        client = backend.there["r1"].engine.client
+        client.tell(asleep=True)
+        backend.become("r1", ReplicaPhase.STARTING)
+        await settle()
+        pool.set_desired(2)
+        assert phases(pool)["r1"] == "starting"
+        client.tell(asleep=False)
+        backend.become("r1", ReplicaPhase.SERVING)
+        await settle()
+        assert client.orders == [True]
+        assert not pool.endpoints()[1].replica.needs_check
+        assert phases(pool)["r1"] == "serving"
+
+
 async def test_a_new_pool_takes_over_what_its_backend_has(clock):
     backend = PaperBackend(clock, found=["r0", "r1", "r2"])
     async with pool_at(backend, clock, serving=1) as pool:
