@@ -261,13 +261,14 @@ class ReplicaPool:
                 self._serve(member, now_s)
             case OrderKind.SLEEP:
                 assert member.endpoint is not None
-                member.endpoint.replica.reserve()
-            case OrderKind.WAKE:
-                assert member.endpoint is not None
-                member.start_kind, member.ordered_s = StartKind.ASLEEP, now_s
                 if not member.watches_load:
                     member.watches_load = True
                     member.endpoint.replica.client.on_change(partial(self._on_report, member))
+                member.endpoint.replica.reserve()
+            case OrderKind.WAKE:
+                assert member.endpoint is not None
+                if member.phase is ReplicaPhase.ASLEEP:
+                    member.start_kind, member.ordered_s = StartKind.ASLEEP, now_s
                 member.endpoint.replica.release()
                 self._serve(member, now_s)
             case OrderKind.STOP:
@@ -289,8 +290,8 @@ class ReplicaPool:
             member.endpoint.admin_state.serve(now_s)
 
     def _on_report(self, member: PoolMember) -> None:
-        """Handles a report of a replica that was woken once."""
-        if member.phase is ReplicaPhase.WAKING and member.current_phase() is not ReplicaPhase.WAKING:
+        """Handles a report of a replica that was told to sleep once."""
+        if member.current_phase() is not member.phase:
             self._schedule()
 
     # --- members ---
@@ -327,7 +328,7 @@ class ReplicaPool:
                 engine.client.pause_at_tokens = self.pause_at_tokens
             for listener in self._engine_listeners:
                 listener(member.name, engine)
-        if is_back and member.endpoint is not None and member.endpoint.replica.is_reserved:
+        if is_back and member.endpoint is not None and member.is_reserved:
             member.endpoint.replica.reserve()  # an engine that has been started again is awake
         if member.is_leaving and member.endpoint is not None:
             member.endpoint.admin_state.drain()  # an operator may have let it serve again

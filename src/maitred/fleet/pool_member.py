@@ -61,7 +61,7 @@ class PoolMember:
         start_kind: Kind of its last start, which may be a waking.
         ordered_s: When that start was ordered, until it is complete; None: it is, or the order is older than this pool.
         is_leaving: Whether it gets no new requests, because it is to stop or to sleep.
-        watches_load: Whether its load reports are watched for the end of a waking.
+        watches_load: Whether its load reports are watched, because it was told to sleep once.
     """
 
     def __init__(self, backend: BackendReplica, ordered_s: float | None) -> None:
@@ -79,9 +79,14 @@ class PoolMember:
         """Client of its engine, if that is known."""
         return None if self.endpoint is None else self.endpoint.replica.client
 
+    @property
+    def is_reserved(self) -> bool:
+        """Whether it sleeps as a reserve, or was told to."""
+        return self.endpoint is not None and self.endpoint.replica.is_reserved
+
     def current_phase(self) -> ReplicaPhase:
         """Returns its phase now."""
-        if self.endpoint is not None and self.endpoint.replica.is_reserved:
+        if self.is_reserved and self.client is not None and self.client.is_asleep:
             return ReplicaPhase.ASLEEP
         if self.is_leaving:
             return ReplicaPhase.DRAINING
@@ -97,7 +102,7 @@ class PoolMember:
         load = client.load()
         return PooledReplica(
             name=self.name,
-            phase=self.phase,
+            phase=ReplicaPhase.ASLEEP if self.is_reserved else self.phase,
             is_ready=client.is_ready,
             running=admin_state.running,
             cached_blocks=load.cached_blocks + load.pinned_blocks,

@@ -151,10 +151,13 @@ async def test_the_warm_pool_sleeps_and_is_woken_before_anything_is_started(cloc
     backend = PaperBackend(clock, found=["r0", "r1"])
     async with pool_at(backend, clock) as pool:
         pool.set_desired(1, asleep=1)
-        (asleep,) = [status.name for status in pool.replicas() if status.phase is ReplicaPhase.ASLEEP]
+        asleep = "r1"
         client = backend.there[asleep].engine.client
         assert client.orders == [True]
+        assert phases(pool)[asleep] == "draining", "it falls asleep"
         client.tell(asleep=True)
+        await settle()
+        assert phases(pool)[asleep] == "asleep"
         clock.now_s += 10.0
         assert not pool.endpoints()[1].admin_state.serving
         pool.set_desired(2)
@@ -174,7 +177,7 @@ async def test_a_sleeping_replica_that_was_started_again_sleeps_again(clock):
     backend = PaperBackend(clock, found=["r0", "r1"])
     async with pool_at(backend, clock) as pool:
         pool.set_desired(1, asleep=1)
-        (asleep,) = [status.name for status in pool.replicas() if status.phase is ReplicaPhase.ASLEEP]
+        asleep = "r1"
         client = backend.there[asleep].engine.client
         client.tell(asleep=True)
         backend.become(asleep, ReplicaPhase.FAILED)
@@ -183,6 +186,8 @@ async def test_a_sleeping_replica_that_was_started_again_sleeps_again(clock):
         backend.become(asleep, ReplicaPhase.SERVING)
         await settle()
         assert client.orders == [True, True]
+        client.tell(asleep=True)
+        await settle()
         assert phases(pool)[asleep] == "asleep"
 
 
