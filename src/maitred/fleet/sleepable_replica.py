@@ -29,7 +29,7 @@ class SleepableReplica:
         is_draining: Whether it gets no new requests because it is to sleep.
         is_reserved: Whether its pool keeps it asleep as a reserve: then no request wakes it.
         ready_in_s: Returns the seconds until a replica of the model should serve, so that requests wait while the
-            engine is down; None: they do not wait.
+            engine is down; None: they do not wait, and the engine itself says how long it takes to wake.
     """
 
     def __init__(self, client: EngineClient) -> None:
@@ -60,7 +60,8 @@ class SleepableReplica:
                 raise
             raise ModelLoading(COMING, retry_after_s=self.ready_in_s()) from None
         if self.is_draining or self.client.load().asleep:
-            raise ModelLoading(_ASLEEP, retry_after_s=self.client.wakes_in_s)
+            ready_in_s = self.ready_in_s() if self.ready_in_s is not None else self.client.wakes_in_s
+            raise ModelLoading(_ASLEEP, retry_after_s=ready_in_s)
         return card
 
     @property
