@@ -90,7 +90,7 @@ def _several(loaded: LoadedConfig, command: CommandFactory | None, read: Read, l
         parts: dict[int, ProcessMain] = {
             number: partial(work, number) for number in range(1, loaded.config.server.workers + 1)
         }
-        if loaded.config.has_engine and not loaded.config.model.attached:
+        if loaded.config.has_engine and loaded.config.model.starts_here:
             parts[ENGINE_HOST] = keep
         return Supervisor({CONTROLLER: control, **parts}, read_again, _prepare).run()
 
@@ -118,7 +118,7 @@ async def _start(
             await stack.enter_async_context(lock_database(config.store, exclusive=config.counters.url is None))
         pool = None
         if config.has_engine:
-            if ipc is None or config.model.attached:
+            if ipc is None or not config.model.starts_here:
                 pool = await make_pool(config, command, clock)
             else:
                 pool = make_agent_pool(config, ipc, clock)

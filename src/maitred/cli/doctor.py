@@ -33,7 +33,11 @@ _INDENT = (0, 0, 0, 3)
 def doctor(
     config: Annotated[
         Path | None,
-        typer.Option("--config", metavar="PATH", help="Check this YAML file for traps, instead of a running server."),
+        typer.Option(
+            "--config",
+            metavar="PATH",
+            help="Check this YAML file for traps, instead of a running server; and the Ray cluster that it names.",
+        ),
     ] = None,
     seconds: Annotated[
         float, typer.Option("--for", metavar="SECONDS", min=1.0, max=3600.0, help="How long to look at the server.")
@@ -59,9 +63,13 @@ def doctor(
     if config is not None:
         import os
 
-        from maitred.config.suspicious import suspicious_settings
+        from maitred.config.suspicious import ray_finding, suspicious_settings
+        from maitred.fleet.ray.traps import cluster_traps
 
-        findings = suspicious_settings(load_settings(config, None, {}).config, cores=os.cpu_count() or 1)
+        settings = load_settings(config, None, {}).config
+        findings = suspicious_settings(settings, cores=os.cpu_count() or 1)
+        if settings.model.backend == "ray":
+            findings += map(ray_finding, asyncio.run(cluster_traps(settings.ray)))
         healthy = f"No trap in {config}."
     else:
         from maitred.observe.diagnosis.diagnosis import diagnose

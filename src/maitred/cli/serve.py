@@ -31,6 +31,8 @@ Examples:
 
     maitred serve ./model --replicas 3
 
+    maitred serve ./model --backend ray --replicas 2
+
     maitred serve ./model --engine tcp:10.0.0.1:9100 --engine tcp:10.0.0.2:9100
 
     maitred serve ./model --kv-memory 4GiB --max-sequences 256 --set server.strict=true
@@ -63,6 +65,10 @@ def serve(
     replicas: Annotated[
         str | None,
         typer.Option("--replicas", metavar="COUNT", help="Engines to start; they share this machine. Default: 1."),
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option("--backend", metavar="NAME", help="What starts the engines: local or ray. Default: local."),
     ] = None,
     engine: Annotated[
         list[str] | None,
@@ -99,6 +105,7 @@ def serve(
             "model.path": ("MODEL", model),
             "model.served_name": ("--served-name", served_name),
             "model.replicas": ("--replicas", replicas),
+            "model.backend": ("--backend", backend),
             "model.engines": ("--engine", f"[{', '.join(engine)}]" if engine else None),
             "server.host": ("--host", host),
             "server.port": ("--port", port),

@@ -36,6 +36,7 @@ def find_conflicts(config: Config) -> Iterator[ConfigConflict]:
             "takes one token of a step, so some would stand still. Raise step_tokens or lower max_sequences.",
         )
     yield from _engine_conflicts(config.model)
+    yield from _ray_conflicts(config)
     yield from (ConfigConflict((key,), message) for key, message in route_faults(_route_table(config)))
     for key, message in (
         *declaration_faults(config.tenants, config.identity),
@@ -117,3 +118,26 @@ def _engine_conflicts(model: ServedModelConfig) -> Iterator[ConfigConflict]:
         )
     if len(set(model.engines)) < len(model.engines):
         yield ConfigConflict(("model.engines",), "An engine is named twice. Name each once.")
+
+
+def _ray_conflicts(config: Config) -> Iterator[ConfigConflict]:
+    """Yields settings that do not fit engines on Ray."""
+    if config.model.backend != "ray":
+        return
+    if config.model.attached:
+        yield ConfigConflict(
+            ("model.backend", "model.engines"),
+            "Ray Serve starts the engines, and gateways find them there. Leave out their addresses.",
+        )
+    if config.model.replicas > config.ray.replica.max_replicas:
+        yield ConfigConflict(
+            ("model.replicas", "ray.replica.max_replicas"),
+            f"{config.model.replicas} replicas are more than the {config.ray.replica.max_replicas} that the Serve "
+            "application has deployments for. Raise max_replicas.",
+        )
+    if config.engine_link.secret is None:
+        yield ConfigConflict(
+            ("engine_link.secret",),
+            "Engines on Ray listen on the addresses of their machines, where a secret keeps others out. Set it to "
+            "{env: NAME} or {file: path}, on the machines of the cluster too.",
+        )

@@ -25,6 +25,7 @@ RESTART: Mapping[str, str] = {
     "model": "its engines and its tokenizer are started with the server",
     "engine": _AT_ENGINE_START,
     "engine_link": _AT_ENGINE_START,
+    "ray": _AT_ENGINE_START,
     "encoder": _AT_ENGINE_START,
     "residency": "the memory is shared out when the server starts",
     "models.*.path": "models with a path are found and measured when the server starts",

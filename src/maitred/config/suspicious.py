@@ -12,6 +12,7 @@ from maitred.core.errors import ConfigInvalid
 from maitred.core.limits import LimitKind
 from maitred.engine.config import EngineConfig
 from maitred.engine.models.config import ModelConfig as ShapeConfig
+from maitred.fleet.ray.traps import RayTrap, config_traps
 from maitred.fleet.residency.footprint import Footprint, estimate_footprint
 from maitred.identity.declared_config import LimitsConfig, ModelLimitsConfig
 from maitred.observe.diagnosis.diagnosis import sort_findings
@@ -31,6 +32,7 @@ _ON_DEMAND_DIALECTS = ("ollama", "llamacpp")
 _UPSTREAM_LOAD_S = 60.0
 """Time to load a model of some gigabytes from a disk."""
 _UNBOUNDED_BYTES = 1 << 62
+_RAY_WEIGHT = 0.7
 
 
 def suspicious_settings(config: Config, *, cores: int) -> list[DiagnosisFinding]:
@@ -97,7 +99,7 @@ def _step_budget(config: Config, cores: int) -> Iterator[DiagnosisFinding]:
 
 def _threads(config: Config, cores: int) -> Iterator[DiagnosisFinding]:
     wanted = config.engine.threads * config.model.replicas
-    if config.has_engine and wanted > cores:
+    if config.has_engine and config.model.starts_here and wanted > cores:
         yield _finding(
             "engine.threads",
             0.5,
@@ -235,6 +237,11 @@ def _heartbeat(config: Config, cores: int) -> Iterator[DiagnosisFinding]:
         )
 
 
+def _engines_on_ray(config: Config, cores: int) -> Iterator[DiagnosisFinding]:
+    if config.model.backend == "ray":
+        yield from map(ray_finding, config_traps(config.ray))
+
+
 _RULES = (
     _unauthenticated_access,
     _kv_cache,
@@ -246,7 +253,13 @@ _RULES = (
     _shared_counters,
     _unmeasured_limits,
     _heartbeat,
+    _engines_on_ray,
 )
+
+
+def ray_finding(trap: RayTrap) -> DiagnosisFinding:
+    """Makes the finding of a trap of engines on Ray."""
+    return _finding(trap.setting, _RAY_WEIGHT, trap.summary, trap.evidence, trap.remedy)
 
 
 def _finding(where: str, weight: float, summary: str, evidence: str, remedy: str) -> DiagnosisFinding:

@@ -14,6 +14,7 @@ from maitred.console.config import ConsoleConfig
 from maitred.dispatch.config import DispatchConfig
 from maitred.engine.config import EngineConfig
 from maitred.engine.encoder.config import EncoderConfig
+from maitred.fleet.ray.config import RayConfig
 from maitred.fleet.residency.config import ResidencyConfig
 from maitred.identity.config import IdentityConfig
 from maitred.identity.declared_config import OrganisationConfig
@@ -136,11 +137,18 @@ class ServedModelConfig(Struct, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=64,
-            description="Engines of the model to start on this machine, each a process of its own with its part of the "
-            "cores and of the memory. If one dies, the others go on with its answers while it is started again.",
+            description="Engines of the model to start, each a process of its own. On this machine each gets its part "
+            "of the cores and of the memory. If one dies, the others go on with its answers while it is started again.",
             extra={"unit": "engines"},
         ),
     ] = 1
+    backend: Annotated[
+        Literal["local", "ray"],
+        Meta(
+            description="What starts the engines. `local`: the gateway, on this machine. `ray`: Ray Serve, on the "
+            "machines of a cluster; see the section `ray` and [Ray](ray.md)."
+        ),
+    ] = "local"
     region: Region = None
     tool_parser: _ToolParser = "auto"
     reasoning_parser: _ReasoningParser = "auto"
@@ -156,6 +164,11 @@ class ServedModelConfig(Struct, frozen=True, kw_only=True):
     def attached(self) -> list[str]:
         """Addresses of the engines that run already; empty: engines are started."""
         return self.engines or ([] if self.engine_address is None else [self.engine_address])
+
+    @property
+    def starts_here(self) -> bool:
+        """Whether the engines are processes that the gateway starts."""
+        return self.backend == "local" and not self.attached
 
     @property
     def folder(self) -> Path:
@@ -268,6 +281,7 @@ class Config(Struct, frozen=True, kw_only=True):
     residency: ResidencyConfig = ResidencyConfig()
     engine: EngineConfig = EngineConfig()
     engine_link: LinkConfig = LinkConfig()
+    ray: RayConfig = RayConfig()
     encoder: EncoderConfig = EncoderConfig()
     identity: IdentityConfig = IdentityConfig()
     tenants: Annotated[

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 import msgspec
 
@@ -30,6 +31,7 @@ from maitred.observe.config import LogConfig
 from maitred.replica.engine.client import EngineClient
 from maitred.scaling.replica_status import ReplicaPhase
 from maitred.wire.address import Address, parse_address
+from maitred.wire.link.credentials import Credentials
 
 ENGINE_MODULE = "maitred.cli.local_engine"
 """Module that the processes of this installation's engines run."""
@@ -95,6 +97,13 @@ def socket_address(folder: Path) -> Address:
     return parse_address(f"unix:{folder / SOCKET_NAME}")
 
 
+class LinkAddress(NamedTuple):
+    """Address of an engine, with the credentials of this process there."""
+
+    address: Address
+    credentials: Credentials
+
+
 class LocalEngine:
     """Supervisor of one engine process. Entering starts the engine; leaving stops it.
 
@@ -114,8 +123,8 @@ class LocalEngine:
         retries_first: Returns whether a first start that fails is tried again too; by default it is while others serve.
         clock: Measures starts and lives.
         sleep: Waits for the back-off to pass.
-        folder: Folder of the engine's socket, which no other user may enter; this class makes and removes it. None: a
-            new folder.
+        listens_at: Where the engine listens: in a folder that no other user may enter, which this class makes and
+            removes; or at an address. None: in a new folder.
 
     Attributes:
         client: The replica. It stays the same over restarts.
@@ -138,7 +147,7 @@ class LocalEngine:
         retries_first: Callable[[], bool] | None = None,
         clock: Clock | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        folder: Path | None = None,
+        listens_at: Path | LinkAddress | None = None,
     ) -> None:
         self._command = command
         self._environment = environment or {}
@@ -155,11 +164,19 @@ class LocalEngine:
         self._supervisor: asyncio.Task[None] | None = None
         self._first_start: asyncio.Future[None] | None = None
         # No other user can enter a folder with mode 0700, and mkdir fails if another process made the folder first.
-        self._folder_may_exist = folder is not None
-        self._folder = folder or Path(tempfile.gettempdir()) / f"maitred-{os.getpid()}-{secrets.token_hex(8)}"
-        self._address = socket_address(self._folder)
+        self._folder_may_exist = isinstance(listens_at, Path)
+        new_folder = Path(tempfile.gettempdir()) / f"maitred-{os.getpid()}-{secrets.token_hex(8)}"
+        self._folder = listens_at if isinstance(listens_at, Path) else new_folder
+        self._address, credentials = (
+            listens_at
+            if isinstance(listens_at, LinkAddress)
+            else LinkAddress(socket_address(self._folder), Credentials())
+        )
         self.client = EngineClient(
-            self._address, expected_downtime_s=self.predicted_ready_s, silence_timeout_s=silence_timeout_s
+            self._address,
+            expected_downtime_s=self.predicted_ready_s,
+            credentials=credentials,
+            silence_timeout_s=silence_timeout_s,
         )
         self.restarts = 0
         self.failure_reason = ""

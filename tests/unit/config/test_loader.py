@@ -253,6 +253,18 @@ def test_engines_are_attached_or_started_and_each_once() -> None:
     assert "named twice" in twice
 
 
+def test_engines_on_ray_have_a_secret_no_addresses_and_enough_deployments() -> None:
+    sound = "model: {backend: ray, replicas: 3}\nengine_link: {secret: {env: LINK}}\n"
+    environment = {"LINK": "correct horse battery staple"}
+    assert loaded(sound, environment).config.model.backend == "ray"
+    (secret,) = faults("model: {backend: ray}\n")
+    assert "Engines on Ray listen" in secret
+    (addresses,) = faults(sound.replace("replicas: 3", "engines: [unix:/a]"), environment)
+    assert "Leave out their addresses" in addresses
+    (many,) = faults(sound + "ray: {replica: {max_replicas: 2}}\n", environment)
+    assert "Raise max_replicas" in many
+
+
 def test_a_text_has_the_form_that_its_setting_names() -> None:
     (origin,) = faults("server:\n  cors_origins: ['*', app.example]\n")
     assert "server.cors_origins[1]: Must be text that matches" in origin

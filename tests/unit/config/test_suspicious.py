@@ -10,7 +10,8 @@ from maitred.config.profiles import ProfileName
 from maitred.config.suspicious import suspicious_settings
 from maitred.config.tree import BUNDLED_MODEL
 
-ENVIRONMENT = {"DATABASE": "postgresql://db/maitred", "REDIS": "redis://there"}
+ENVIRONMENT = {"DATABASE": "postgresql://db/maitred", "REDIS": "redis://there", "LINK": "correct horse battery staple"}
+ON_RAY = {"model.backend": "ray", "engine_link.secret": {"env": "LINK"}}
 
 
 @pytest.fixture
@@ -58,6 +59,7 @@ def test_profiles_have_none(found, profile):
         ({"identity.limits.tokens_per_minute": 9000}, "identity.limits.tokens_per_minute"),
         ({"identity.limits_per_tenant.usd_per_day": 5}, "identity.limits_per_tenant.usd_per_day"),
         ({"server.heartbeat_s": 60}, "server.heartbeat_s"),
+        ({**ON_RAY, "ray.replica.first_port": 40_000}, "ray.replica.first_port"),
         (
             {"models.far.upstreams": [{"url": "http://x/v1", "dialect": "ollama", "first_part_timeout_s": 5}]},
             "models.far.upstreams.0.first_part_timeout_s",
@@ -66,6 +68,10 @@ def test_profiles_have_none(found, profile):
 )
 def test_a_trap(found, settings, where):
     assert found(settings) == [where]
+
+
+def test_engines_on_ray_have_none_by_themselves_and_other_cores(found):
+    assert found({**ON_RAY, "engine.threads": 5, "model.replicas": 2}) == []
 
 
 def test_a_model_that_loads_for_longer_than_anybody_waits(found):

@@ -9,6 +9,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from maitred.app.models.ray_engines import make_ray_backend
 from maitred.app.workers.ipc import IpcFolder
 from maitred.config.tree import Config
 from maitred.core.clock import Clock
@@ -43,10 +44,12 @@ async def make_pool(config: Config, command: CommandFactory | None, clock: Clock
     Raises:
         ConfigInvalid: There is no model where the configuration says.
     """
-    if not config.model.attached:
+    if config.model.starts_here:
         return pool_of(make_local_backend(config, command, clock), config, clock)
     addresses = config.model.attached
     fingerprint_check = FingerprintCheck(await asyncio.to_thread(fingerprint_of, find_model(config.model.folder)))
+    if config.model.backend == "ray":
+        return pool_of(make_ray_backend(config, fingerprint_check, clock), config, clock)
     facts = BackendFacts(max_replicas=len(addresses), max_starts=len(addresses), outlives_gateway=True)
     backend = LocalBackend(
         lambda address: make_remote_engine(address, config.engine_link, fingerprint_check),
@@ -117,7 +120,7 @@ def make_local_backend(
             expected_start_s=_EXPECTED_START_S,
             others_serve=lambda: backend.is_ready,
             retries_first=lambda: backend.has_started,
-            folder=None if ipc is None else ipc.engine_folder(name),
+            listens_at=None if ipc is None else ipc.engine_folder(name),
         )
 
     facts = BackendFacts(

@@ -419,7 +419,7 @@ async def _open_engines(config: Config, controller: ControllerClient, clock: Clo
     fingerprint_check = FingerprintCheck(await asyncio.to_thread(fingerprint_of, find_model(config.model.folder)))
 
     def make_engine(address: str) -> RemoteEngine:
-        if config.model.attached:
+        if not config.model.starts_here:
             return make_remote_engine(address, config.engine_link, fingerprint_check)
         return RemoteEngine(parse_address(address), silence_timeout_s=config.engine_link.silence_timeout_s)
 

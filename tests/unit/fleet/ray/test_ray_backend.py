@@ -1,0 +1,315 @@
+"""The backend against a dashboard of paper: what it orders, what it shows, and what it does while nobody answers."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from copy import deepcopy
+
+import pytest
+from aiohttp import web
+
+from maitred.core.errors import ReplicaUnavailable
+from maitred.core.secret import Secret
+from maitred.fleet.backend import BackendFacts
+from maitred.fleet.ray import backend as backend_module
+from maitred.fleet.ray.backend import RayBackend
+from maitred.fleet.ray.config import RayConfig, RayReplicaConfig
+from maitred.scaling.replica_status import ReplicaPhase
+from maitred.testing.scripted_engine import ScriptedEngine
+from maitred.wire.link.config import LinkConfig
+from tests.support.clock import FakeClock
+
+LIMIT_S = 300.0
+TOKEN = Secret("a token of the cluster", "{env: T}")
+
+
+class PaperServe:
+    """Ray Serve as far as its REST API shows it. Targets become replicas only when a test says so.
+
+    Attributes:
+        applications: The answer of the API.
+        puts: Bodies of deployments.
+        scales: Targets in the order in which they came.
+        is_down: Whether every request fails.
+    """
+
+    def __init__(self):
+        self.applications = {}
+        self.puts = []
+        self.scales = []
+        self.is_down = False
+        self.asked = asyncio.Event()
+
+    def deploy(self, ports, application="maitred", **targets):
+        self.applications[application] = {
+            "status": "RUNNING",
+            "deployments": {
+                name: {
+                    "status": "HEALTHY",
+                    "message": "",
+                    "target_num_replicas": targets.get(name.replace("-", "_"), 0),
+                    "replicas": [],
+                    "deployment_config": {"user_config": {"port": port}},
+                }
+                for name, port in ports.items()
+            },
+        }
+
+    def deployment(self, name):
+        return self.applications["maitred"]["deployments"][name]
+
+    def run(self, name, state="RUNNING"):
+        self.deployment(name)["replicas"] = [{"replica_id": "r", "state": state, "node_ip": "127.0.0.1", "pid": 1}]
+
+    async def polled(self, times=2):
+        """Waits until the backend has asked so often since now."""
+        for _ in range(times):
+            self.asked.clear()
+            async with asyncio.timeout(LIMIT_S):
+                await self.asked.wait()
+
+    async def handle(self, request):
+        self.asked.set()
+        if self.is_down:
+            return web.Response(status=503, text="The GCS may be down")
+        if request.headers.get("Authorization") != f"Bearer {TOKEN.reveal()}":
+            return web.Response(status=401)
+        if request.method == "GET":
+            return web.json_response({"applications": self.applications, "controller_info": {}})
+        body = await request.json()
+        if request.method == "PUT":
+            self.puts.append(body)
+            for application in body["applications"]:
+                if application["name"] not in self.applications:
+                    count, first = application["args"]["max_replicas"], application["args"]["first_port"]
+                    self.deploy({f"engine-{n}": first + n for n in range(count)}, application["name"])
+                self.applications[application["name"]]["deployed_app_config"] = application
+            return web.Response()
+        name = request.path.split("/")[-2]
+        if not self.applications:
+            return web.Response(status=404)
+        self.scales.append((name, body["target_num_replicas"]))
+        self.deployment(name)["target_num_replicas"] = body["target_num_replicas"]
+        return web.json_response({})
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(backend_module, "BUSY_POLL_S", 0.005)
+    monkeypatch.setattr(backend_module, "IDLE_POLL_S", 0.01)
+    monkeypatch.setattr(backend_module, "_RETRY", backend_module.BackoffCeiling(0.01, 0.01))
+
+
+@pytest.fixture
+async def serve():
+    paper = PaperServe()
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", paper.handle)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    paper.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield paper
+    await runner.cleanup()
+
+
+def make_backend(serve, clock=None, **config):
+    settings = RayConfig(address=serve.url, token=config.pop("token", TOKEN), **config)
+    return RayBackend(
+        settings,
+        LinkConfig(),
+        lambda card: None,
+        {"engine": {"threads": 1}},
+        BackendFacts(max_replicas=1),
+        clock or FakeClock(),
+    )
+
+
+async def reached(backend, **phases):
+    """Waits until the backend shows exactly these phases."""
+    changed = asyncio.Event()
+    backend.on_change(changed.set)
+    async with asyncio.timeout(LIMIT_S):
+        while {name.replace("-", "_"): str(r.phase) for name, r in backend.replicas().items()} != phases:
+            changed.clear()
+            await changed.wait()
+
+
+@asynccontextmanager
+async def engine():
+    async with ScriptedEngine() as scripted:
+        yield scripted, scripted.address.port
+
+
+async def test_the_application_is_deployed_beside_others_where_it_is_missing(serve):
+    other = {"name": "theirs", "import_path": "theirs:app"}
+    serve.applications["theirs"] = {"status": "RUNNING", "deployments": {}, "deployed_app_config": other}
+    async with make_backend(serve, replica=RayReplicaConfig(max_replicas=3, num_gpus=1)) as backend:
+        (put,) = serve.puts
+        assert put["applications"][0] == other
+        ours = put["applications"][1]
+        assert (ours["external_scaler_enabled"], ours["args"]["num_gpus"]) == (True, 1)
+        assert ours["args"]["settings"] == {"engine": {"threads": 1}}
+        assert backend.facts.max_replicas == 3
+        assert not backend.replicas()
+
+
+async def test_no_application_is_deployed_where_somebody_else_does_that(serve):
+    with pytest.raises(ReplicaUnavailable, match="serve run"):
+        await make_backend(serve, deploys=False).__aenter__()
+
+
+async def test_a_wrong_token_is_named(serve):
+    with pytest.raises(ReplicaUnavailable, match="get-auth-token"):
+        await make_backend(serve, token=None).__aenter__()
+
+
+async def test_a_start_is_ordered_once_and_serves_when_the_engine_does(serve):
+    async with engine() as (_, port):
+        serve.deploy({"engine-0": 1, "engine-1": port})
+        async with make_backend(serve) as backend:
+            backend.start("engine-1")
+            backend.start("engine-1")
+            assert backend.replicas()["engine-1"].phase is ReplicaPhase.STARTING
+            await serve.polled(3)
+            assert serve.scales == [("engine-1", 1)]
+            assert backend.replicas()["engine-1"].engine is None
+            serve.run("engine-1", "STARTING")
+            await reached(backend, engine_1="serving")
+            assert [phase.name for phase in backend.replicas()["engine-1"].start_phases] == [
+                "actor",
+                "process",
+                "model",
+            ]
+
+
+async def test_a_stopped_replica_is_shown_until_serve_has_none(serve):
+    async with engine() as (_, port):
+        serve.deploy({"engine-0": port}, engine_0=1)
+        serve.run("engine-0")
+        async with make_backend(serve) as backend:
+            await reached(backend, engine_0="serving")
+            assert not backend.replicas()["engine-0"].start_phases  # somebody else has waited for its start
+            backend.stop("engine-0")
+            assert backend.replicas()["engine-0"].phase is ReplicaPhase.DRAINING
+            await serve.polled(3)
+            assert serve.scales == [("engine-0", 0)]
+            backend.start("engine-0")  # is refused as long as it exists
+            await reached(backend, engine_0="draining")
+            serve.deployment("engine-0")["replicas"] = []
+            await reached(backend)
+            assert serve.scales == [("engine-0", 0)]
+
+
+async def test_replicas_stay_when_the_backend_is_closed(serve):
+    async with engine() as (_, port):
+        serve.deploy({"engine-0": port}, engine_0=1)
+        serve.run("engine-0")
+        for _ in range(2):
+            async with make_backend(serve) as backend:
+                await reached(backend, engine_0="serving")
+        assert backend.facts.outlives_gateway
+        assert not serve.scales
+
+
+async def test_a_dead_engine_is_seen_by_its_connection_and_comes_back_under_its_name(serve):
+    async with engine() as (scripted, port):
+        serve.deploy({"engine-0": port}, engine_0=1)
+        serve.run("engine-0")
+        async with make_backend(serve) as backend:
+            await reached(backend, engine_0="serving")
+            client = backend.replicas()["engine-0"].engine.client
+            serve.is_down = True  # Serve has no part in it
+            await scripted.__aexit__(None, None, None)
+            await reached(backend, engine_0="failed")
+            assert backend.replicas()["engine-0"].failure
+            serve.is_down = False
+            async with ScriptedEngine() as other:
+                serve.deployment("engine-0")["deployment_config"] = {"user_config": {"port": other.address.port}}
+                await reached(backend, engine_0="serving")
+                assert backend.replicas()["engine-0"].engine.client is client
+
+
+async def test_everything_stays_as_it_is_while_serve_does_not_answer_or_has_forgotten(serve):
+    async with engine() as (_, port):
+        serve.deploy({"engine-0": port, "engine-1": 1}, engine_0=1)
+        serve.run("engine-0")
+        async with make_backend(serve) as backend:
+            await reached(backend, engine_0="serving")
+            serve.is_down = True
+            await serve.polled(3)
+            backend.start("engine-1")
+            await serve.polled(3)
+            await reached(backend, engine_0="serving", engine_1="starting")
+            kept, serve.applications = serve.applications, {}
+            serve.is_down = False
+            await serve.polled(3)
+            await reached(backend, engine_0="serving", engine_1="starting")
+            serve.applications = kept
+            await serve.polled(3)
+            assert serve.scales == [("engine-1", 1)]
+
+
+async def test_a_replica_that_another_gateway_starts_or_stops_is_found(serve):
+    async with engine() as (_, port):
+        serve.deploy({"engine-0": port})
+        async with make_backend(serve) as backend:
+            serve.deployment("engine-0")["target_num_replicas"] = 1
+            serve.run("engine-0")
+            await reached(backend, engine_0="serving")
+            serve.deployment("engine-0")["target_num_replicas"] = 0
+            serve.run("engine-0", "STOPPING")
+            await reached(backend, engine_0="draining")
+            assert backend.replicas()["engine-0"].engine.client.is_ready  # its answers go on
+            serve.deployment("engine-0")["replicas"] = []
+            await reached(backend)
+
+
+async def test_a_start_that_serve_has_given_up_is_shown_and_ordered_again(serve):
+    serve.deploy({"engine-0": 1})
+    clock = FakeClock()
+    async with make_backend(serve, clock=clock) as backend:
+        backend.start("engine-0")
+        await serve.polled(2)
+        serve.deployment("engine-0").update(status="DEPLOY_FAILED", message="No such model.")
+        with pytest.raises(ReplicaUnavailable, match="No such model"):
+            await backend.wait_started()
+        assert backend.replicas()["engine-0"].failure == "No such model."
+        clock.now_s += 60
+        await serve.polled(4)
+        assert serve.scales[:3] == [("engine-0", 1), ("engine-0", 0), ("engine-0", 1)]
+
+
+async def test_a_policys_target_changes_one_bound_and_nothing_else(serve):
+    async with make_backend(serve, replica=RayReplicaConfig(max_replicas=2, scaling="policy")) as backend:
+        backend.start("engine-1")
+        await serve.polled(3)
+        deployed, changed = (put["applications"][-1] for put in deepcopy(serve.puts))
+        bounds = [
+            {entry["name"]: entry["autoscaling_config"].pop("min_replicas") for entry in put["deployments"]}
+            for put in (deployed, changed)
+        ]
+        assert bounds == [{"engine-0": 0, "engine-1": 0}, {"engine-0": 0, "engine-1": 1}]
+        assert deployed == changed
+        backend.start("engine-0")  # whether Serve has followed the last target already or not
+        await serve.polled(4)
+        last = serve.puts[-1]["applications"][-1]["deployments"]
+        assert [entry["autoscaling_config"]["min_replicas"] for entry in last] == [1, 1]
+        assert not deployed["external_scaler_enabled"]
+        assert not serve.scales
+
+
+async def test_an_application_that_is_gone_for_long_is_deployed_again(serve):
+    clock = FakeClock()
+    async with make_backend(serve, clock=clock, replica=RayReplicaConfig(max_replicas=2)) as backend:
+        backend.start("engine-1")
+        await serve.polled(3)
+        serve.applications = {}
+        await reached(backend)  # nothing of it is left, as after the loss of the whole cluster
+        backend.start("engine-1")
+        await serve.polled(3)
+        assert len(serve.puts) == 1
+        clock.now_s += backend_module.REDEPLOY_AFTER_S
+        await serve.polled(6)
+        assert len(serve.puts) == 2
+        assert serve.scales == [("engine-1", 1)] * 2
