@@ -139,6 +139,7 @@ SMALLEST = {
     ),
     "externals": SmallestForm(arguments=()),
     "lm_eval": SmallestForm({"QUICK_DOCUMENTS": 1}),
+    "ray_serve": SmallestForm({"QUICK_ROUNDS": 2, "QUICK_ANSWERS": 1, "CALLERS": (1, 2), "TOKENS": 8}),
     "rivals": SmallestForm({"QUICK": {"requests": 2, "prompt_tokens": 4, "output_tokens": 2}, "QUICK_S": LIMIT_S}),
     "canary": SmallestForm({"QUICK_TRIALS": (1, 1)}),
     "canary_live": SmallestForm({"QUICK_S": 3.0}),
