@@ -418,7 +418,7 @@ class _Slot:
         self.task = asyncio.create_task(self._keep(engine, self._closed), name=f"replica {self.name}")
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Closes the connection to its engine."""
         self._closed.set()
         self.engine = None
 
