@@ -23,6 +23,7 @@ from maitred.core.errors import (
     ReplicaUnavailable,
 )
 from maitred.core.request import WaitCause
+from maitred.dispatch.arrivals import ArrivalCounter
 from maitred.dispatch.capacity import CapacityAllocator, untried_endpoints
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.endpoint import EndpointState
@@ -77,6 +78,8 @@ class DispatchCore:
             simulates_queues=simulates_queues,
         )
         self.counters = DispatchCounters()
+        self.arrivals: ArrivalCounter | None = None
+        """Counter of arrivals; None: the number of replicas does not depend on them."""
         self.stalled_s = 0.0
         """Total event-loop lag in seconds, which is subtracted from measured times to first token."""
         self._config = config
@@ -232,6 +235,8 @@ class DispatchCore:
         if not is_ample:
             queued.prefill_s = self.selector.prefill_s(queued, endpoint_state, 0, now_s)
         queued.joined_s = now_s
+        if self.arrivals is not None:
+            self.arrivals.on_arrival(queued)
         forecast_cache.joins.observe(queued.flow, now_s)
         queue.fair_queue.pass_through(queued, now_s)
         self._start(queued, endpoint_state, queue.quota, now_s)
@@ -270,6 +275,8 @@ class DispatchCore:
             self.forecast_cache.forecast_and_store(queued, ready, now_s)
         queued.state, self.idle_recorded = QueueState.WAITING, False
         queued.joined_s = now_s
+        if self.arrivals is not None:
+            self.arrivals.on_arrival(queued)
         queued.queue.enqueue(queued, now_s)
         self.forecast_cache.on_join(queued.flow, now_s)
         self._track_deadline(queued)
@@ -442,6 +449,8 @@ class DispatchCore:
             queued.queue.fair_queue.done(queued.flow)
             if finished:
                 self.predictor.on_finished(queued)
+                if self.arrivals is not None:
+                    self.arrivals.on_finished(queued)
         if state is not QueueState.GONE and not finished:
             self.counters.wasted_tokens += queued.output_tokens
 

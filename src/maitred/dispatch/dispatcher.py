@@ -16,6 +16,7 @@ from maitred.core.flow import QueuePosition
 from maitred.core.timeline import error_code
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.core import DispatchCore
+from maitred.dispatch.demand_meter import DemandMeter
 from maitred.dispatch.endpoint import EndpointState
 from maitred.dispatch.loop_lag import LoopLagMonitor
 from maitred.dispatch.metrics import DispatchSnapshot, TenantActivity, dispatch_snapshot, tenant_activity
@@ -337,6 +338,7 @@ class Dispatcher:
         self._dispatch_scheduled = False
         self._lag_monitor = LoopLagMonitor(clock, self.core)
         self._dispatch_listener: Callable[[], None] | None = None
+        self._wait_listener: Callable[[], None] | None = None
         self.notify_first_token = notify_first_token
         for endpoint in endpoints:
             endpoint.replica.on_change(self._on_replica_change)
@@ -431,6 +433,11 @@ class Dispatcher:
         """Sets the listener that is called after every dispatch pass; None: no listener. It must not raise."""
         self._dispatch_listener = listener
 
+    def meter_demand(self, listener: Callable[[], None]) -> DemandMeter:
+        """Begins to measure the demand; `listener` is called each time that requests begin to wait."""
+        self._wait_listener = listener
+        return DemandMeter(self.core, self.clock.monotonic_s())
+
     async def run(self) -> None:
         """Checks deadlines and overflow periodically, until it is cancelled."""
         while True:
@@ -503,6 +510,8 @@ class Dispatcher:
         """Registers an entry that waits from now on."""
         queued = entry.queued
         entry.wait_span = WaitSpan(queued, now_s)
+        if self._wait_listener is not None and not self._entries:
+            self._wait_listener()
         self._entries[queued] = entry
         self._has_entries.set()
         self._queued_by_request_id.setdefault(queued.request.id, []).append(queued)

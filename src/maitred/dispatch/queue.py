@@ -9,9 +9,10 @@ counts the same for the metrics.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any, cast
 
@@ -266,6 +267,10 @@ class QuotaQueue:
     def all(self) -> list[QueuedRequest]:
         """Returns all entries that wait in this queue."""
         return [queued for entries in self.tenants.values() for queued in entries]
+
+    def first(self, most: int) -> Iterator[QueuedRequest]:
+        """Yields up to `most` entries that wait in this queue, those of one tenant after those of another."""
+        return itertools.islice(itertools.chain.from_iterable(self.tenants.values()), most)
 
     def waiting_in(self, priority: PriorityClass) -> int:
         """Returns the number of waiting requests of one class."""

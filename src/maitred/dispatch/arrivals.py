@@ -1,0 +1,69 @@
+"""Counter of the requests that arrive at one model, and of their tokens, for the decision on its number of replicas."""
+
+from maitred.core.flow import ServiceWeights
+from maitred.dispatch.queue import QueuedRequest
+from maitred.scaling.demand import ArrivalWindow
+
+_MIN_WINDOW_S = 0.05
+"""Shortest window: rates of shorter ones would be those of single requests."""
+
+
+class ArrivalCounter:
+    """Counter of arrivals, refused requests included: those are demand too, and the queue never sees them.
+
+    Args:
+        weights: Service of each kind of token.
+        now_s: The present monotonic time.
+    """
+
+    def __init__(self, weights: ServiceWeights, now_s: float) -> None:
+        self._weights = weights
+        self._since_s = now_s
+        self._requests = 0
+        self._prompt_tokens = 0
+        self._expected_tokens = 0.0
+        self._finished = 0.0
+        self._finished_tokens = 0.0
+
+    def on_arrival(self, queued: QueuedRequest) -> None:
+        """Counts a request that has joined, was dispatched at once, or was refused."""
+        self._requests += 1
+        self._prompt_tokens += queued.request.prompt_tokens
+        self._expected_tokens += self.expected_output(queued)
+
+    def on_finished(self, queued: QueuedRequest) -> None:
+        """Counts the output of a request that has ended normally."""
+        self._finished += 1
+        self._finished_tokens += queued.output_tokens
+
+    def expected_output(self, queued: QueuedRequest) -> float:
+        """Returns the output tokens that were expected of a request when it arrived."""
+        weights = self._weights
+        return (queued.service - weights.prompt * queued.request.prompt_tokens) / weights.output
+
+    def take_window(self, now_s: float, uncached_share: float) -> ArrivalWindow:
+        """Returns what has arrived since the last call.
+
+        Outputs are known when they end. Those that have ended stand for as many that have arrived, so that their sizes
+        vary as real ones do; the others count with what is expected of them.
+
+        Args:
+            now_s: The present monotonic time.
+            uncached_share: Share of prompt tokens that no prefix cache has.
+        """
+        known = min(float(self._requests), self._finished)
+        known_tokens = self._finished_tokens * known / self._finished if known else 0.0
+        expected = self._expected_tokens / self._requests if self._requests else 0.0
+        window = ArrivalWindow(
+            start_s=self._since_s,
+            length_s=max(_MIN_WINDOW_S, now_s - self._since_s),
+            requests=self._requests,
+            prompt_tokens=self._prompt_tokens * uncached_share,
+            output_tokens=known_tokens + (self._requests - known) * expected,
+            cached_tokens=self._prompt_tokens * (1 - uncached_share),
+        )
+        self._finished -= known
+        self._finished_tokens -= known_tokens
+        self._since_s = now_s
+        self._requests, self._prompt_tokens, self._expected_tokens = 0, 0, 0.0
+        return window
