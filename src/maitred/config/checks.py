@@ -16,6 +16,7 @@ from maitred.observe.config import slo_faults, trace_faults
 from maitred.replica.upstream.config import continuation_faults, upstream_faults
 from maitred.routing.pools.config import PoolConfig, RoutesConfig
 from maitred.routing.pools.faults import route_faults
+from maitred.scaling.config import autoscaling_faults
 from maitred.wire.link.credentials import link_faults
 
 
@@ -48,6 +49,7 @@ def find_conflicts(config: Config) -> Iterator[ConfigConflict]:
         *trace_faults(config.traces),
         *cache_faults(config.cache, has_encoder=bool(config.encoder.path)),
         *ladder_faults(config.model.degradation, "model.degradation"),
+        *autoscaling_faults(config.model.autoscaling, config.model.replicas, is_attached=bool(config.model.attached)),
         *(
             fault
             for name, model in config.models.items()

@@ -23,6 +23,8 @@ RESTART: Mapping[str, str] = {
     "server.port": "the address is bound when the server starts",
     "server.workers": "the processes are started with the server",
     "model": "its engines and its tokenizer are started with the server",
+    "model.autoscaling.enabled": "its replicas are watched from the start of the server on",
+    "model.autoscaling.warm_up_s": "its replicas are watched from the start of the server on",
     "engine": _AT_ENGINE_START,
     "engine_link": _AT_ENGINE_START,
     "ray": _AT_ENGINE_START,
@@ -56,6 +58,7 @@ LIVE: frozenset[str] = frozenset(
     {
         "profile",
         "server",
+        "model.autoscaling",
         "model.region",
         "model.max_choices",
         "model.degradation",

@@ -23,6 +23,7 @@ from maitred.replica.health.config import HealthConfig
 from maitred.replica.upstream.config import UpstreamConfig
 from maitred.routing.config import RoutingConfig
 from maitred.routing.pools.config import Capabilities, Region
+from maitred.scaling.config import AutoscalingConfig
 from maitred.store.config import StoreConfig
 from maitred.store.counters.config import CountersConfig
 from maitred.wire.link.config import LinkConfig
@@ -149,6 +150,7 @@ class ServedModelConfig(Struct, frozen=True, kw_only=True):
             "machines of a cluster; see the section `ray` and [Ray](ray.md)."
         ),
     ] = "local"
+    autoscaling: AutoscalingConfig = AutoscalingConfig()
     region: Region = None
     tool_parser: _ToolParser = "auto"
     reasoning_parser: _ReasoningParser = "auto"
