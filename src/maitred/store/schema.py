@@ -17,6 +17,9 @@ given; ids of this gateway lead to their response by themselves. `responses`, `c
 users whose answers were compared, and `semantic_verifiers` what was learnt from them. Weights have a table of their own
 because the state beside them is written every second.
 
+`scaler_leases` says which gateway decides on the number of a pool's replicas, and how many there should be;
+`scaling_decisions` has its last decisions with their evidence.
+
 A new database is made from these tables. The migrations in `maitred.store.migrations` make them, too, from those of
 earlier versions; a test compares the two.
 """
@@ -345,6 +348,33 @@ semantic_verifiers = Table(
     Column("version", Text, nullable=False),
     Column("weights", LargeBinary, nullable=False),
     _of_scope(),
+)
+
+scaler_leases = Table(
+    "scaler_leases",
+    metadata,
+    Column("pool", Text, primary_key=True),
+    # Empty: nobody has decided yet.
+    Column("owner", Text, nullable=False),
+    # It grows with each new owner.
+    Column("epoch", BigInteger, nullable=False),
+    Column("renewals", BigInteger, nullable=False),
+    Column("desired", Integer),
+    Column("asleep", Integer, nullable=False),
+    Column("decided_s", Double),
+    Column("override_replicas", Integer),
+    Column("override_until_s", Double),
+    Column("updated_s", Double, nullable=False),
+)
+
+scaling_decisions = Table(
+    "scaling_decisions",
+    metadata,
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
+    Column("pool", Text, nullable=False, index=True),
+    Column("at_s", Double, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("decision", LargeBinary, nullable=False),
 )
 
 spend = Table(
