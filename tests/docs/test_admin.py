@@ -3,6 +3,7 @@
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer.main
@@ -12,13 +13,14 @@ from maitred.api.admin.routes import admin_routes
 from maitred.cli.app import app
 from maitred.core.clock import SystemClock
 from maitred.core.limits import LimitKind
-from maitred.wire.admin import cache, requests, semantic
+from maitred.wire.admin import cache, requests, scaling, semantic
 
 PAGE = (Path(__file__).parents[2] / "docs" / "admin.md").read_text(encoding="utf-8")
 
 
 def test_every_route_is_named_and_no_other() -> None:
-    routes = admin_routes(DirectoryAdmin(None, None, SystemClock(), None), *[None] * 11)  # type: ignore[arg-type]
+    replicas = SimpleNamespace(scaling=None)
+    routes = admin_routes(DirectoryAdmin(None, None, SystemClock(), None), None, None, replicas, *[None] * 8)  # type: ignore[arg-type]
     real = {f"{route.method} {route.path}" for route in routes}
     assert real == set(re.findall(r"`((?:GET|POST|PUT|PATCH|DELETE) /admin/v1[^`? ]*)`", PAGE))
 
@@ -40,6 +42,9 @@ def test_every_route_is_named_and_no_other() -> None:
         semantic.SemanticScopesQuery,
         semantic.LabelledPairsQuery,
         semantic.ResetSemanticScopes,
+        scaling.ScalingHistoryQuery,
+        scaling.SetScalingOverride,
+        scaling.EndScalingOverride,
     ],
 )
 def test_every_field_is_explained(struct: type) -> None:

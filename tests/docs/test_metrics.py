@@ -9,6 +9,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from maitred.app.admin.replicas import ReplicaAdmin
+from maitred.app.admin.scaling import ScalingAdmin
 from maitred.cache.backend import MemoryBackend
 from maitred.core.clock import SystemClock
 from maitred.core.context import (
@@ -36,18 +37,41 @@ from maitred.observe.metrics.reloads import ReloadMetrics, ReloadState
 from maitred.observe.metrics.replicas import ReplicaMetrics
 from maitred.observe.metrics.residency import ResidencyMetrics, ResidencyState, ResidentState
 from maitred.observe.metrics.rollouts import RolloutMetrics, RolloutMetricsState
+from maitred.observe.metrics.scaling import ScalingMetrics, ScalingState
 from maitred.observe.metrics.semantic import SemanticCacheMetrics, SemanticCacheState
 from maitred.observe.metrics.stores import AccountMetrics, AccountsState, CacheMetrics
 from maitred.observe.metrics.upstreams import UpstreamMetrics, UpstreamState
 from maitred.testing.script import SCRIPTED_CARD
 from tests.support.clock import FakeClock
 from tests.support.dispatchers import DispatchSetup
+from tests.support.scaling.leases import PaperLeases
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 CARD = msgspec.structs.replace(SCRIPTED_CARD, kv_capacity_tokens=160)
 LOAD = LoadReport(total_blocks=10, process=ProcessState(gpu=GpuState("GPU-1", 0.5, 1, 2)))
 SLO = SloConfig(indicator="ttft", objective=0.9, within_s=1.0)
 SUFFIXES = {"_bucket", "_count", "_sum"}
+
+
+SCALING = ScalingState(
+    desired=2,
+    desired_asleep=0,
+    actual={"serving": 2},
+    decisions={"steady": 1},
+    reachable=True,
+    override=False,
+    deciding=True,
+    forecast=(1.0, 2.0, 3.0),
+    coverage=0.9,
+    predicted_ttft_s=0.5,
+    measured_ttft_s=0.4,
+    start_s={"asleep": 1.0},
+)
+
+
+def replicas(dispatchers):
+    clock = SystemClock()
+    return ReplicaAdmin(dispatchers, {}, clock, ScalingAdmin({}, PaperLeases(clock), clock))
 
 
 def accounts():
@@ -78,7 +102,8 @@ def rendered():
             ResidencyMetrics(
                 lambda: ResidencyState(1 << 30, {"m": ResidentState(True, False, False, 9, 8, 1, 2.0, 0, 0, 0, 0, 2.0)})
             ),
-            ReplicaMetrics(ReplicaAdmin({"m": DispatchSetup().dispatcher}, {}, SystemClock()).all),
+            ReplicaMetrics(replicas({"m": DispatchSetup().dispatcher}).all),
+            ScalingMetrics(lambda: {"m": SCALING}),
             RolloutMetrics(
                 lambda: RolloutMetricsState(
                     {"m": 0.1}, {("m", "stable"): 1}, {("m", "ttft"): 0.0}, {("m", "agreed"): 1}, {("m", "aborted"): 1}

@@ -26,6 +26,7 @@ from maitred.app.admin.on_demand import OnDemandModelAdmin
 from maitred.app.admin.pins import PinAdmin
 from maitred.app.admin.replicas import ReplicaAdmin
 from maitred.app.admin.rollouts import RolloutAdmin
+from maitred.app.admin.scaling import ScalingAdmin
 from maitred.app.admin.sleep import SleepableModelAdmin
 from maitred.app.workers.admin import WorkerAdmin
 from maitred.cache.backend import MemoryBackend
@@ -52,6 +53,7 @@ from maitred.store.directory import DirectoryStore
 from maitred.store.journal import Journal
 from maitred.store.ledger import UsageLedger
 from maitred.store.rollouts import RolloutStore
+from maitred.store.scaling.lease import ScalerLeases
 from maitred.store.semantic import SemanticStore
 from maitred.store.usage import UsageQueries
 from tests.support.applications import make_app
@@ -204,7 +206,12 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
             DirectoryAdmin(store, refresh, clock, identity.holds),
             UsageQueries(database),
             lambda subject: budget_usage(subject, directory, counters, clock),
-            ReplicaAdmin({"m": setup.dispatcher, "n": DispatchSetup().dispatcher}, {}, clock),
+            ReplicaAdmin(
+                {"m": setup.dispatcher, "n": DispatchSetup().dispatcher},
+                {},
+                clock,
+                ScalingAdmin({}, ScalerLeases(database, clock), clock),
+            ),
             rollouts,
             SleepableModelAdmin(loadables, {}),
             PinAdmin({}, clock),

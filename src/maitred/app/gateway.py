@@ -35,11 +35,13 @@ from maitred.app.admin.live import LiveState
 from maitred.app.admin.pins import PinAdmin
 from maitred.app.admin.replicas import ReplicaAdmin
 from maitred.app.admin.rollouts import RolloutAdmin
+from maitred.app.admin.scaling import ScalingAdmin
 from maitred.app.admin.sleep import SleepableModelAdmin
 from maitred.app.admin.store_health import SoftBudgetAlarm, StoreHealth
 from maitred.app.assembly.build import build_generation, draft_generation
 from maitred.app.assembly.generation import ConfigGeneration, GenerationSwitch
 from maitred.app.assembly.queues import ModelQueues, open_queues
+from maitred.app.assembly.scaling import make_scalers
 from maitred.app.assembly.services import GatewayResources, GatewayServices
 from maitred.app.assembly.stores import restore_rates, running
 from maitred.app.models.registry import open_registry
@@ -47,6 +49,7 @@ from maitred.app.reload import Reloader
 from maitred.app.request.answer_sharing import AnswerSharing
 from maitred.app.request.rollout_observer import RolloutObserver
 from maitred.app.runtime import GcSweep
+from maitred.app.scaling.scaler import ModelScaler
 from maitred.app.semantic.cache import SemanticCache
 from maitred.app.semantic.encoder import QuestionEncoder
 from maitred.app.workers.admin import WorkerAdmin
@@ -66,6 +69,7 @@ from maitred.observe.metrics.reloads import ReloadMetrics
 from maitred.observe.metrics.replicas import ReplicaMetrics
 from maitred.observe.metrics.residency import ResidencyMetrics
 from maitred.observe.metrics.rollouts import RolloutMetrics
+from maitred.observe.metrics.scaling import ScalingMetrics
 from maitred.observe.metrics.semantic import SemanticCacheMetrics
 from maitred.observe.metrics.stores import AccountMetrics, CacheMetrics
 from maitred.observe.metrics.upstreams import UpstreamMetrics
@@ -198,7 +202,9 @@ async def open_gateway(
         queues = await background.enter_async_context(
             open_queues(resources.encoders.dispatchers, clock, recent.on_first_token, on_model_wanted)
         )
-        replicas = ReplicaAdmin(queues.all, registry.pools, clock)
+        scalers: dict[str, ModelScaler] = {}
+        scaling = ScalingAdmin(scalers, stores.scaler_leases, clock)
+        replicas = ReplicaAdmin(queues.all, registry.pools, clock, scaling)
         live_rollouts = LiveRollouts()
         controller = ControllerServer(
             in_flight,
@@ -226,6 +232,7 @@ async def open_gateway(
                 UpstreamMetrics(resources.upstreams.states),
                 ResidencyMetrics(on_demand.state),
                 ReplicaMetrics(replicas.all),
+                ScalingMetrics(scaling.states),
                 RolloutMetrics(lambda: rollouts.state(rollout_observer.shadow_traffic.outcome_counts)),
                 ReloadMetrics(lambda: reloader.state),
                 AccountMetrics(accounts.state),
@@ -248,6 +255,9 @@ async def open_gateway(
         await rollouts.open(config.routing.rollouts)
         rollout_observer = RolloutObserver(live_rollouts, rollouts, clock)
         always = {name: (queues.all[name], pool) for name, pool in registry.pools.items()}
+        scalers |= make_scalers(
+            config, registry.pools, dispatchers=queues.all, leases=stores.scaler_leases, clock=clock
+        )
         sleepables = SleepableModelAdmin(on_demand.loadables(clock), always)
         pins = PinAdmin(registry.pinnable, clock)
         registry.on_engine(partial(_watch_engine, metrics, pins))
@@ -288,6 +298,7 @@ async def open_gateway(
             live_state=live_state,
             store_health=accounts,
             replica_admin=replicas,
+            scalers=scalers,
             sleepable_models=sleepables,
             pin_admin=pins,
             cache_admin=CacheAdmin(
@@ -320,6 +331,8 @@ async def open_gateway(
         await background.enter_async_context(on_demand.running(queues.all))
         await background.enter_async_context(running(rollout_observer.shadow_traffic.run(), "shadows"))
         await background.enter_async_context(running(live_state.feed.run(), "live state"))
+        for scaler in scalers.values():
+            await background.enter_async_context(running(scaler.run(), f"scaling of {scaler.model}"))
         if semantic is not None:
             await background.enter_async_context(running(semantic.run(), "semantic cache"))
         reloader.applies(gateway.apply_config)

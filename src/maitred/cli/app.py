@@ -24,6 +24,7 @@ from maitred.cli import (
     pins,
     replicas,
     rollout,
+    scaling,
     semantic_cache,
     serve,
     tenants,
@@ -158,6 +159,7 @@ app.add_typer(replicas_app, name="replicas")
 _add(replicas_app, "list", replicas.list_replicas, replicas.LIST_EXAMPLES)
 _add(replicas_app, "drain", replicas.drain, replicas.DRAIN_EXAMPLES)
 _add(replicas_app, "resume", replicas.resume, replicas.RESUME_EXAMPLES)
+_add(replicas_app, "scale", scaling.scale, scaling.SCALE_EXAMPLES)
 app.add_typer(workers_app, name="workers")
 _add(workers_app, "list", workers.list_workers, workers.LIST_EXAMPLES)
 _add(workers_app, "restart", workers.restart, workers.RESTART_EXAMPLES)

@@ -1,4 +1,4 @@
-"""`maitred explain`: what happened to one request."""
+"""`maitred explain`: what happened to one request, and why models have the replicas that they have."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,6 +7,8 @@ import typer
 
 from maitred.cli.options import DEFAULT_URL, AdminKeyOption, JsonOption, UrlOption
 from maitred.cli.output.tables import amount, print_json, print_table
+from maitred.cli.scaling import explain_scaling
+from maitred.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from maitred.wire.admin.responses import SpanBody, TimelineBody, TimelineList
@@ -19,22 +21,42 @@ Examples:
     maitred explain req-019aa6f1c0e5b1f0c9e7d2a4
 
     maitred explain req-019aa6f1c0e5b1f0c9e7d2a4 --json
+
+    maitred explain scaling
+
+    maitred explain scaling chat
 """
 _INDENT = "  "
+_SCALING = "scaling"
 
 
 def explain(
     request_id: Annotated[
         str | None,
         typer.Argument(
-            metavar="REQUEST_ID", help="As in `x-request-id` of its answer; without one, the last are listed."
+            metavar="REQUEST_ID",
+            help="As in `x-request-id` of its answer; without one, the last are listed. `scaling`: why models have "
+            "the number of replicas that they have.",
         ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="After `scaling`: one model, with its last decisions.")
+    ] = None,
+    named: Annotated[
+        str | None,
+        typer.Option("--request", metavar="ID", help="The request of this id, also if it reads `scaling`."),
     ] = None,
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
     key: AdminKeyOption = None,
 ) -> None:
     """Tell what happened to a request: what it waited for, what was decided, and what it cost."""
+    if named is None and request_id == _SCALING:
+        explain_scaling(model, as_json=as_json, url=url, key=key)
+        return
+    if model is not None or (named is not None and request_id is not None):
+        raise InvalidRequest("One request at a time. A model is named only after `scaling`.")
+    request_id = named or request_id
     from maitred.cli.admin_client import administer, in_path
     from maitred.wire.admin.responses import TimelineBody, TimelineList
 

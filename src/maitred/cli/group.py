@@ -18,7 +18,7 @@ INTERRUPTED = 130
 _CONNECTION = ("url", "key")
 """Options about the connection; the server has other things by these names."""
 
-_OTHER_NAMES = {"start": "since", "end": "until"}
+_OTHER_NAMES = {"start": "since", "end": "until", "for_s": "duration"}
 """Parameters of commands by the fields of the server that they set."""
 
 

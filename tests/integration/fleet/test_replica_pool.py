@@ -115,8 +115,8 @@ class Load:
 
 
 @asynccontextmanager
-async def fleet(**settings):
-    server = serving(settings={**SETTINGS, **DECLARED, **settings}, environment={"ADMIN": ADMIN_KEY})
+async def fleet(*arguments, **settings):
+    server = serving(*arguments, settings={**SETTINGS, **DECLARED, **settings}, environment={"ADMIN": ADMIN_KEY})
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     started = await asyncio.to_thread(server.__enter__)
     try:

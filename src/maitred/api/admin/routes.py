@@ -12,6 +12,7 @@ from maitred.api.admin.pins import PinRoutes
 from maitred.api.admin.replicas import ReplicaRoutes
 from maitred.api.admin.requests import RequestRoutes
 from maitred.api.admin.rollouts import RolloutRoutes
+from maitred.api.admin.scaling import ScalingRoutes
 from maitred.api.admin.service import (
     CacheService,
     ConfigService,
@@ -69,6 +70,7 @@ def admin_routes(
         *BudgetRoutes(admin, budgets).routes(),
         *UsageRoutes(admin, usage).routes(),
         *ReplicaRoutes(admin, replicas).routes(),
+        *ScalingRoutes(admin, replicas.scaling).routes(),
         *RolloutRoutes(admin, rollouts).routes(),
         *OnDemandModelRoutes(admin, sleepables).routes(),
         *PinRoutes(admin, pins).routes(),

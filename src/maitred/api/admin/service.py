@@ -25,6 +25,12 @@ from maitred.wire.admin.responses import (
     TimelineHead,
     WorkerBody,
 )
+from maitred.wire.admin.scaling import (
+    ScalingBody,
+    ScalingDecisionList,
+    ScalingHistoryQuery,
+    SetScalingOverride,
+)
 from maitred.wire.admin.semantic import (
     LabelledPairList,
     LabelledPairsQuery,
@@ -167,11 +173,39 @@ class PinService(Protocol):
         ...
 
 
+class ScalingService(Protocol):
+    """Service for the models whose number of replicas follows the demand.
+
+    Methods with a model raise ResourceNotFound, and those that await raise StoreUnavailable.
+    """
+
+    def all(self) -> Sequence[ScalingBody]:
+        """Lists the scaled models, as they are now."""
+        ...
+
+    async def decisions(self, query: ScalingHistoryQuery) -> ScalingDecisionList:
+        """Returns a page of decisions of one model; `after` is empty or a number."""
+        ...
+
+    async def set_override(self, wish: SetScalingOverride) -> ScalingBody:
+        """Sets the number of a model's replicas for a time; raises InvalidRequest if limits do not allow it."""
+        ...
+
+    async def end_override(self, model: str) -> ScalingBody:
+        """Has the demand decide on the number of a model's replicas again."""
+        ...
+
+
 class ReplicaService(Protocol):
     """Service for all replicas of this gateway. A name of several replicas needs the model, too.
 
     Commands raise ResourceNotFound, or InvalidRequest if several replicas have the name.
     """
+
+    @property
+    def scaling(self) -> ScalingService:
+        """Service for the models whose number of replicas follows the demand."""
+        ...
 
     def all(self) -> Sequence[ReplicaBody]:
         """Lists the replicas, as they are now."""

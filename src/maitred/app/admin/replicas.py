@@ -7,14 +7,15 @@ the same engine or server needs a command of its own.
 import logging
 from collections.abc import Callable, Mapping
 
+from maitred.app.admin.scaling import ScalingAdmin, pooled_replicas
 from maitred.core.clock import Clock
-from maitred.core.errors import InvalidRequest, ResourceNotFound
+from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound
 from maitred.core.replica import AdminState
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.endpoint import EndpointState
 from maitred.fleet.pool import ReplicaPool
 from maitred.fleet.pool_member import NextReplica
-from maitred.wire.admin.responses import PoolBody, PooledReplicaBody, ReplicaBody
+from maitred.wire.admin.responses import PoolBody, ReplicaBody
 
 _log = logging.getLogger(__name__)
 
@@ -26,9 +27,20 @@ class ReplicaAdmin:
         dispatchers: Model -> its queue, which knows the replicas.
         pools: Model -> the pool of its replicas, if it has one.
         clock: The clock.
+        scaling: Admin of the models whose number of replicas follows the demand.
+
+    Attributes:
+        scaling: See above.
     """
 
-    def __init__(self, dispatchers: Mapping[str, Dispatcher], pools: Mapping[str, ReplicaPool], clock: Clock) -> None:
+    def __init__(
+        self,
+        dispatchers: Mapping[str, Dispatcher],
+        pools: Mapping[str, ReplicaPool],
+        clock: Clock,
+        scaling: ScalingAdmin,
+    ) -> None:
+        self.scaling = scaling
         self._dispatchers = dispatchers
         self._pools = pools
         self._clock = clock
@@ -54,6 +66,7 @@ class ReplicaAdmin:
 
         Raises:
             ResourceNotFound: The model has no pool.
+            Conflict: The number of its replicas follows the demand.
         """
         if model not in self._pools:
             raise ResourceNotFound(
@@ -61,28 +74,21 @@ class ReplicaAdmin:
                 "whose replicas this gateway starts.",
                 param="model",
             )
+        if model in self.scaling.models:
+            raise Conflict(
+                f"The number of replicas of {model[:200]!r} follows the demand (model.autoscaling), which would change "
+                "it again. POST /admin/v1/scaling/override sets it for a time."
+            )
         self._pools[model].set_desired(serving, asleep)
         return self._pool_body(model, self._pools[model])
 
     def _pool_body(self, model: str, pool: ReplicaPool) -> PoolBody:
-        now_s, started = self._clock.monotonic_s(), pool.backend.replicas()
         return PoolBody(
             model=model,
             serving=pool.desired.serving,
             asleep=pool.desired.asleep,
             ready_in_s=round(0.0 if pool.is_ready else pool.ready_in_s(), 3),
-            replicas=[
-                PooledReplicaBody(
-                    replica=status.name,
-                    phase=status.phase.value,
-                    since_s=round(now_s - status.since_s, 3),
-                    ready_in_s=None if status.ready_in_s is None else round(status.ready_in_s, 3),
-                    start_kind=status.start_kind.value,
-                    start_s={part.name: round(part.seconds, 3) for part in started[status.name].start_phases},
-                    failure=started[status.name].failure or None,
-                )
-                for status in pool.replicas()
-            ],
+            replicas=pooled_replicas(pool, self._clock.monotonic_s()),
         )
 
     def drain(self, replica: str, model: str | None) -> ReplicaBody:

@@ -1,6 +1,6 @@
 """Services of a gateway that stay when its configuration changes, and their reconfiguration."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -30,6 +30,7 @@ from maitred.app.reload import Reloader
 from maitred.app.request.answer_sharing import AnswerSharing
 from maitred.app.request.fallback import open_schemas
 from maitred.app.request.rollout_observer import RolloutObserver
+from maitred.app.scaling.scaler import ModelScaler
 from maitred.app.workers.admin import WorkerAdmin
 from maitred.app.workers.controller_server import ControllerServer
 from maitred.cache.backend import MemoryBackend
@@ -100,6 +101,7 @@ class GatewayServices:
         observer_batch: Passes ended requests to the observers in batches.
         metrics, timelines, recent, live_state: The observers.
         store_health: The health of the stores.
+        scalers: The scalers of the models whose number of replicas follows the demand.
         replica_admin, sleepable_models, pin_admin, cache_admin: Admin services for operators.
         idempotency_store: Stores responses for repeats.
         sharing: Shares answers among requests, with their cache.
@@ -128,6 +130,7 @@ class GatewayServices:
     live_state: LiveState
     store_health: StoreHealth
     replica_admin: ReplicaAdmin
+    scalers: Mapping[str, ModelScaler]
     sleepable_models: SleepableModelAdmin
     pin_admin: PinAdmin
     cache_admin: CacheAdmin
@@ -152,6 +155,8 @@ class GatewayServices:
             engine.client.pause_at_tokens = server.unread_tokens
         for pool in self.registry.pools.values():
             pool.reconfigure(server.unread_tokens)
+        for scaler in self.scalers.values():
+            scaler.reconfigure(config.model.autoscaling)
         access.refresher.reconfigure(identity.refresh_s, identity.max_stale_s)
         access.identity.reconfigure(ANONYMOUS if server.serves_anyone else None)
         self.admission.reconfigure(config.admission)

@@ -7,6 +7,7 @@
              <- feedback on ledger entries
              <- responses, written with ledger entries
              <- scopes of the semantic cache
+             <- leases and decisions of scalers
     counters (memory | Redis)
     answers in the cache (memory | Redis)
 
@@ -37,6 +38,7 @@ from maitred.store.orphan_journal import NOTHING_SURVIVED, SurvivingWork
 from maitred.store.response_claims import ResponseClaims
 from maitred.store.responses import ResponseStore
 from maitred.store.rollouts import RolloutStore
+from maitred.store.scaling.lease import ScalerLeases
 from maitred.store.semantic import SemanticStore
 from maitred.store.usage import UsageQueries
 
@@ -60,6 +62,7 @@ class GatewayStores:
     responses: ResponseStore
     counters: Counters
     rollouts: RolloutStore
+    scaler_leases: ScalerLeases
     semantic: SemanticStore
     answers: "MemoryBackend | RedisBackend"
 
@@ -112,6 +115,7 @@ async def open_stores(
             responses=responses,
             counters=counters,
             rollouts=RolloutStore(database, clock),
+            scaler_leases=ScalerLeases(database, clock),
             semantic=semantic,
             answers=await stack.enter_async_context(open_backend(config.cache, clock)),
         )

@@ -10,6 +10,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from maitred.app.models.ray_engines import make_ray_backend
+from maitred.app.scaling.startup_file import StoredStartupTimes
 from maitred.app.workers.ipc import IpcFolder
 from maitred.config.tree import Config
 from maitred.core.clock import Clock
@@ -23,6 +24,7 @@ from maitred.fleet.policy.reconciler import DesiredReplicas
 from maitred.fleet.pool import ReplicaPool
 from maitred.fleet.remote import FingerprintCheck, RemoteEngine, make_remote_engine
 from maitred.scaling.startup_times import StartKind, StartupTimes
+from maitred.store.location import data_folder
 from maitred.wire.address import parse_address
 
 MAX_REPLICAS = 64
@@ -82,11 +84,19 @@ def pool_of(backend: ReplicaBackend, config: Config, clock: Clock, replicas: int
     pool = ReplicaPool(
         backend,
         DesiredReplicas(config.model.replicas if replicas is None else replicas),
-        StartupTimes({backend.facts.start_kind: _EXPECTED_START_S}),
+        _startup_times(backend, config),
         clock,
     )
     pool.reconfigure(config.server.unread_tokens)
     return pool
+
+
+def _startup_times(backend: ReplicaBackend, config: Config) -> StartupTimes:
+    """Makes the start-up times of the model; decisions on the number of replicas need those of earlier runs."""
+    guesses = {backend.facts.start_kind: _EXPECTED_START_S}
+    if not config.model.autoscaling.enabled:
+        return StartupTimes(guesses)
+    return StoredStartupTimes(data_folder(config.store) / "startup_times.json", guesses)
 
 
 def make_local_backend(
@@ -108,7 +118,8 @@ def make_local_backend(
     def start_command(address: str) -> list[str]:
         if command is not None:
             return list(command(address))
-        sharers = max(config.model.replicas, len(backend.replicas()))
+        most = config.model.autoscaling.max_replicas if config.model.autoscaling.enabled else 1
+        sharers = max(config.model.replicas, most, len(backend.replicas()))
         settings = replace(config.engine, machine_share=config.engine.machine_share / sharers)
         return list(engine_command(folder, settings, config.dispatch.service.weights, config.log)(address))
 

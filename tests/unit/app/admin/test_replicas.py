@@ -5,13 +5,17 @@ import asyncio
 import pytest
 
 from maitred.app.admin.replicas import ReplicaAdmin
+from maitred.app.admin.scaling import ScalingAdmin
 from maitred.core.errors import InvalidRequest, ReplicaUnavailable, ResourceNotFound
 from tests.support.clock import FakeClock
 from tests.support.dispatchers import DispatchSetup
+from tests.support.scaling.leases import PaperLeases
 
 
 def admin_of(*setups):
-    return ReplicaAdmin({f"m{number}": setup.dispatcher for number, setup in enumerate(setups)}, {}, FakeClock())
+    dispatchers = {f"m{number}": setup.dispatcher for number, setup in enumerate(setups)}
+    clock = FakeClock()
+    return ReplicaAdmin(dispatchers, {}, clock, ScalingAdmin({}, PaperLeases(clock), clock))
 
 
 async def test_a_drained_replica_gets_nothing_new_and_rests_when_it_is_empty():

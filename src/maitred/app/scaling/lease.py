@@ -1,0 +1,120 @@
+"""Claim of a gateway on the lease of a pool: it finds out whether this gateway decides on its replicas.
+
+Time is counted on this gateway's monotonic clock alone. The owner renews its lease several times before another one
+may take it. Another gateway takes it when it has seen no renewal for `_TTL_S`. While the database is away, nobody can
+renew, so this time begins anew when it is back.
+"""
+
+import asyncio
+import logging
+
+from maitred.core.clock import Clock
+from maitred.core.errors import StoreUnavailable
+from maitred.store.scaling.lease import ScalerLease, ScalerLeases
+
+_TTL_S = 15.0
+"""Time in seconds without a renewal after which a lease is taken by another gateway."""
+_RENEWALS = 3
+"""Renewals of a lease before another gateway would take it."""
+
+_log = logging.getLogger(__name__)
+
+
+class LeaseClaim:
+    """Claim on the lease of one pool.
+
+    Args:
+        leases: Store of the leases.
+        pool: The pool.
+        owner: Name of this gateway. A lease that has this name is of an earlier process of the same gateway, which is
+            known to be gone.
+        clock: The clock.
+
+    Attributes:
+        lease: The lease as it was last seen.
+    """
+
+    def __init__(self, leases: ScalerLeases, pool: str, owner: str, clock: Clock) -> None:
+        self._leases = leases
+        self._owner = owner
+        self._clock = clock
+        self.lease = ScalerLease(pool=pool)
+        self._has_taken = False
+        self._renewed_s = float("-inf")
+        self._checked_s = float("-inf")
+        self._unchanged_since_s: float | None = None
+        self._is_away = False
+        self._lock = asyncio.Lock()
+        """Orders what the scaler and an operator ask of the database at the same time."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether no other gateway can have taken the lease yet."""
+        return self._has_taken and self._clock.monotonic_s() - self._renewed_s < _TTL_S
+
+    async def hold(self) -> bool:
+        """Renews the lease, or takes it, if that is due; returns whether this gateway decides now."""
+        if self._clock.monotonic_s() - self._checked_s >= _TTL_S / _RENEWALS:
+            await self.refresh()
+        return self.is_held
+
+    async def refresh(self) -> None:
+        """Renews the lease, or looks who has it, now."""
+        async with self._lock:
+            await self._refresh()
+
+    async def _refresh(self) -> None:
+        began_s = self._checked_s = self._clock.monotonic_s()
+        try:
+            if self._has_taken:
+                self._update(await self._leases.renew(self.lease), began_s)
+            if not self._has_taken:
+                await self._watch(began_s)
+        except StoreUnavailable as error:
+            self._on_away(error)
+        else:
+            self._is_away = False
+
+    async def decide(self, desired: int, asleep: int, decision: bytes) -> bool:
+        """Writes a decision; returns whether it may be carried out.
+
+        It may not if the lease has another owner, if the database is away, or if writing took so long that the lease
+        may have another owner since.
+        """
+        async with self._lock:
+            began_s = self._clock.monotonic_s()
+            try:
+                self._update(await self._leases.decide(self.lease, desired, asleep, decision), began_s)
+            except StoreUnavailable as error:
+                self._on_away(error)
+                return False
+            self._is_away = False
+            return self.is_held
+
+    def _update(self, lease: ScalerLease | None, began_s: float) -> None:
+        """Takes over the result of a renewal that was begun at this time."""
+        if lease is None:
+            _log.warning("Another gateway decides on the replicas of %s now.", self.lease.pool)
+            self._has_taken, self._unchanged_since_s = False, None
+        else:
+            self.lease, self._renewed_s = lease, began_s
+
+    async def _watch(self, now_s: float) -> None:
+        seen, lease = self.lease, await self._leases.read(self.lease.pool)
+        self.lease = lease
+        if (seen.epoch, seen.renewals) != (lease.epoch, lease.renewals) or self._unchanged_since_s is None:
+            self._unchanged_since_s = now_s
+        if lease.owner not in ("", self._owner) and now_s - self._unchanged_since_s < _TTL_S:
+            return
+        taken = await self._leases.take(lease, self._owner)
+        if taken is not None:
+            _log.info("This gateway decides on the replicas of %s from now on (epoch %d).", taken.pool, taken.epoch)
+            self.lease, self._has_taken, self._renewed_s = taken, True, now_s
+
+    def _on_away(self, error: StoreUnavailable) -> None:
+        self._unchanged_since_s = None
+        if not self._is_away:
+            self._is_away = True
+            _log.warning(
+                "The replicas of %s stay as they are, because the database is away: %s", self.lease.pool, error
+            )

@@ -1,0 +1,210 @@
+"""Scaler of one model: once a second it decides how many replicas the model needs, and tells the pool.
+
+::
+
+    dispatch --demand--> ModelScaler --decide--> Autoscaler (pure)
+    engines --step times-->  |   ^
+    pool --replicas----------'   `-- lease --> database
+                             `--desired--> ReplicaPool
+
+Only the owner of the pool's lease decides, and only what was written with its epoch is carried out. While the database
+is away, or another gateway decides, the scaler goes on to observe the demand, so that it can decide at once later.
+"""
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Sequence
+from contextlib import suppress
+
+import msgspec
+from msgspec.structs import replace
+
+from maitred.app.scaling.lease import LeaseClaim
+from maitred.app.scaling.ttft_outcome import TTFTRecorder
+from maitred.core.clock import Clock
+from maitred.core.errors import ReplicaUnavailable
+from maitred.core.replica import ModelCard
+from maitred.dispatch.dispatcher import Dispatcher
+from maitred.dispatch.load_estimator import late_s
+from maitred.fleet.pool import ReplicaPool
+from maitred.scaling.autoscaler import Autoscaler, ScalingOverride
+from maitred.scaling.capacity import CapacityEstimator, ReplicaCapacity
+from maitred.scaling.config import AutoscalingConfig
+from maitred.scaling.decision import ScalingDecision, ScalingReason
+from maitred.scaling.forecast import DemandForecast
+from maitred.scaling.replica_status import ReplicaPhase, ReplicaStatus
+
+_INTERVAL_S = 1.0
+"""Time between two decisions."""
+_MIN_INTERVAL_S = 0.2
+"""Shortest time between two decisions, where requests begin to wait again and again."""
+_STALE_S = 5.0
+"""A report that is late by more does not count for the capacity."""
+_KEPT_DECISIONS = 300
+
+_log = logging.getLogger(__name__)
+
+
+class RecordedDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """Decision with its time and with what became of it."""
+
+    at_s: float
+    """Wall time."""
+    epoch: int
+    decision: ScalingDecision
+    is_change: bool = True
+    """Whether it changes the desired numbers, so that it was written."""
+
+
+class ModelScaler:
+    """Scaler of one model.
+
+    Args:
+        pool: The replicas of the model.
+        dispatcher: Its queue.
+        lease: Lease of the pool.
+        config: Objectives and limits.
+        clock: The clock.
+
+    Attributes:
+        model: The model.
+        pool: The pool.
+        lease: Its lease.
+        config: Objectives and limits.
+        autoscaler: What decides.
+        outcomes: Predicted and measured times to first token.
+        decisions: The last decisions, oldest first, also those that changed nothing.
+        counts: Number of decisions by reason, since the start.
+    """
+
+    def __init__(
+        self, pool: ReplicaPool, dispatcher: Dispatcher, lease: LeaseClaim, config: AutoscalingConfig, clock: Clock
+    ) -> None:
+        now_s = clock.monotonic_s()
+        self.model = dispatcher.model
+        self.pool = pool
+        self.lease = lease
+        self.config = config
+        self.outcomes = TTFTRecorder(now_s)
+        self.decisions: deque[RecordedDecision] = deque(maxlen=_KEPT_DECISIONS)
+        self.counts: Counter[ScalingReason] = Counter()
+        self.autoscaler = Autoscaler(
+            config.objectives, pool.startup_times, DemandForecast(start_s=clock.wall_s() - now_s)
+        )
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self._estimator = CapacityEstimator(warm_up_s=config.warm_up_s)
+        self._known: set[str] = set()
+        self._card: ModelCard | None = None
+        self._step_tokens = 0
+        self._wanted = asyncio.Event()
+        """Set when a decision is due before its time."""
+        self._acted: tuple[int, int, int] | None = None
+        """Epoch and desired numbers of the last decision that was carried out."""
+        self._meter = dispatcher.meter_demand(self._wanted.set)
+        self._notify_first_token = dispatcher.notify_first_token
+        dispatcher.notify_first_token = self._on_first_token
+
+    def reconfigure(self, config: AutoscalingConfig) -> None:
+        """Applies other objectives and limits from the next decision on."""
+        self.config = config
+        self._wanted.set()
+
+    @property
+    def last(self) -> RecordedDecision | None:
+        """The last decision of this gateway; None: there is none."""
+        return self.decisions[-1] if self.decisions else None
+
+    async def refresh(self) -> None:
+        """Reads the lease again, because an operator has changed the override, and has a decision made at once."""
+        await self.lease.refresh()
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Decides until the task is cancelled."""
+        while True:
+            began_s = self._clock.monotonic_s()
+            self._wanted.clear()
+            try:
+                await self.step()
+            except Exception:
+                _log.exception("No decision could be made on the replicas of %s, which stay as they are.", self.model)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, _INTERVAL_S - (self._clock.monotonic_s() - began_s))):
+                    await self._wanted.wait()
+            await asyncio.sleep(max(0.0, _MIN_INTERVAL_S - (self._clock.monotonic_s() - began_s)))
+
+    async def step(self) -> None:
+        """Makes one decision, if this gateway decides."""
+        is_held = await self.lease.hold()
+        now_s = self._clock.monotonic_s()
+        demand, replicas = self._meter.read(now_s), self.pool.replicas()
+        capacity = self._learn(replicas, now_s)
+        if not is_held:
+            self.autoscaler.forecast.observe(demand.window)
+            return
+        facts = self.pool.backend.facts
+        self.autoscaler.start_kind = facts.start_kind
+        objectives = self.config.objectives
+        if not objectives.usd_per_hour:
+            objectives = replace(objectives, usd_per_hour=facts.usd_per_hour)
+        self.autoscaler.objectives = objectives
+        self.autoscaler.override = self._override(now_s)
+        await self._act(self.autoscaler.decide(demand, replicas, capacity, now_s))
+
+    def _learn(self, replicas: Sequence[ReplicaStatus], now_s: float) -> ReplicaCapacity | None:
+        """Learns from the reports of the replicas that serve; returns the capacity of one."""
+        endpoint_states = {state.endpoint.name: state for state in self._dispatcher.core.endpoint_states}
+        for replica in replicas:
+            state = endpoint_states.get(replica.name)
+            if state is None or replica.phase is not ReplicaPhase.SERVING:
+                continue
+            with suppress(ReplicaUnavailable):
+                self._card = state.endpoint.replica.card()
+            self._step_tokens = max(self._step_tokens, state.load.step_tokens)
+            self._estimator.observe(
+                replica.name,
+                state.load.times,
+                serving_for_s=now_s - replica.since_s,
+                is_draining=not state.endpoint.admin_state.serving,
+                is_stale=late_s(state, now_s) > _STALE_S,
+            )
+        names = {replica.name for replica in replicas}
+        for name in self._known - names:
+            self._estimator.forget(name)
+        self._known = names
+        card = self._card
+        if card is None or not self._step_tokens:
+            return None
+        return self._estimator.capacity(
+            max_sequences=card.max_sequences, kv_tokens=card.kv_capacity_tokens, step_tokens=self._step_tokens
+        )
+
+    def _override(self, now_s: float) -> ScalingOverride | None:
+        lease = self.lease.lease
+        if lease.override_replicas is None or lease.override_until_s is None:
+            return None
+        remaining_s = lease.override_until_s - self._clock.wall_s()
+        return (
+            None if remaining_s <= 0 else ScalingOverride(replicas=lease.override_replicas, until_s=now_s + remaining_s)
+        )
+
+    async def _act(self, decision: ScalingDecision) -> None:
+        """Writes a decision that changes something and carries it out; keeps every decision."""
+        wall_s, epoch = self._clock.wall_s(), self.lease.lease.epoch
+        self.counts[decision.reason] += 1
+        self.outcomes.on_decision(decision.evidence.ttft_s, decision.at_s, wall_s)
+        numbers = epoch, decision.desired, decision.asleep
+        made = RecordedDecision(at_s=wall_s, epoch=epoch, decision=decision, is_change=numbers != self._acted)
+        if made.is_change:
+            if not await self.lease.decide(decision.desired, decision.asleep, msgspec.msgpack.encode(made)):
+                return
+            self._acted = numbers
+            self.pool.set_desired(decision.desired, decision.asleep)
+        self.decisions.append(made)
+
+    def _on_first_token(self, after_s: float) -> None:
+        self.outcomes.on_first_token(after_s)
+        if self._notify_first_token is not None:
+            self._notify_first_token(after_s)

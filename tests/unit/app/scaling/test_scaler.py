@@ -1,0 +1,257 @@
+"""The scaler of one model: from what dispatch sees to the desired numbers of its pool."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from maitred.app.scaling.lease import LeaseClaim
+from maitred.app.scaling.scaler import ModelScaler, RecordedDecision
+from maitred.core.replica import StepTimes
+from maitred.fleet.backend import BackendFacts, BackendReplica
+from maitred.fleet.policy.reconciler import DesiredReplicas
+from maitred.scaling.config import AutoscalingConfig
+from maitred.scaling.decision import ScalingReason
+from maitred.scaling.replica_status import ReplicaPhase, ReplicaStatus
+from maitred.scaling.startup_times import StartKind, StartupTimes
+from tests.support.dispatchers import DispatchSetup, enter, leave, make_dispatch_request
+from tests.support.scaling.leases import PaperLeases
+
+TIMES = StepTimes(fixed_s=0.02, token_s=0.0005, decode_s=0.001)
+
+
+class Backend:
+    facts = BackendFacts(max_replicas=8, start_kind=StartKind.WEIGHTS_CACHED, usd_per_hour=2.0)
+
+    def __init__(self, pool):
+        self._pool = pool
+
+    def replicas(self):
+        return {
+            status.name: BackendReplica(name=status.name, phase=status.phase, since_s=status.since_s)
+            for status in self._pool.statuses
+        }
+
+
+class Pool:
+    """Has the replicas that the test says, and remembers what is desired."""
+
+    def __init__(self, clock):
+        self.backend = Backend(self)
+        self.startup_times = StartupTimes({StartKind.WEIGHTS_CACHED: 5.0})
+        self.desired = DesiredReplicas(1)
+        self.orders = []
+        self.statuses = [ReplicaStatus(name="replica-0", phase=ReplicaPhase.SERVING, since_s=clock.now_s - 1_000.0)]
+
+    def set_desired(self, serving, asleep=0):
+        self.desired = DesiredReplicas(serving, asleep)
+        self.orders.append((serving, asleep))
+
+    def replicas(self):
+        return self.statuses
+
+
+class Setup(DispatchSetup):
+    """A scaler with a queue, a pool and a lease in memory."""
+
+    def __init__(self, **settings):
+        super().__init__()
+        self.replica.say(times=TIMES)
+        self.leases = PaperLeases(self.clock)
+        self.pool = Pool(self.clock)
+        self.settings = {"enabled": True, "max_replicas": 4, "ttft_s": 1.0, "itl_s": 0.2} | settings
+        self.lease = LeaseClaim(self.leases, "chat", "here", self.clock)
+        self.scaler = ModelScaler(
+            self.pool, self.dispatcher, self.lease, AutoscalingConfig(**self.settings), self.clock
+        )
+        self.sent = 0
+
+    async def steps(self, count, arrivals=0):
+        """Lets the scaler decide once a second, while requests come that the replica cannot take."""
+        for _ in range(count):
+            self.clock.now_s += 1.0
+            self.replica.notify()
+            for _ in range(arrivals):
+                self.sent += 1
+                request = make_dispatch_request(self.sent, max_tokens=100, arrived_s=self.clock.now_s)
+                enter(self.dispatcher.enqueue(request))
+            await self.scaler.step()
+        return self.scaler.last.decision if self.scaler.last else None
+
+
+async def test_a_backlog_brings_replicas():
+    setup = Setup()
+    await setup.steps(1)
+    decision = await setup.steps(10, arrivals=3)
+    assert setup.pool.orders[0] == (1, 0), "from the first decision on the pool is scaled"
+    assert decision.desired > 1
+    assert setup.pool.desired.serving == decision.desired
+    assert decision.evidence.waiting > 0
+
+
+async def test_what_changes_nothing_is_not_written():
+    setup = Setup()
+    await setup.steps(20)
+    assert len(setup.leases.written) == len(setup.pool.orders) == 1
+    assert [made.is_change for made in setup.scaler.decisions] == [True] + 19 * [False]
+    (written,) = setup.leases.written
+    assert msgspec.msgpack.decode(written[3], type=RecordedDecision) == setup.scaler.decisions[0]
+
+
+async def test_while_the_database_is_away_the_fleet_stays_as_it_is_and_goes_on_after():
+    setup = Setup()
+    await setup.steps(2)
+    setup.leases.away = True
+    await setup.steps(30, arrivals=3)
+    assert setup.pool.orders == [(1, 0)]
+    setup.leases.away = False
+    decision = await setup.steps(6)
+    assert setup.pool.orders[-1] == (decision.desired, 0)
+    assert decision.desired > 1, "the demand was observed meanwhile"
+    assert decision.evidence.requests_per_s.mean > 1
+
+
+async def test_who_lost_the_lease_changes_nothing_and_goes_on_observing():
+    setup = Setup()
+    await setup.steps(2)
+    other = LeaseClaim(setup.leases, "chat", "there", setup.clock)
+    await other.hold()
+    setup.clock.now_s += 60.0
+    assert await other.hold()
+    await setup.steps(4, arrivals=3)
+    for _ in range(10):
+        await other.hold()
+        await setup.steps(1, arrivals=3)
+    assert setup.pool.orders == [(1, 0)]
+    assert not setup.lease.is_held
+    assert setup.scaler.autoscaler.forecast.level > 0.3
+
+
+async def test_the_first_decision_of_an_epoch_is_always_carried_out():
+    setup = Setup()
+    await setup.steps(1)
+    setup.lease._has_taken = False  # as if another one had been first, and had gone
+    setup.clock.now_s += 60.0
+    await setup.steps(1)
+    assert [epoch for _, epoch, _, _ in setup.leases.written] == [1, 2]
+    assert len(setup.pool.orders) == 2
+
+
+async def test_an_override_holds_until_its_end():
+    setup = Setup()
+    await setup.steps(1)
+    await setup.leases.set_override("chat", 3, setup.clock.wall_s() + 10.0)
+    await setup.scaler.refresh()
+    decision = await setup.steps(1)
+    assert (decision.reason, decision.desired) == (ScalingReason.OVERRIDE, 3)
+    assert setup.pool.desired.serving == 3
+    decision = await setup.steps(12)
+    assert decision.reason is not ScalingReason.OVERRIDE
+
+
+async def test_other_limits_hold_from_the_next_decision_on():
+    setup = Setup()
+    assert (await setup.steps(10, arrivals=3)).desired > 2
+    setup.scaler.reconfigure(AutoscalingConfig(**setup.settings | {"max_replicas": 2}))
+    decision = await setup.steps(1)
+    assert decision.desired == 2
+    assert decision.reason is ScalingReason.LIMITED
+
+
+async def test_the_price_of_the_backend_counts_unless_there_is_another():
+    setup = Setup()
+    await setup.steps(1)
+    assert setup.scaler.autoscaler.objectives.usd_per_hour == 2.0
+    setup.scaler.reconfigure(AutoscalingConfig(**setup.settings | {"usd_per_hour": 3.0}))
+    await setup.steps(1)
+    assert setup.scaler.autoscaler.objectives.usd_per_hour == 3.0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"since_s": 1_000_000.0 - 5.0},
+        {"phase": ReplicaPhase.DRAINING},
+        {"phase": ReplicaPhase.STARTING},
+    ],
+)
+async def test_only_warm_replicas_that_serve_are_learned_from(change):
+    setup = Setup()
+    setup.pool.statuses = [msgspec.structs.replace(setup.pool.statuses[0], **change)]
+    decision = await setup.steps(3, arrivals=3)
+    assert decision.reason is ScalingReason.UNKNOWN_CAPACITY
+    assert decision.evidence.replica_requests_per_s is None
+
+
+async def test_a_report_that_is_late_is_not_learned_from():
+    setup = Setup()
+    setup.replica.say(times=StepTimes())
+    await setup.steps(1, arrivals=1)
+    setup.replica.say(times=TIMES, running=1)
+    setup.dispatcher.core.refresh(setup.clock.now_s)
+    setup.clock.now_s += 60.0
+    await setup.scaler.step()
+    assert setup.scaler.last.decision.reason is ScalingReason.UNKNOWN_CAPACITY
+
+
+async def test_an_objective_that_no_number_reaches_is_said_and_not_chased():
+    setup = Setup(itl_s=0.001)
+    await setup.steps(2, arrivals=1)
+    decision = await setup.steps(10)
+    assert decision.reason is ScalingReason.UNREACHABLE
+    assert setup.pool.desired.serving == 1
+
+
+async def test_first_tokens_are_measured_and_still_told_to_others():
+    setup = Setup()
+    told = []
+    setup.dispatcher.notify_first_token = None
+    setup = Setup()
+    setup.scaler._notify_first_token = told.append
+    entry = setup.dispatcher.enqueue(make_dispatch_request(1))
+    enter(entry)
+    setup.clock.now_s += 0.5
+    entry.on_first_token()
+    leave(entry)
+    assert told == [0.5]
+    await setup.steps(61)
+    assert setup.scaler.outcomes.last[0].measured_s == 0.5
+
+
+async def test_requests_that_begin_to_wait_bring_a_decision_at_once():
+    setup = Setup()
+    task = asyncio.create_task(setup.scaler.run())
+    try:
+        async with asyncio.timeout(300):
+            while not setup.scaler.decisions:  # noqa: ASYNC110 - what is waited for has no event
+                await asyncio.sleep(0.001)
+            made = len(setup.scaler.decisions)
+            setup.clock.now_s += 5.0
+            for number in range(8):
+                enter(setup.dispatcher.enqueue(make_dispatch_request(number)))
+            assert setup.scaler._wanted.is_set()
+            while len(setup.scaler.decisions) == made:  # noqa: ASYNC110 - the same
+                await asyncio.sleep(0.001)
+    finally:
+        task.cancel()
+    assert setup.scaler.last.decision.evidence.waiting > 0
+
+
+async def test_a_decision_that_fails_is_logged_and_the_next_one_is_made(caplog):
+    setup = Setup()
+    failures = iter([RuntimeError("broken")])
+    step = setup.scaler.step
+
+    async def fail_once():
+        for failure in failures:
+            raise failure
+        await step()
+
+    setup.scaler.step = fail_once
+    task = asyncio.create_task(setup.scaler.run())
+    async with asyncio.timeout(300):
+        while not setup.scaler.decisions:
+            setup.scaler._wanted.set()
+            await asyncio.sleep(0.001)
+    task.cancel()
+    assert "stay as they are" in caplog.text
