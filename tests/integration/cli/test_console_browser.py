@@ -9,6 +9,7 @@ import httpx
 import msgspec
 import pytest
 
+from maitred.wire.admin.scaling import ScalingBody
 from maitred.wire.admin.semantic import SemanticScopeBody
 from tests.support.console_server import Complaints, accessibility_violations, consoled
 
@@ -301,6 +302,68 @@ def semantic_scope(tenant, phase, **fields):
         }
     )
     return json.loads(msgspec.json.encode(scope))
+
+
+def scaled_model(model, *, override=None, decision=None, outcomes=(), **fields):
+    forecast = {"low": 1.5, "mean": 2.5, "high": 4.25, "coverage": 0.91}
+    decided = {
+        **dict.fromkeys(("waiting", "running", "ready", "coming", "asleep"), 0),
+        **dict.fromkeys(("predicted_ttft_s", "predicted_ttft_with_one_less_s", "predicted_itl_s"), None),
+        **dict.fromkeys(("utilisation", "replica_requests_per_s", "hold_until"), None),
+        **{"at": "2026-11-28T12:00:00Z", "desired": 2, "reason": "steady", "text": "It <b>meets</b> the objectives."},
+        **{"changed": True, "epoch": 1, "forecast": forecast, "lead_time_s": 30.0, "limits": [], **(decision or {})},
+    }
+    objectives = {"ttft_s": 2.0, "itl_s": 0.1, "min_replicas": 1, "max_replicas": 4, "sleeping_replicas": 0}
+    scaling = {
+        **{"model": model, "desired": 2, "asleep": 0, "actual": {"serving": 1, "starting": 1}, "reachable": True},
+        **{"override": override, "decision": decided, "deciding": True, "owner": "here", "epoch": 1},
+        "objectives": {**objectives, "target_utilisation": 0.85, "usd_per_hour": 0.0, "max_usd_per_hour": None},
+        **{"replicas": [], "starts": [], "outcomes": list(outcomes), **fields},
+    }
+    return json.loads(msgspec.json.encode(msgspec.convert(scaling, ScalingBody)))
+
+
+@pytest.mark.parametrize(("size", "scheme"), [(WIDE, "light"), (PHONE, "dark")], ids=["wide", "phone"])
+def test_replicas_are_shown_with_the_reason_of_their_number(opened, system, size, scheme):
+    outcome = {"at": "2026-11-28T12:00:00Z", "predicted_s": 0.75, "measured_s": 0.5, "requests": 9}
+    models = [
+        scaled_model("chat", override={"replicas": 2, "until": "2026-11-28T13:00:00Z"}, outcomes=[outcome]),
+        scaled_model("code", asleep=1, decision={"reason": "unreachable", "text": "No number is enough."}),
+    ]
+    ended = []
+
+    def answer(route):
+        data = models
+        if route.request.method == "DELETE":
+            ended.append(route.request.url)
+            models[0] = scaled_model("chat", outcomes=[outcome])
+        elif "/decisions" in route.request.url:
+            data = [models[0]["decision"]]
+        route.fulfill(json={"object": "list", "data": data, "has_more": False, "next": None})
+
+    page = opened(viewport=size, color_scheme=scheme)
+    log_in(page, system.admin_key)
+    panel = page.get_by_role("heading", name="Scaling")
+    expect(page.get_by_role("heading", name="Replicas")).to_be_visible()
+    expect(panel).to_be_hidden()
+    page.route("**/admin/v1/scaling**", answer)
+    page.reload()
+    expect(panel).to_be_visible()
+    rows = page.locator("section:has(> .head > #panel-scaling) tr")
+    chat, code = rows.filter(has_text="chat"), rows.filter(has_text="code")
+    for text in ("1 serving, 1 starting", "It <b>meets</b> the objectives.", "2.5/s", "1.5 to 4.25 in 30.0 s", "91 %"):
+        expect(chat).to_contain_text(text)
+    expect(chat).to_contain_text("500 ms predicted 750 ms, objective 2.00 s")
+    expect(code.locator(".badge.warn")).to_have_text("Unreachable")
+    expect(code).to_contain_text("2 and 1 asleep")
+    assert serious_violations(page, "section:has(> .head > #panel-scaling)") == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+    page.get_by_role("button", name="Decisions on chat").click()
+    expect(page.get_by_role("dialog").get_by_role("listitem")).to_contain_text("It <b>meets</b> the objectives.")
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="End override of chat").click()
+    expect(page.get_by_role("button", name="End override of chat")).to_be_hidden()
+    assert [url.partition("?")[2] for url in ended] == ["model=chat"]
 
 
 @pytest.mark.parametrize(("size", "scheme"), [(WIDE, "light"), (PHONE, "dark")], ids=["wide", "phone"])

@@ -3,6 +3,7 @@
 import { Chart } from "./charts.js";
 import { el, meter, panel, refill, row, svg, table } from "./dom.js";
 import { amount, count, percent, span, time, words } from "./format.js";
+import { scalingPanel } from "./scaling.js";
 import { events, Refusal, request } from "./server.js";
 
 const KEPT = 600;
@@ -49,6 +50,7 @@ export function livePage(me, connection) {
   const engines = panel("Batch and KV cache");
   const cache = panel("Cache of answers", { wide: true, note: "since the start" });
   const replicas = panel("Replicas", { wide: true });
+  const scaling = admin && scalingPanel();
   const tenants = panel("Tenants", { wide: true, note: "use against limits" });
   const refusals = panel("Last refusals", { wide: true });
   const tables = { replicas: table("Replicas", REPLICAS), tenants: table("Tenants", TENANTS), refusals: table("Last refusals", REFUSALS) };
@@ -57,7 +59,7 @@ export function livePage(me, connection) {
   const node = el("div", { class: "live", "aria-busy": "true" }, stale,
     el("section", { "aria-label": "Requests in each stage", class: "stages" }, path),
     el("section", { class: "charts", "aria-label": "Charts" }, charts.map((chart) => chart.node)),
-    el("div", { class: "grid" }, findings.node, queues.node, engines.node, cache.node, replicas.node, admin && tenants.node, refusals.node));
+    el("div", { class: "grid" }, findings.node, queues.node, engines.node, cache.node, replicas.node, scaling && scaling.node, admin && tenants.node, refusals.node));
 
   let points = [];
   let ended = false;
@@ -118,10 +120,14 @@ export function livePage(me, connection) {
 
   return {
     node,
-    enter: follow,
+    enter() {
+      if (scaling) scaling.enter();
+      return follow();
+    },
     leave() {
       ended = true;
       stop.abort();
+      if (scaling) scaling.leave();
       for (const chart of charts) chart.end();
     },
   };
