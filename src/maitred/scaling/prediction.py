@@ -177,10 +177,13 @@ class ScalingPrediction:
         ordered now matters from then on, not before; so this is the newsvendor's choice of a quantile. The quantile is
         one of rates over `window_s`: what exceeds the capacity for so long may wait as long as the objective allows.
         """
-        sequences = self._sequences(self._forecast.at(self.times.lead_s, confidence))
+        lead_s = self.times.lead_s
+        sequences = self._sequences(self._forecast.at(lead_s, confidence))
+        if sequences < 1 and not self._demand.any:
+            return 0
         borne = sequences / (1 + self._longest_wait_s / self._forecast.window_s)
-        mean = self._sequences(self._forecast.at(self.times.lead_s)) / target_utilisation
-        return max(1 if self._demand.any else 0, math.ceil(max(borne, mean) / self._queue.batch - 1e-9))
+        mean = self._sequences(self._forecast.at(lead_s)) / target_utilisation
+        return max(1, math.ceil(max(borne, mean) / self._queue.batch - 1e-9))
 
     def least(self, confidence: float, target_utilisation: float) -> int:
         """Returns the least number of replicas that meets the objectives as well as is worth its price.

@@ -11,7 +11,7 @@ from maitred.scaling.startup_times import StartKind, StartupTimes
 from tests.support.scaled_model import CAPACITY, autoscaler, objectives, serving, window
 
 
-def first_decision(*, rate, lead_s=30.0, replicas=2, waiting=0, running=20, seconds=100):
+def first_decision(*, rate, lead_s=30.0, replicas=2, waiting=0, running=20, seconds=60):
     """Returns the first decision of an autoscaler whose forecast has seen a steady rate."""
     forecast = DemandForecast()
     for second in range(1, seconds):
@@ -28,7 +28,7 @@ def first_decision(*, rate, lead_s=30.0, replicas=2, waiting=0, running=20, seco
     more_waiting=st.integers(0, 300),
     replicas=st.integers(1, 10),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_more_demand_never_lowers_the_number(rate, more, waiting, more_waiting, replicas):
     running = min(32 * replicas, round(4 * rate))
     less = first_decision(rate=rate, waiting=waiting, running=running, replicas=replicas)
@@ -45,7 +45,7 @@ def test_more_demand_never_lowers_the_number(rate, more, waiting, more_waiting, 
     lead_s=st.sampled_from([1.0, 5.0, 20.0, 60.0]),
     longer=st.sampled_from([1.0, 2.0, 5.0, 10.0]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_a_longer_lead_time_never_lowers_the_number(rate, lead_s, longer):
     running = min(32 * 10, round(4.5 * rate))
     short = first_decision(rate=rate, lead_s=lead_s, replicas=10, running=running)
@@ -110,7 +110,7 @@ def test_limits_hold_in_every_state(events, least, most, usd, sleeping, override
 def test_replicas_that_go_or_have_failed_do_not_serve_the_demand(phases):
     others = [ReplicaStatus(name=f"x{index}", phase=phase, since_s=0.0) for index, phase in enumerate(phases)]
     forecast = DemandForecast()
-    for second in range(1, 100):
+    for second in range(1, 60):
         forecast.observe(window(float(second), 20.0))
     scaler = Autoscaler(objectives(), StartupTimes({StartKind.COLD: 30.0}), forecast)
     demand = Demand(running=60, window=window(100.0, 20.0))
