@@ -93,17 +93,17 @@ class Autoscaler:
         enough = max(need, prediction.least(confidence, _DOWN_UTILISATION * objectives.target_utilisation))
         for number in [number for number in self._unneeded_since_s if number <= enough or number > committed]:
             del self._unneeded_since_s[number]
-        cost_s = start_cost_s(prediction.times.start_s, objectives.confidence)
+        cost_s = start_cost_s(prediction.times.new_s, objectives.confidence)
         for number in range(enough + 1, committed + 1):
             self._unneeded_since_s.setdefault(number, now_s)
         for number in range(committed, enough, -1):
             unneeded_s = now_s - self._unneeded_since_s[number]
             if number == 1:
-                held_s = self._idle_hold_s(prediction.times.start_s, cost_s)
+                held_s = self._idle_hold_s(prediction.times.new_s, cost_s)
             else:
                 rate = prediction.rate_needing(number, objectives.confidence, objectives.target_utilisation)
                 held_s = hold_s(self.forecast, rate, unneeded_s=unneeded_s, start_cost_s=cost_s)
-            held_s = max(held_s, _SETTLED_S - unneeded_s, prediction.times.start_s - unneeded_s)
+            held_s = max(held_s, _SETTLED_S - unneeded_s, prediction.times.new_s - unneeded_s)
             if held_s > 0:
                 return number, now_s + held_s
         return min(enough, committed), None

@@ -79,7 +79,7 @@ class DemandForecast:
         self._horizons = [_Horizon(seconds) for seconds in _HORIZONS_S]
         self._sizes = _SizeSums()
         self._last_arrival_s = -math.inf
-        self._surge_at, self._last_surge = (-1, 0.0), 1.0
+        self._surge_at, self._last_surge = (-1, 0.0), 0.0
         self._now_s = 0.0
 
     def observe(self, window: ArrivalWindow) -> None:
@@ -168,7 +168,7 @@ class DemandForecast:
 
     def at(self, in_s: float, quantile: float = 0.5) -> float:
         """Returns a quantile of the mean requests per second around the time `in_s` seconds from now."""
-        return self._quantile(in_s, quantile) * self._surge()
+        return self._quantile(in_s, quantile) + self._surge()
 
     def _quantile(self, in_s: float, quantile: float) -> float:
         horizons = self._horizons
@@ -187,21 +187,21 @@ class DemandForecast:
         return horizon.forecast + horizon.errors.quantile(quantile, self._spread(horizon.forecast))
 
     def _surge(self) -> float:
-        """Returns by how much the last arrivals exceed the forecast, if chance does not explain it; else 1.
+        """Returns by how many per second the last arrivals exceed the forecast, if chance does not explain it; else 0.
 
         A bin is too long to wait for its end where a crowd comes.
         """
         if self._bins and self._surge_at != (self._bins, self._count):
             self._surge_at = (self._bins, self._count)
             last = self._counts[-1] - self._counts[-2]
-            high, surge = self._quantile(0.0, 0.95), 1.0
+            high, surge = self._quantile(0.0, 0.95), 0.0
             for count, seconds in (
                 (self._count, self._elapsed_s),
                 (self._count + last, self._elapsed_s + _BIN_S),
             ):
                 expected = high * seconds
-                if expected > 0 and count > expected + 4 * math.sqrt(expected) + 3:
-                    surge = max(surge, count / expected)
+                if seconds > 0 and count > expected + 4 * math.sqrt(expected) + 3:
+                    surge = max(surge, count / max(1.0, seconds) - high)
             self._last_surge = surge
         return self._last_surge
 

@@ -78,9 +78,9 @@ class ReadyTimes:
         return self._ready_s[self.committed] if len(self._ready_s) > self.committed else self.new_s
 
     @property
-    def start_s(self) -> float:
-        """Seconds that the start of a replica takes which is given up now."""
-        return self.new_s
+    def known(self) -> int:
+        """Number of replicas that serve, are about to, or could be had without a new start."""
+        return len(self._ready_s)
 
     def of(self, number: int) -> list[float]:
         """Returns the seconds after which each of so many replicas serves, ascending."""
@@ -156,18 +156,19 @@ class ScalingPrediction:
         rates = [self._forecast.at(knot) for knot in knots]
         return FluidQueue(self._capacity, self._mix, self._itl_s, self._demand, knots, rates, self._longest_wait_s)
 
-    def _sequences(self, requests_per_s: float) -> float:
-        """Returns the sequences at the end of the lead time if requests come at this rate until then.
+    def _sequences(self, requests_per_s: float, in_s: float) -> float:
+        """Returns the sequences after so many seconds if requests come at this rate until then.
 
         What runs and waits now leaves with the time that a request takes; the rate decides on the rest.
         """
-        stay = math.exp(-self.times.lead_s / self.resident_s)
+        stay = math.exp(-in_s / self.resident_s)
         present = self._demand.running + self._queue.queued
         return present * stay + requests_per_s * self.resident_s * (1 - stay)
 
     def utilisation(self, number: int) -> float:
         """Returns which share of the capacity of so many replicas is needed at the end of the lead time."""
-        sequences = self._sequences(self._forecast.at(self.times.lead_s))
+        lead_s = self.times.lead_s
+        sequences = self._sequences(self._forecast.at(lead_s), lead_s)
         return sequences / (number * self._queue.batch) if number else math.inf if sequences else 0.0
 
     def floor(self, confidence: float, target_utilisation: float) -> int:
@@ -177,12 +178,18 @@ class ScalingPrediction:
         ordered now matters from then on, not before; so this is the newsvendor's choice of a quantile. The quantile is
         one of rates over `window_s`: what exceeds the capacity for so long may wait as long as the objective allows.
         """
-        lead_s = self.times.lead_s
-        sequences = self._sequences(self._forecast.at(lead_s, confidence))
+        number = self._floor(confidence, target_utilisation, self.times.lead_s)
+        if number > self.times.known:
+            # Those that sleep or drain are too few; the others take the time of a start.
+            number = max(self.times.known, self._floor(confidence, target_utilisation, self.times.new_s))
+        return number
+
+    def _floor(self, confidence: float, target_utilisation: float, lead_s: float) -> int:
+        sequences = self._sequences(self._forecast.at(lead_s, confidence), lead_s)
         if sequences < 1 and not self._demand.any:
             return 0
         borne = sequences / (1 + self._longest_wait_s / self._forecast.window_s)
-        mean = self._sequences(self._forecast.at(lead_s)) / target_utilisation
+        mean = self._sequences(self._forecast.at(lead_s), lead_s) / target_utilisation
         return max(1, math.ceil(max(borne, mean) / self._queue.batch - 1e-9))
 
     def least(self, confidence: float, target_utilisation: float) -> int:

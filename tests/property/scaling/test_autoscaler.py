@@ -113,7 +113,7 @@ def test_replicas_that_go_or_have_failed_do_not_serve_the_demand(phases):
     for second in range(1, 60):
         forecast.observe(window(float(second), 20.0))
     scaler = Autoscaler(objectives(), StartupTimes({StartKind.COLD: 30.0}), forecast)
-    demand = Demand(running=60, window=window(100.0, 20.0))
-    decision = scaler.decide(demand, [*serving(1), *others], CAPACITY, 100.0)
+    demand = Demand(running=32, waiting=60, window=window(60.0, 20.0))
+    decision = scaler.decide(demand, [*serving(1), *others], CAPACITY, 60.0)
     assert (decision.evidence.ready, decision.evidence.coming) == (1, 0)
     assert decision.desired >= 3
