@@ -11,8 +11,7 @@ from maitred.scaling.forecast import DemandForecast
 from maitred.scaling.hold import hold_s, start_cost_s
 from maitred.scaling.objectives import ScalingObjectives
 from maitred.scaling.prediction import ReadyTimes, ScalingPrediction
-from maitred.scaling.replica_status import ReplicaStatus
-from maitred.scaling.start_backoff import StartBackoff
+from maitred.scaling.replica_status import ReplicaStatus, StartBackoff
 from maitred.scaling.startup_times import StartKind, StartupTimes
 
 _DOWN_CONFIDENCE = 0.25
@@ -73,11 +72,19 @@ class Autoscaler:
         self._backoff.observe(replicas)
         if self.override is not None and self.override.until_s <= now_s:
             self.override = None
-        times = ReadyTimes(replicas, self.startup_times, self.start_kind, self._backoff.start_from_s, now_s)
+        times = ReadyTimes(
+            replicas,
+            self.startup_times,
+            start_kind=self.start_kind,
+            start_from_s=self._backoff.start_from_s,
+            now_s=now_s,
+        )
         mix = self.forecast.mix
         if capacity is None or mix is None:
             return self._conclude(demand, times, None, _need_blindly(demand, times), times.committed, None, now_s)
-        prediction = ScalingPrediction(self.objectives, self.forecast, demand, times, capacity, mix)
+        prediction = ScalingPrediction(
+            self.objectives, forecast=self.forecast, demand=demand, times=times, capacity=capacity, mix=mix
+        )
         self.forecast.window_s = min(60.0, max(10.0, prediction.resident_s))
         need = prediction.least(self.objectives.confidence, self.objectives.target_utilisation)
         kept, hold_until_s = self._keep(prediction, demand, need, now_s)
@@ -170,7 +177,7 @@ class Autoscaler:
         if desired > times.committed:
             if ScalingLimit.MIN_REPLICAS in limits:
                 return ScalingReason.MINIMUM
-            if desired <= prediction.floor(objectives.confidence, objectives.target_utilisation):
+            if desired <= prediction.least_by_capacity(objectives.confidence, objectives.target_utilisation):
                 return ScalingReason.UTILISATION
             return ScalingReason.BACKLOG if demand.waiting else ScalingReason.FORECAST
         if desired < times.committed:

@@ -45,6 +45,7 @@ class FluidQueue:
         self,
         capacity: ReplicaCapacity,
         mix: RequestMix,
+        *,
         itl_s: float,
         demand: Demand,
         knots: Sequence[float],
@@ -67,7 +68,7 @@ class FluidQueue:
         self._longest_wait_s = longest_wait_s
         self.end_s = knots[-1]
         self._dt_s = self.end_s / _STEPS
-        self._arrivals = [self._dt_s * rate for rate in _interpolated(knots, rates, self._dt_s)]
+        self._arrivals = [self._dt_s * rate for rate in _interpolate(knots, rates, self._dt_s)]
         self._played: dict[tuple[float, ...], QueuePlayback] = {}
 
     @property
@@ -160,7 +161,7 @@ def _missed_share(oldest_wait_s: float, left_s: float, longest_wait_s: float) ->
     return (max(first_s, last_s) - longest_wait_s) / abs(first_s - last_s)
 
 
-def _interpolated(knots: Sequence[float], values: Sequence[float], dt_s: float) -> list[float]:
+def _interpolate(knots: Sequence[float], values: Sequence[float], dt_s: float) -> list[float]:
     """Returns the values in the middle of each step, on the lines between the knots."""
     found, index = [], 0
     for step in range(_STEPS):

@@ -62,8 +62,8 @@ class ForecastErrors:
         if count < _FEW:
             return spread * normal_quantile(quantile)
         if quantile >= 0.5:
-            return self._tail_error(_corrected(1 - quantile, self._upper_tail), upper=True)
-        return self._tail_error(_corrected(quantile, self._lower_tail), upper=False)
+            return self._tail_error(_correct(1 - quantile, self._upper_tail), upper=True)
+        return self._tail_error(_correct(quantile, self._lower_tail), upper=False)
 
     def _tail_error(self, tail: float, *, upper: bool) -> float:
         """Returns the error that a share `tail` of the errors exceeds; beyond the largest if `tail` is below 0."""
@@ -85,7 +85,7 @@ class ForecastErrors:
         return error
 
 
-def _corrected(tail: float, band_tail: float) -> float:
+def _correct(tail: float, band_tail: float) -> float:
     """Returns the share at which a tail is taken: fully corrected at the edge of the band, and not in the middle."""
     if tail >= _TAIL:
         return tail + (band_tail - _TAIL) * (0.5 - tail) / (0.5 - _TAIL)

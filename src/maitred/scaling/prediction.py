@@ -43,6 +43,7 @@ class ReadyTimes:
         self,
         replicas: Sequence[ReplicaStatus],
         startup_times: StartupTimes,
+        *,
         start_kind: StartKind,
         start_from_s: float,
         now_s: float,
@@ -121,6 +122,7 @@ class ScalingPrediction:
     def __init__(
         self,
         objectives: ScalingObjectives,
+        *,
         forecast: DemandForecast,
         demand: Demand,
         times: ReadyTimes,
@@ -141,8 +143,8 @@ class ScalingPrediction:
         self.resident_s = mix.output_tokens * step_s
         self.alone_ttft_s = capacity.alone_ttft_s(mix, self.requests_per_s * self.resident_s)
         self.is_reachable = capacity.is_reachable(mix, ttft_s=objectives.ttft_s, itl_s=objectives.itl_s)
-        spare_s = objectives.ttft_s - self.alone_ttft_s
-        self._longest_wait_s = spare_s if spare_s > 0 else 0.5 * objectives.ttft_s
+        left_s = objectives.ttft_s - self.alone_ttft_s
+        self._longest_wait_s = left_s if left_s > 0 else 0.5 * objectives.ttft_s
         self._queue = self._playable()
 
     def play(self, number: int) -> QueuePlayback:
@@ -154,7 +156,15 @@ class ScalingPrediction:
         end_s = self.times.lead_s + max(_LEAST_AHEAD_S, min(60.0, self.resident_s), min(300.0, self.times.lead_s))
         knots = [0.0, *(knot for knot in _KNOTS_S if knot < end_s), end_s]
         rates = [self._forecast.at(knot) for knot in knots]
-        return FluidQueue(self._capacity, self._mix, self._itl_s, self._demand, knots, rates, self._longest_wait_s)
+        return FluidQueue(
+            self._capacity,
+            self._mix,
+            itl_s=self._itl_s,
+            demand=self._demand,
+            knots=knots,
+            rates=rates,
+            longest_wait_s=self._longest_wait_s,
+        )
 
     def _sequences(self, requests_per_s: float, in_s: float) -> float:
         """Returns the sequences after so many seconds if requests come at this rate until then.
@@ -171,20 +181,20 @@ class ScalingPrediction:
         sequences = self._sequences(self._forecast.at(lead_s), lead_s)
         return sequences / (number * self._queue.batch) if number else math.inf if sequences else 0.0
 
-    def floor(self, confidence: float, target_utilisation: float) -> int:
+    def least_by_capacity(self, confidence: float, target_utilisation: float) -> int:
         """Returns the least number whose capacity is not exceeded at the end of the lead time.
 
         It must hold for the quantile, and for the middle of the forecast at the target utilisation. Which replicas are
         ordered now matters from then on, not before; so this is the newsvendor's choice of a quantile. The quantile is
         one of rates over `window_s`: what exceeds the capacity for so long may wait as long as the objective allows.
         """
-        number = self._floor(confidence, target_utilisation, self.times.lead_s)
+        number = self._least_at(confidence, target_utilisation, self.times.lead_s)
         if number > self.times.known:
             # Those that sleep or drain are too few; the others take the time of a start.
-            number = max(self.times.known, self._floor(confidence, target_utilisation, self.times.new_s))
+            number = max(self.times.known, self._least_at(confidence, target_utilisation, self.times.new_s))
         return number
 
-    def _floor(self, confidence: float, target_utilisation: float, lead_s: float) -> int:
+    def _least_at(self, confidence: float, target_utilisation: float, lead_s: float) -> int:
         sequences = self._sequences(self._forecast.at(lead_s, confidence), lead_s)
         if sequences < 1 and not self._demand.any:
             return 0
@@ -200,7 +210,7 @@ class ScalingPrediction:
             target_utilisation: Highest predicted utilisation.
         """
         queue = self._queue
-        low = self.floor(confidence, target_utilisation)
+        low = self.least_by_capacity(confidence, target_utilisation)
         # So many can take everything that comes at once.
         high = max(low, math.ceil(queue.total_requests / queue.batch), 1)
         fewest = queue.play(self.times.of(high)).missed

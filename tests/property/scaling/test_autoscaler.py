@@ -8,7 +8,7 @@ from maitred.scaling.demand import Demand
 from maitred.scaling.forecast import DemandForecast
 from maitred.scaling.replica_status import ReplicaPhase, ReplicaStatus
 from maitred.scaling.startup_times import StartKind, StartupTimes
-from tests.support.scaled_model import CAPACITY, autoscaler, objectives, serving, window
+from tests.support.scaling.scaled_model import CAPACITY, autoscaler, objectives, serving, window
 
 
 def first_decision(*, rate, lead_s=30.0, replicas=2, waiting=0, running=20, seconds=60):

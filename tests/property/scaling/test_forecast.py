@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from maitred.scaling.demand import ArrivalWindow
 from maitred.scaling.forecast import DemandForecast
 from maitred.scaling.forecast_errors import ForecastErrors
-from tests.support.scaled_model import poisson, window
+from tests.support.scaling.scaled_model import poisson, window
 
 DAY_S = 86_400.0
 

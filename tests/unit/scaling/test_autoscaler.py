@@ -9,7 +9,7 @@ from maitred.scaling.decision import ScalingLimit, ScalingReason
 from maitred.scaling.demand import Demand
 from maitred.scaling.replica_status import ReplicaPhase, ReplicaStatus
 from maitred.scaling.startup_times import StartKind
-from tests.support.scaled_model import CAPACITY, ScaledModel, autoscaler, serving, window
+from tests.support.scaling.scaled_model import CAPACITY, ScaledModel, autoscaler, serving, window
 
 
 def decide(scaler, now_s, *, requests=0.0, waiting=0, running=0, replicas=1, capacity=CAPACITY, others=()):
@@ -207,7 +207,7 @@ class TestReserve:
         assert decision.evidence.ready == 1
 
 
-def test_starts_under_way_are_not_ordered_again():
+def test_replicas_that_start_are_not_ordered_again():
     model = ScaledModel(autoscaler(lead_s=120.0), lead_s=120.0)
     model.play(300, lambda now_s: 5.0)
     model.play(100, lambda now_s: 20.0)
