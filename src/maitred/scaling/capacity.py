@@ -27,7 +27,7 @@ _BISECTIONS = 30
 
 
 class KneeBound(StrEnum):
-    """What keeps the load of a replica from being higher."""
+    """Bound that keeps the load of a replica from being higher."""
 
     ITL = "itl"
     TTFT = "ttft"
@@ -54,7 +54,7 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaCapacity(msgspec.Struct, frozen=True, kw_only=True):
-    """What one replica can serve, by the linear model of its step times.
+    """Capacity of one replica, by the linear model of its step times.
 
     It does not depend on the mix of the requests: the mix is an argument of each question.
     """

@@ -18,7 +18,7 @@ _LEAST_PREFILL_SHARE = 0.05
 
 
 class QueuePlayback(msgspec.Struct, frozen=True):
-    """What became of the queue over the horizon."""
+    """Course of the queue over the horizon, with some number of replicas."""
 
     missed: float
     """Requests whose wait exceeded the longest that meets the objective."""

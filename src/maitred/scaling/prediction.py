@@ -101,7 +101,7 @@ def _remaining_s(replica: ReplicaStatus, startup_times: StartupTimes, now_s: flo
 
 
 class ScalingPrediction:
-    """What numbers of replicas would make of the pending work and of the forecast, until those started now serve.
+    """Prediction of what numbers of replicas make of pending work and forecast, until those started now serve.
 
     Args:
         objectives: Objectives and limits.
