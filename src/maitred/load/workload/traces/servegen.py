@@ -157,7 +157,7 @@ def read_servegen(path: Path, part: ServeGenSelection, seed: int) -> Workload:
     Raises:
         InvalidRequest: The files are missing or not valid, or the part contains no requests.
     """
-    clients = _clients(path)
+    clients = servegen_clients(path)
     expected = sum(_expected_requests(client, part) for client in clients)
     if expected == 0:
         raise InvalidRequest(f"shape.trace: {path} has no requests in this part of it. There are {FORMS}.")
@@ -182,7 +182,12 @@ def _expected_requests(client: ServeGenClient, part: ServeGenSelection) -> float
     )
 
 
-def _clients(path: Path) -> list[ServeGenClient]:
+def servegen_clients(path: Path) -> list[ServeGenClient]:
+    """Reads the clients that have requests, from a folder or a tar archive.
+
+    Raises:
+        InvalidRequest: The files are missing or not valid.
+    """
     windows: dict[int, list[ServeGenWindow]] = {}
     lengths: dict[int, ServeGenLengths] = {}
     for name, file in _files(path):
