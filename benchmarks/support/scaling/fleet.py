@@ -1,6 +1,7 @@
 """A fleet of replicas in simulated time, before which requests wait in one line."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,11 @@ class RequestTrace:
     arrived: Floats
     prompts: Counts
     outputs: Counts
+
+    @cached_property
+    def prompt_sums(self) -> Counts:
+        """Prompt tokens of the first requests: of none, of one, of two..."""
+        return np.concatenate([[0], np.cumsum(self.prompts)])
 
     def part(self, begin_s: float, end_s: float) -> "RequestTrace":
         """Returns the requests of a time span, which then starts at 0."""
@@ -61,6 +67,7 @@ class Observation:
         running_s: Integral of the running requests of serving replicas over time.
         serving_s: Integral of the serving replicas over time.
         arrived: Requests so far.
+        finished: Answers so far.
     """
 
     now_s: float
@@ -73,6 +80,7 @@ class Observation:
     running_s: float
     serving_s: float
     arrived: int
+    finished: int
 
     @property
     def replicas(self) -> int:
@@ -123,10 +131,11 @@ class SimulatedFleet:
             outputs=trace.outputs,
             first=np.full(requests, np.nan),
             finished=np.full(requests, np.nan),
+            output_sums=np.zeros(requests + 1, np.int64),
             times=np.array(
                 [times.fixed_s, times.token_s, times.context_token_s, times.decode_s, times.chunk_s, times.pair_s]
             ),
-            sums=np.zeros(6),
+            sums=np.zeros(4),
             counts=np.zeros(5, np.int64),
             phase=np.zeros(rows, np.int64),
             ordered=np.zeros(rows),
@@ -182,16 +191,13 @@ class SimulatedFleet:
             running_s=float(sums[kernels.RUNNING_S]),
             serving_s=float(sums[kernels.SERVING_S]),
             arrived=int(self.state.counts[kernels.ARRIVED]),
+            finished=int(self.state.counts[kernels.FINISHED]),
         )
 
     def replica_seconds(self) -> float:
         """Returns the seconds for which replicas have been paid until now."""
         there = self.state.phase != ABSENT
         return float(self.state.sums[kernels.PAID_S] + np.sum(self.now_s - self.state.ordered[there]))
-
-    def mean_output(self) -> tuple[float, float]:
-        """Returns mean and mean square of the output tokens of requests that have finished lately."""
-        return float(self.state.sums[kernels.OUTPUT_MEAN]), float(self.state.sums[kernels.OUTPUT_SQUARE])
 
     def missed(self, *, ttft_s: float, itl_s: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Returns for each request whether its TTFT, and whether its mean ITL misses the objective.

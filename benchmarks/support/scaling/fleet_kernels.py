@@ -19,14 +19,12 @@ Counts = NDArray[np.int64]
 
 ABSENT, STARTING, SERVING, DRAINING = range(4)
 """Phases of a replica."""
-NOW, RUNNING_S, SERVING_S, PAID_S, OUTPUT_MEAN, OUTPUT_SQUARE = range(6)
+NOW, RUNNING_S, SERVING_S, PAID_S = range(4)
 """Places in `FleetState.sums`."""
 HEAD, ARRIVED, FINISHED, STARTS, ROWS = range(5)
 """Places in `FleetState.counts`; all rows from `ROWS` on have never been used."""
 FIXED, TOKEN, CONTEXT, DECODE, CHUNK, PAIR = range(6)
 """Places in `FleetState.times`, which are those of `StepTimes`."""
-RECENT_OUTPUTS = 200
-"""Requests over which the mean output length is known to the gateway."""
 
 
 class FleetState(NamedTuple):
@@ -38,6 +36,8 @@ class FleetState(NamedTuple):
     first: Floats
     """Time of the first token; NaN before it."""
     finished: Floats
+    output_sums: Counts
+    """Output tokens of the requests that finished first: of none, of one, of two..."""
     times: Floats
     sums: Floats
     counts: Counts
@@ -165,10 +165,8 @@ def _finish(s: FleetState, r: int, j: int, now: float) -> None:
     s.request[r, j] = -1
     s.running[r] -= 1
     s.counts[FINISHED] += 1
-    share = 1.0 / min(s.counts[FINISHED], RECENT_OUTPUTS)
-    tokens = s.outputs[request]
-    s.sums[OUTPUT_MEAN] += share * (tokens - s.sums[OUTPUT_MEAN])
-    s.sums[OUTPUT_SQUARE] += share * (float(tokens) * tokens - s.sums[OUTPUT_SQUARE])
+    number = s.counts[FINISHED]
+    s.output_sums[number] = s.output_sums[number - 1] + s.outputs[request]
 
 
 @compiled
