@@ -58,6 +58,11 @@ class HindsightPlan:
     missed: float
 
 
+def part_of(load: FluidLoad, begin_s: int) -> FluidLoad:
+    """Returns the load from a second on."""
+    return FluidLoad(load.replicas[begin_s:], load.requests[begin_s:])
+
+
 def fluid_load(trace: RequestTrace, kind: ReplicaKind) -> FluidLoad:
     """Returns the load of a trace: each request holds a slot for as many steps as it has tokens.
 

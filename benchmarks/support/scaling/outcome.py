@@ -1,13 +1,18 @@
 """What a policy makes of a trace, and what the best of others would have paid for as few misses."""
 
-from collections.abc import Callable, Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from benchmarks.support.scaling.fleet import ReplicaKind, RequestTrace, SimulatedFleet
+from benchmarks.support.scaling.fleet_kernels import Floats
 from benchmarks.support.scaling.policies import ScalingPolicy
 
+LEAD_IN_S = 300.0
+"""So long the first number of replicas stays, whatever a policy says, because an empty fleet is no usual state. Nothing
+counts in that time."""
 AFTERWARDS_S = 36_000.0
 """For what is still in the fleet at the end of a trace. It costs nothing."""
 
@@ -41,7 +46,7 @@ class Outcome:
         replica_s: Seconds of replicas, from order to end of drain.
         starts: Replicas that were ordered.
         changes: Decisions that changed the number: time and number.
-        reaction_s: For each request that had to wait while no replica was starting: seconds until more were ordered.
+        reaction_s: See `reactions`.
     """
 
     late: float
@@ -65,21 +70,27 @@ class Outcome:
 def play(
     trace: RequestTrace, setting: Setting, make: Callable[[SimulatedFleet], ScalingPolicy], *, lead_s: float
 ) -> tuple[Outcome, SimulatedFleet]:
-    """Plays a trace with a policy; the fleet comes back as it was at the end."""
+    """Plays a trace with a policy; the fleet comes back as it was at the end.
+
+    Args:
+        trace: Requests; what comes before `LEAD_IN_S` does not count.
+        setting: Of all policies.
+        make: Makes the policy for a fleet.
+        lead_s: Seconds of a start.
+    """
     fleet = SimulatedFleet(trace, setting.kind, lead_s=lead_s, replicas=setting.first, most=2 * setting.most)
     policy = make(fleet)
-    number, due_s, changes, reaction_s = setting.first, 0.0, [], []
-    wait_began_s: float | None = None
+    number, due_s, before_s = setting.first, 0.0, 0.0
+    changes: list[tuple[float, int]] = []
+    orders_s: list[float] = []
     while True:
         seen = fleet.observe()
         desired = min(setting.most, max(1, policy.desired(seen)))
-        if seen.waiting and seen.starting == 0 and wait_began_s is None:
-            wait_began_s = seen.now_s - seen.oldest_wait_s
-        if wait_began_s is not None and (desired > number or not seen.waiting):
-            if desired > number:
-                reaction_s.append(seen.now_s - wait_began_s)
-            wait_began_s = None
+        if seen.now_s < LEAD_IN_S:
+            desired, before_s = number, fleet.replica_seconds()
         if desired != number:
+            if desired > number:
+                orders_s.append(seen.now_s)
             number = desired
             changes.append((seen.now_s, number))
             fleet.scale(number)
@@ -87,12 +98,39 @@ def play(
             due_s = seen.now_s + policy.interval_s
         if fleet.advance(min(due_s, trace.seconds), stop_at_wait=policy.at_wait) >= trace.seconds:
             break
-    replica_s, starts = fleet.replica_seconds(), fleet.starts
+    replica_s, starts = fleet.replica_seconds() - before_s, fleet.starts
     fleet.scale(max(1, number))
     fleet.advance(trace.seconds + AFTERWARDS_S)
-    late, slow = fleet.missed(ttft_s=setting.ttft_s, itl_s=setting.itl_s)
-    outcome = Outcome(float(late.mean()), float(slow.mean()), replica_s, starts, changes, reaction_s)
-    return outcome, fleet
+    counted = trace.arrived >= LEAD_IN_S
+    late, slow = (missed[counted] for missed in fleet.missed(ttft_s=setting.ttft_s, itl_s=setting.itl_s))
+    reaction_s = reactions(trace.arrived[counted][late], orders_s, lead_s)
+    return Outcome(float(late.mean()), float(slow.mean()), replica_s, starts, changes, reaction_s), fleet
+
+
+def reactions(late_s: Floats, orders_s: Sequence[float], lead_s: float) -> list[float]:
+    """Returns how long it took to order more replicas for requests that came too late to be served in time.
+
+    The signal is the arrival of a request that will be late. An order in the lead time before it was made for it, too,
+    or for those before it; otherwise the reaction is the time until the next order.
+
+    Args:
+        late_s: Arrivals of late requests.
+        orders_s: Times at which more replicas were ordered.
+        lead_s: Seconds of a start.
+    """
+    found: list[float] = []
+    at = 0
+    while at < len(late_s):
+        signal_s = float(late_s[at])
+        place = bisect_right(orders_s, signal_s)
+        if place and orders_s[place - 1] >= signal_s - lead_s:
+            at = int(np.searchsorted(late_s, orders_s[place - 1] + lead_s, side="right"))
+            continue
+        if place == len(orders_s):
+            break
+        found.append(orders_s[place] - signal_s)
+        at = int(np.searchsorted(late_s, orders_s[place] + lead_s, side="right"))
+    return found
 
 
 def least_replica_s(others: Iterable[Outcome], missed: float) -> float:
