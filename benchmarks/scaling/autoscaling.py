@@ -1,0 +1,275 @@
+"""Misses and replica-hours of the autoscaler beside those of others and of hindsight, in simulated time.
+
+Each trace is played with each policy and lead time, request by request, with the autoscaler of production (`ours`). A
+request misses if its time to first token exceeds the objective, or its mean time between tokens does. A replica costs
+from its order to the end of its drain. Traces:
+
+* ``deepseek-r1`` and ``m-small`` (alibaba/ServeGen, Apache-2.0): 24 hours and 14 days of a large service, clients drawn
+  from its statistics, at a rate that keeps some replicas busy. Answers of m-small are 16 times as long as published
+  (274 tokens on average), or one replica would do for all of it;
+* ``azure`` (AzurePublicDataset 2023, conversations, CC BY 4.0): one hour as recorded, replicas with half of the slots;
+* ``waves``: an hour of calm, then for twenty minutes 2, 3 and 10 times its rate, with flanks of a minute;
+* a constant load, for 24 hours, on which no number may change.
+
+The others (`benchmarks.support.scaling.policies`) are played with many settings, and the best of them all, chosen for
+this trace and lead time afterwards, is what ours is compared with at as many misses. Hindsight is exact in a fluid model
+(`benchmarks.support.scaling.hindsight`); its plan without misses is played, too, which shows what the model is worth.
+
+    python -m benchmarks autoscaling --data ../shared/data
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.support.report import Report
+from benchmarks.support.requirements import require_file
+from benchmarks.support.scaling import traces
+from benchmarks.support.scaling.fleet import Observation, ReplicaKind, RequestTrace, SimulatedFleet
+from benchmarks.support.scaling.hindsight import FluidLoad, HindsightPlan, cheapest_plan, fluid_load, part_of
+from benchmarks.support.scaling.outcome import LEAD_IN_S, Outcome, Setting, least_replica_s, play
+from benchmarks.support.scaling.policies import (
+    KedaMetric,
+    KnativeConcurrency,
+    RayOngoingRequests,
+    ScalingPolicy,
+    UtilisationHpa,
+)
+from benchmarks.support.scaling.production import ProductionPolicy
+from maitred.core.replica import StepTimes
+
+SEED = 20_261_128
+"""Of the draws that judge; policies were tuned on others."""
+R1, SMALL = Path("traces/servegen/reason_deepseek-r1.tar.xz"), Path("traces/servegen/language_m-small.tar.xz")
+AZURE = Path("traces/azure_2023/AzureLLMInferenceTrace_conv.csv.gz")
+ORIGIN = "it is in alibaba/ServeGen or Azure/AzurePublicDataset on GitHub; name the folder above `traces`: --data."
+TIMES = StepTimes(fixed_s=0.022, token_s=0.00005, context_token_s=1.2e-7, decode_s=0.0005, chunk_s=0.001)
+"""A replica that prefills 20,000 tokens per second, and takes 30 to 40 ms for a step when its 16 slots are taken."""
+SLOTS, FEW_SLOTS, STEP_TOKENS = 16, 8, 2048
+TTFT_S, ITL_S = 3.0, 0.05
+MOST = 64
+LEADS_S, QUICK_LEADS_S = (2.0, 30.0, 120.0), (30.0,)
+TARGETS, FEW_TARGETS, QUICK_TARGETS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), (0.5, 0.6, 0.7, 0.8, 0.9), (0.5, 0.8)
+"""Shares of a replica's slots."""
+QUEUE_TARGETS = (1.0, 4.0, 16.0)
+"""Waiting requests for each replica."""
+DAY_S = 86_400.0
+CONSTANT_REPLICAS, QUICK_CONSTANT_REPLICAS = (2.4, 3.7, 5.0), (3.7,)
+CONSTANT_S, QUICK_CONSTANT_S = DAY_S, 1800.0
+SETTLED_S = 3600.0
+"""Of a constant load, before the day in which changes are counted."""
+QUICK_SHARE = 0.03
+"""Share of each trace that is played by ``--quick``."""
+MOST_MISSED, MOST_OF_HINDSIGHT, MOST_OF_OTHERS, MOST_REACTION_S = 0.01, 1.8, 0.8, 1.0
+SHORT_LEAD_S = 30.0
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is played.
+
+    Attributes:
+        name: Of the trace.
+        make: Reads or draws it.
+        slots: Of a replica.
+        interval_s: Between two decisions of the autoscaler, unless a request begins to wait.
+        targets: Of the other policies.
+    """
+
+    name: str
+    make: Callable[[Path], RequestTrace]
+    slots: int = SLOTS
+    interval_s: float = 1.0
+    targets: tuple[float, ...] = TARGETS
+
+    @property
+    def kind(self) -> ReplicaKind:
+        """Kind of its replicas."""
+        return ReplicaKind(TIMES, self.slots, STEP_TOKENS)
+
+
+WORKLOADS = {
+    "deepseek-r1": Workload(
+        "deepseek-r1",
+        lambda data: traces.servegen(data / R1, "deepseek-r1", requests_per_s=1.7, seed=SEED),
+    ),
+    "m-small": Workload(
+        "m-small",
+        lambda data: traces.servegen(data / SMALL, "m-small", requests_per_s=6.5, seed=SEED, output_scale=16),
+        interval_s=5.0,
+        targets=FEW_TARGETS,
+    ),
+    "azure": Workload("azure", lambda data: traces.azure(data / AZURE), slots=FEW_SLOTS),
+    "waves": Workload("waves", lambda _: traces.waves(6.0, SEED)),
+}
+
+
+def others(slots: int, targets: tuple[float, ...]) -> dict[str, Callable[[SimulatedFleet], ScalingPolicy]]:
+    """Settings of the policies of others; each is made anew for a fleet."""
+    made: dict[str, Callable[[], ScalingPolicy]] = {"Ray Serve, defaults": partial(RayOngoingRequests, 2.0)}
+    for share in targets:
+        target, name = share * slots, f"{share:.0%} of slots"
+        made |= {
+            f"Knative, {name}": partial(KnativeConcurrency, target),
+            f"Knative, {name}, window 30 s": partial(KnativeConcurrency, target, window_s=30.0),
+            f"Knative, {name}, down after 300 s": partial(KnativeConcurrency, target, down_delay_s=300.0),
+            f"Ray Serve, {name}": partial(RayOngoingRequests, target),
+            f"Ray Serve, {name}, up 5 s, down 120 s": partial(RayOngoingRequests, target, 5.0, 120.0, 10.0, 5.0),
+            f"Ray Serve, {name}, up 0 s, down 30 s": partial(RayOngoingRequests, target, 0.0, 30.0, 5.0, 1.0),
+            f"HPA, {name}": partial(UtilisationHpa, share),
+            f"HPA, {name}, down after 60 s": partial(UtilisationHpa, share, 60.0),
+            f"KEDA, ongoing, {name}": partial(KedaMetric, target, running_too=True),
+            f"KEDA, ongoing, {name}, down after 60 s": partial(
+                KedaMetric, target, running_too=True, stabilisation_s=60.0
+            ),
+        }
+    for waiting in QUEUE_TARGETS:
+        made[f"KEDA, queue of {waiting:g}"] = partial(KedaMetric, waiting)
+    return {name: lambda _, make=make: make() for name, make in made.items()}  # type: ignore[misc]
+
+
+class PlannedPolicy:
+    """Orders what a plan of hindsight has, early enough."""
+
+    interval_s = 1.0
+    at_wait = False
+
+    def __init__(self, plan: HindsightPlan, lead_s: float) -> None:
+        self._plan, self._lead_s = plan, lead_s
+
+    def desired(self, seen: Observation) -> int:
+        """See `ScalingPolicy`."""
+        replicas = self._plan.replicas
+        begin, end = (int(at_s - LEAD_IN_S) for at_s in (seen.now_s, seen.now_s + math.ceil(self._lead_s)))
+        return int(replicas[max(0, min(begin, len(replicas) - 1)) : max(1, end + 1)].max())
+
+
+def setting_of(workload: Workload, load: FluidLoad) -> Setting:
+    """Objectives and limits, with as many replicas at the beginning as the first ten minutes need."""
+    first = math.ceil(1.2 * float(load.replicas[: int(2 * LEAD_IN_S)].mean()))
+    return Setting(workload.kind, TTFT_S, ITL_S, max(1, first), MOST)
+
+
+def figures_of(outcome: Outcome) -> dict[str, Any]:
+    """What is written of an outcome."""
+    return {
+        "missed_percent": round(100 * outcome.missed, 4),
+        "slow_percent": round(100 * outcome.slow, 4),
+        "replica_hours": round(outcome.replica_hours, 3),
+        "starts": outcome.starts,
+        "changes": len(outcome.changes),
+    }
+
+
+def compare(
+    workload: Workload, trace: RequestTrace, load: FluidLoad, lead_s: float, targets: tuple[float, ...]
+) -> dict[str, Any]:
+    """Plays a trace with all policies at one lead time."""
+    setting = setting_of(workload, load)
+    load = part_of(load, int(LEAD_IN_S))
+    ours, _ = play(
+        trace, setting, lambda fleet: ProductionPolicy(fleet, setting, interval_s=workload.interval_s), lead_s=lead_s
+    )
+    best = cheapest_plan(load, lead_s, least=1)
+    same = cheapest_plan(load, lead_s, missed=ours.missed, least=1)
+    planned, _ = play(trace, setting, lambda _: PlannedPolicy(best, lead_s), lead_s=lead_s)
+    played = {
+        name: play(trace, setting, make, lead_s=lead_s)[0] for name, make in others(workload.slots, targets).items()
+    }
+    rival_s = least_replica_s(played.values(), ours.missed)
+    ordered = sorted(played.items(), key=lambda item: (item[1].missed, item[1].replica_s))
+    frontier: dict[str, Outcome] = {}
+    for name, outcome in ordered:
+        if not frontier or outcome.replica_s < min(known.replica_s for known in frontier.values()):
+            frontier[name] = outcome
+    return {
+        "ours": figures_of(ours),
+        "hindsight_hours": round(best.replica_s / 3600, 3),
+        "hindsight_starts": best.starts,
+        "hindsight_played": figures_of(planned),
+        "hindsight_hours_with_as_many_misses": round(same.least_replica_s / 3600, 3),
+        "of_hindsight": round(ours.replica_s / best.replica_s, 3),
+        "of_hindsight_with_as_many_misses": round(ours.replica_s / same.least_replica_s, 3),
+        "others_hours_with_as_many_misses": round(rival_s / 3600, 3),
+        "others_fewest_missed_percent": round(100 * ordered[0][1].missed, 4),
+        "of_others": round(ours.replica_s / rival_s, 3),
+        "others_of_hindsight": round(rival_s / best.replica_s, 3),
+        "longest_reaction_s": round(max(ours.reaction_s, default=0.0), 3),
+        "frontier": {name: figures_of(outcome) for name, outcome in frontier.items()},
+        "ray_defaults": figures_of(played["Ray Serve, defaults"]),
+    }
+
+
+def changes_at_constant_load(replicas: float, seconds: float, settled_s: float) -> dict[str, Any]:
+    """Plays a constant load, and counts the changes after it has settled."""
+    kind = WORKLOADS["waves"].kind
+    trial = traces.constant(1.0, 36_000.0, SEED)
+    rate = replicas / float(fluid_load(trial, kind).replicas.mean())
+    trace = traces.constant(rate, settled_s + seconds, SEED)
+    setting = Setting(kind, TTFT_S, ITL_S, math.ceil(replicas), MOST)
+    outcome, _ = play(
+        trace, setting, lambda fleet: ProductionPolicy(fleet, setting, interval_s=1.0), lead_s=SHORT_LEAD_S
+    )
+    late = [change for change in outcome.changes if change[0] >= settled_s]
+    return {
+        **figures_of(outcome),
+        "changes": len(late),
+        "mean_replicas": round(outcome.replica_s / (trace.seconds - LEAD_IN_S), 3),
+        "load_replicas": replicas,
+    }
+
+
+def main() -> int:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--quick", action="store_true", help="a small part of each trace, few settings of others")
+    parser.add_argument("--only", nargs="+", choices=[*WORKLOADS, "constant"], default=[*WORKLOADS, "constant"])
+    options = parser.parse_args()
+    for file in (R1, SMALL, AZURE):
+        require_file(options.data / file, ORIGIN)
+    report = Report("autoscaling", seed=SEED, quick=options.quick)
+    report.figures = {"ttft_s": TTFT_S, "itl_s": ITL_S, "traces": {}, "constant": []}
+    for name in (name for name in WORKLOADS if name in options.only):
+        measure(report, WORKLOADS[name], options.data)
+    if "constant" in options.only:
+        levels = QUICK_CONSTANT_REPLICAS if options.quick else CONSTANT_REPLICAS
+        seconds = QUICK_CONSTANT_S if options.quick else CONSTANT_S
+        for replicas in levels:
+            figures = changes_at_constant_load(replicas, seconds, min(SETTLED_S, seconds))
+            report.figures["constant"].append(figures)
+            print("constant", figures, flush=True)
+        changes = max(figures["changes"] for figures in report.figures["constant"])
+        report.require("changes in 24 h of constant load", changes, at_most=0)
+    return report.finish()
+
+
+def measure(report: Report, workload: Workload, data: Path) -> None:
+    """Compares the policies on one trace, and holds ours against the bars."""
+    trace = workload.make(data)
+    if report.quick:
+        trace = trace.part(0.0, max(1500.0, QUICK_SHARE * trace.seconds))
+    load = fluid_load(trace, workload.kind)
+    figures: dict[str, Any] = {"requests": len(trace.arrived), "mean_replicas": round(float(load.replicas.mean()), 3)}
+    report.figures["traces"][workload.name] = figures
+    for lead_s in QUICK_LEADS_S if report.quick else LEADS_S:
+        found = compare(workload, trace, load, lead_s, QUICK_TARGETS if report.quick else workload.targets)
+        figures[f"lead {lead_s:g} s"] = found
+        where = f"{workload.name}, lead {lead_s:g} s"
+        print(where, {key: value for key, value in found.items() if key not in ("frontier", "ray_defaults")}, flush=True)
+        report.require(f"{where}: of the best of others at as many misses", found["of_others"], at_most=MOST_OF_OTHERS)
+        if lead_s <= SHORT_LEAD_S:
+            missed = found["ours"]["missed_percent"] / 100
+            report.require(f"{where}: share of misses", missed, at_most=MOST_MISSED)
+            report.require(f"{where}: of hindsight", found["of_hindsight"], at_most=MOST_OF_HINDSIGHT)
+        report.require(f"{where}: seconds to a decision", found["longest_reaction_s"], at_most=MOST_REACTION_S)
+        report.write()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
