@@ -5,8 +5,8 @@ request misses if its time to first token exceeds the objective, or its mean tim
 from its order to the end of its drain. Traces:
 
 * ``deepseek-r1`` and ``m-small`` (alibaba/ServeGen, Apache-2.0): 24 hours and 14 days of a large service, clients drawn
-  from its statistics, at a rate that keeps some replicas busy. Answers of m-small are 16 times as long as published
-  (274 tokens on average), or one replica would do for all of it;
+  from its statistics, at a rate that keeps some replicas busy. Answers of m-small are 32 times as long as published
+  (550 tokens on average), or there would be ten million;
 * ``azure`` (AzurePublicDataset 2023, conversations, CC BY 4.0): one hour as recorded, replicas with half of the slots;
 * ``waves``: an hour of calm, then for twenty minutes 2, 3 and 10 times its rate, with flanks of a minute;
 * a constant load, for 24 hours, on which no number may change.
@@ -21,18 +21,17 @@ this trace and lead time afterwards, is what ours is compared with at as many mi
 import argparse
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.report import Report
+from benchmarks.support.report import Report, load_result
 from benchmarks.support.requirements import require_file
 from benchmarks.support.scaling import traces
 from benchmarks.support.scaling.fleet import Observation, ReplicaKind, RequestTrace, SimulatedFleet
 from benchmarks.support.scaling.hindsight import FluidLoad, HindsightPlan, cheapest_plan, fluid_load, part_of
-from benchmarks.support.scaling.outcome import LEAD_IN_S, Outcome, Setting, least_replica_s, play
+from benchmarks.support.scaling.outcome import LEAD_IN_S, Outcome, Setting, least_on_hull, play
 from benchmarks.support.scaling.policies import (
     KedaMetric,
     KnativeConcurrency,
@@ -54,7 +53,7 @@ SLOTS, FEW_SLOTS, STEP_TOKENS = 16, 8, 2048
 TTFT_S, ITL_S = 3.0, 0.05
 MOST = 64
 LEADS_S, QUICK_LEADS_S = (2.0, 30.0, 120.0), (30.0,)
-TARGETS, FEW_TARGETS, QUICK_TARGETS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), (0.5, 0.6, 0.7, 0.8, 0.9), (0.5, 0.8)
+TARGETS, FEW_TARGETS, QUICK_TARGETS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), (0.5, 0.65, 0.8, 0.95), (0.5, 0.8)
 """Shares of a replica's slots."""
 QUEUE_TARGETS = (1.0, 4.0, 16.0)
 """Waiting requests for each replica."""
@@ -67,6 +66,7 @@ QUICK_SHARE = 0.03
 """Share of each trace that is played by ``--quick``."""
 MOST_MISSED, MOST_OF_HINDSIGHT, MOST_OF_OTHERS, MOST_REACTION_S = 0.01, 1.8, 0.8, 1.0
 SHORT_LEAD_S = 30.0
+PolicyMaker = Callable[[SimulatedFleet], ScalingPolicy]
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,16 @@ class Workload:
         make: Reads or draws it.
         slots: Of a replica.
         interval_s: Between two decisions of the autoscaler, unless a request begins to wait.
-        targets: Of the other policies.
+        is_long: Whether it takes so long that fewer settings of others are played.
+        quick_from_s: Begin of the part that ``--quick`` plays.
     """
 
     name: str
     make: Callable[[Path], RequestTrace]
     slots: int = SLOTS
     interval_s: float = 1.0
-    targets: tuple[float, ...] = TARGETS
+    is_long: bool = False
+    quick_from_s: float = 0.0
 
     @property
     def kind(self) -> ReplicaKind:
@@ -100,37 +102,44 @@ WORKLOADS = {
     ),
     "m-small": Workload(
         "m-small",
-        lambda data: traces.servegen(data / SMALL, "m-small", requests_per_s=6.5, seed=SEED, output_scale=16),
-        interval_s=5.0,
-        targets=FEW_TARGETS,
+        lambda data: traces.servegen(data / SMALL, "m-small", requests_per_s=3.3, seed=SEED, output_scale=32.0),
+        interval_s=10.0,
+        is_long=True,
     ),
     "azure": Workload("azure", lambda data: traces.azure(data / AZURE), slots=FEW_SLOTS),
-    "waves": Workload("waves", lambda _: traces.waves(6.0, SEED)),
+    "waves": Workload("waves", lambda _: traces.waves(6.0, SEED), quick_from_s=6600.0),
 }
 
 
-def others(slots: int, targets: tuple[float, ...]) -> dict[str, Callable[[SimulatedFleet], ScalingPolicy]]:
-    """Settings of the policies of others; each is made anew for a fleet."""
-    made: dict[str, Callable[[], ScalingPolicy]] = {"Ray Serve, defaults": partial(RayOngoingRequests, 2.0)}
+def others(slots: int, targets: Sequence[float], *, few: bool) -> dict[str, PolicyMaker]:
+    """Settings of the policies of others; each is made anew for a fleet.
+
+    Args:
+        slots: Of a replica.
+        targets: Shares of the slots that are aimed at.
+        few: Leave out settings that have not been the best at any lead time of the shorter traces.
+    """
+    made: dict[str, PolicyMaker] = {"Ray Serve, defaults": lambda _: RayOngoingRequests(2.0)}
+
+    def add(name: str, policy: Callable[..., ScalingPolicy], *values: float, **settings: Any) -> None:  # noqa: ANN401
+        made[name] = lambda _: policy(*values, **settings)
+
     for share in targets:
         target, name = share * slots, f"{share:.0%} of slots"
-        made |= {
-            f"Knative, {name}": partial(KnativeConcurrency, target),
-            f"Knative, {name}, window 30 s": partial(KnativeConcurrency, target, window_s=30.0),
-            f"Knative, {name}, down after 300 s": partial(KnativeConcurrency, target, down_delay_s=300.0),
-            f"Ray Serve, {name}": partial(RayOngoingRequests, target),
-            f"Ray Serve, {name}, up 5 s, down 120 s": partial(RayOngoingRequests, target, 5.0, 120.0, 10.0, 5.0),
-            f"Ray Serve, {name}, up 0 s, down 30 s": partial(RayOngoingRequests, target, 0.0, 30.0, 5.0, 1.0),
-            f"HPA, {name}": partial(UtilisationHpa, share),
-            f"HPA, {name}, down after 60 s": partial(UtilisationHpa, share, 60.0),
-            f"KEDA, ongoing, {name}": partial(KedaMetric, target, running_too=True),
-            f"KEDA, ongoing, {name}, down after 60 s": partial(
-                KedaMetric, target, running_too=True, stabilisation_s=60.0
-            ),
-        }
+        add(f"Knative, {name}, down after 300 s", KnativeConcurrency, target, down_delay_s=300.0)
+        add(f"Ray Serve, {name}, up 5 s, down 120 s", RayOngoingRequests, target, 5.0, 120.0, 10.0, 5.0)
+        add(f"Ray Serve, {name}, up 0 s, down 30 s", RayOngoingRequests, target, 0.0, 30.0, 5.0, 1.0)
+        add(f"HPA, {name}", UtilisationHpa, share)
+        add(f"KEDA, ongoing, {name}", KedaMetric, target, running_too=True)
+        if not few:
+            add(f"Knative, {name}", KnativeConcurrency, target)
+            add(f"Knative, {name}, window 30 s", KnativeConcurrency, target, window_s=30.0)
+            add(f"Ray Serve, {name}", RayOngoingRequests, target)
+            add(f"HPA, {name}, down after 60 s", UtilisationHpa, share, 60.0)
+            add(f"KEDA, ongoing, {name}, down after 60 s", KedaMetric, target, running_too=True, stabilisation_s=60.0)
     for waiting in QUEUE_TARGETS:
-        made[f"KEDA, queue of {waiting:g}"] = partial(KedaMetric, waiting)
-    return {name: lambda _, make=make: make() for name, make in made.items()}  # type: ignore[misc]
+        add(f"KEDA, queue of {waiting:g}", KedaMetric, waiting)
+    return made
 
 
 class PlannedPolicy:
@@ -166,42 +175,57 @@ def figures_of(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def compare(
-    workload: Workload, trace: RequestTrace, load: FluidLoad, lead_s: float, targets: tuple[float, ...]
+def play_others(
+    workload: Workload, trace: RequestTrace, load: FluidLoad, lead_s: float, targets: Sequence[float]
 ) -> dict[str, Any]:
-    """Plays a trace with all policies at one lead time."""
+    """Plays a trace with the policies of others and with the plan of hindsight.
+
+    Returns:
+        Figures, with those settings that no other is better than in both misses and replica-hours.
+    """
     setting = setting_of(workload, load)
-    load = part_of(load, int(LEAD_IN_S))
-    ours, _ = play(
-        trace, setting, lambda fleet: ProductionPolicy(fleet, setting, interval_s=workload.interval_s), lead_s=lead_s
-    )
-    best = cheapest_plan(load, lead_s, least=1)
-    same = cheapest_plan(load, lead_s, missed=ours.missed, least=1)
+    best = cheapest_plan(part_of(load, int(LEAD_IN_S)), lead_s, least=1)
     planned, _ = play(trace, setting, lambda _: PlannedPolicy(best, lead_s), lead_s=lead_s)
-    played = {
-        name: play(trace, setting, make, lead_s=lead_s)[0] for name, make in others(workload.slots, targets).items()
-    }
-    rival_s = least_replica_s(played.values(), ours.missed)
-    ordered = sorted(played.items(), key=lambda item: (item[1].missed, item[1].replica_s))
-    frontier: dict[str, Outcome] = {}
-    for name, outcome in ordered:
-        if not frontier or outcome.replica_s < min(known.replica_s for known in frontier.values()):
-            frontier[name] = outcome
+    makers = others(workload.slots, targets, few=workload.is_long)
+    played = {name: play(trace, setting, make, lead_s=lead_s)[0] for name, make in makers.items()}
+    frontier: dict[str, Any] = {}
+    least_s = math.inf
+    for name, outcome in sorted(played.items(), key=lambda item: (item[1].missed, item[1].replica_s)):
+        if outcome.replica_s < least_s:
+            least_s = outcome.replica_s
+            frontier[name] = figures_of(outcome)
     return {
-        "ours": figures_of(ours),
+        "settings_of_others": len(played),
+        "frontier": frontier,
+        "ray_defaults": figures_of(played["Ray Serve, defaults"]),
         "hindsight_hours": round(best.replica_s / 3600, 3),
         "hindsight_starts": best.starts,
         "hindsight_played": figures_of(planned),
-        "hindsight_hours_with_as_many_misses": round(same.least_replica_s / 3600, 3),
-        "of_hindsight": round(ours.replica_s / best.replica_s, 3),
+    }
+
+
+def play_ours(
+    workload: Workload, trace: RequestTrace, load: FluidLoad, lead_s: float, beside: dict[str, Any]
+) -> dict[str, Any]:
+    """Plays a trace with the autoscaler of production, and compares it with what `play_others` has found."""
+    setting = setting_of(workload, load)
+
+    def make(fleet: SimulatedFleet) -> ScalingPolicy:
+        return ProductionPolicy(fleet, setting, interval_s=workload.interval_s)
+
+    ours, _ = play(trace, setting, make, lead_s=lead_s)
+    same = cheapest_plan(part_of(load, int(LEAD_IN_S)), lead_s, missed=ours.missed, least=1)
+    points = [(known["missed_percent"] / 100, known["replica_hours"]) for known in beside["frontier"].values()]
+    others_hours = least_on_hull(points, ours.missed)
+    return {
+        "ours": figures_of(ours),
+        "of_hindsight": round(ours.replica_hours / beside["hindsight_hours"], 3),
         "of_hindsight_with_as_many_misses": round(ours.replica_s / same.least_replica_s, 3),
-        "others_hours_with_as_many_misses": round(rival_s / 3600, 3),
-        "others_fewest_missed_percent": round(100 * ordered[0][1].missed, 4),
-        "of_others": round(ours.replica_s / rival_s, 3),
-        "others_of_hindsight": round(rival_s / best.replica_s, 3),
+        "others_hours_with_as_many_misses": round(others_hours, 3),
+        "others_fewest_missed_percent": round(100 * min(points)[0], 4),
+        "of_others": round(ours.replica_hours / others_hours, 3),
+        "others_of_hindsight_with_as_many_misses": round(3600 * others_hours / same.least_replica_s, 3),
         "longest_reaction_s": round(max(ours.reaction_s, default=0.0), 3),
-        "frontier": {name: figures_of(outcome) for name, outcome in frontier.items()},
-        "ray_defaults": figures_of(played["Ray Serve, defaults"]),
     }
 
 
@@ -229,46 +253,70 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--quick", action="store_true", help="a small part of each trace, few settings of others")
-    parser.add_argument("--only", nargs="+", choices=[*WORKLOADS, "constant"], default=[*WORKLOADS, "constant"])
+    parser.add_argument("--only", nargs="+", choices=[*WORKLOADS, "constant"], help="other traces as in the result file")
+    parser.add_argument("--keep-others", action="store_true", help="take the others' figures from the result file")
     options = parser.parse_args()
     for file in (R1, SMALL, AZURE):
         require_file(options.data / file, ORIGIN)
     report = Report("autoscaling", seed=SEED, quick=options.quick)
-    report.figures = {"ttft_s": TTFT_S, "itl_s": ITL_S, "traces": {}, "constant": []}
-    for name in (name for name in WORKLOADS if name in options.only):
-        measure(report, WORKLOADS[name], options.data)
-    if "constant" in options.only:
+    known: dict[str, Any] = {"traces": {}, "constant": []}
+    if (options.only or options.keep_others) and report.path.exists():
+        known = load_result(report.path.stem)["figures"]
+    report.figures = {**known, "ttft_s": TTFT_S, "itl_s": ITL_S, "slots": SLOTS}
+    chosen = options.only or [*WORKLOADS, "constant"]
+    for name in (name for name in WORKLOADS if name in chosen):
+        measure(report, WORKLOADS[name], options)
+    if "constant" in chosen:
+        report.figures["constant"] = []
         levels = QUICK_CONSTANT_REPLICAS if options.quick else CONSTANT_REPLICAS
         seconds = QUICK_CONSTANT_S if options.quick else CONSTANT_S
         for replicas in levels:
-            figures = changes_at_constant_load(replicas, seconds, min(SETTLED_S, seconds))
-            report.figures["constant"].append(figures)
-            print("constant", figures, flush=True)
-        changes = max(figures["changes"] for figures in report.figures["constant"])
-        report.require("changes in 24 h of constant load", changes, at_most=0)
+            report.figures["constant"].append(changes_at_constant_load(replicas, seconds, min(SETTLED_S, seconds)))
+            print("constant", report.figures["constant"][-1], flush=True)
+            report.write()
+    judge(report)
     return report.finish()
 
 
-def measure(report: Report, workload: Workload, data: Path) -> None:
-    """Compares the policies on one trace, and holds ours against the bars."""
-    trace = workload.make(data)
-    if report.quick:
-        trace = trace.part(0.0, max(1500.0, QUICK_SHARE * trace.seconds))
+def measure(report: Report, workload: Workload, options: argparse.Namespace) -> None:
+    """Plays one trace with all policies."""
+    trace = workload.make(options.data)
+    if options.quick:
+        begin_s = workload.quick_from_s
+        trace = trace.part(begin_s, begin_s + max(1500.0, QUICK_SHARE * trace.seconds))
     load = fluid_load(trace, workload.kind)
+    known = report.figures["traces"].get(workload.name, {})
     figures: dict[str, Any] = {"requests": len(trace.arrived), "mean_replicas": round(float(load.replicas.mean()), 3)}
     report.figures["traces"][workload.name] = figures
-    for lead_s in QUICK_LEADS_S if report.quick else LEADS_S:
-        found = compare(workload, trace, load, lead_s, QUICK_TARGETS if report.quick else workload.targets)
-        figures[f"lead {lead_s:g} s"] = found
-        where = f"{workload.name}, lead {lead_s:g} s"
-        print(where, {key: value for key, value in found.items() if key not in ("frontier", "ray_defaults")}, flush=True)
-        report.require(f"{where}: of the best of others at as many misses", found["of_others"], at_most=MOST_OF_OTHERS)
-        if lead_s <= SHORT_LEAD_S:
-            missed = found["ours"]["missed_percent"] / 100
-            report.require(f"{where}: share of misses", missed, at_most=MOST_MISSED)
-            report.require(f"{where}: of hindsight", found["of_hindsight"], at_most=MOST_OF_HINDSIGHT)
-        report.require(f"{where}: seconds to a decision", found["longest_reaction_s"], at_most=MOST_REACTION_S)
+    targets = QUICK_TARGETS if options.quick else FEW_TARGETS if workload.is_long else TARGETS
+    for lead_s in QUICK_LEADS_S if options.quick else LEADS_S:
+        lead = f"lead {lead_s:g} s"
+        if options.keep_others and lead in known:
+            beside = known[lead]
+        else:
+            beside = play_others(workload, trace, load, lead_s, targets)
+        figures[lead] = {**beside, **play_ours(workload, trace, load, lead_s, beside)}
+        shown = {key: value for key, value in figures[lead].items() if key not in ("frontier", "ray_defaults")}
+        print(f"{workload.name}, {lead}", shown, flush=True)
         report.write()
+
+
+def judge(report: Report) -> None:
+    """Holds the figures against the bars."""
+    for name, figures in report.figures["traces"].items():
+        for lead_s in LEADS_S:
+            if (found := figures.get(f"lead {lead_s:g} s")) is None:
+                continue
+            where = f"{name}, lead {lead_s:g} s"
+            report.require(f"{where}: of the best of others at as many misses", found["of_others"], at_most=MOST_OF_OTHERS)
+            report.require(f"{where}: seconds to a decision", found["longest_reaction_s"], at_most=MOST_REACTION_S)
+            if lead_s <= SHORT_LEAD_S:
+                missed = round(found["ours"]["missed_percent"] / 100, 6)
+                report.require(f"{where}: share of misses", missed, at_most=MOST_MISSED)
+                report.require(f"{where}: of hindsight", found["of_hindsight"], at_most=MOST_OF_HINDSIGHT)
+    if constant := report.figures["constant"]:
+        changes = max(figures["changes"] for figures in constant)
+        report.require("changes in 24 h of constant load", changes, at_most=0)
 
 
 if __name__ == "__main__":

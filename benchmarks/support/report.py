@@ -51,11 +51,14 @@ class Report:
         name: Of the benchmark; the result file is ``benchmarks/results/<name>.json``.
         seed: That the workload was made with.
         quick: Bounded run for checking that the benchmark works; written beside the full one, never over it.
+
+    Attributes:
+        path: Of the result file.
     """
 
     def __init__(self, name: str, *, seed: int, quick: bool) -> None:
         self.quick = quick
-        self._path = RESULTS / (f"{name}.quick.json" if quick else f"{name}.json")
+        self.path = RESULTS / (f"{name}.quick.json" if quick else f"{name}.json")
         self._started_s = time.time()
         self.bars: list[Bar] = []
         self.figures: dict[str, Any] = {}
@@ -86,13 +89,13 @@ class Report:
             "bars": [{"name": b.name, "measured": b.measured, "bound": b.bound, "met": b.met} for b in self.bars],
             "figures": self.figures,
         }
-        self._path.parent.mkdir(exist_ok=True)
-        self._path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        self.path.parent.mkdir(exist_ok=True)
+        self.path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
 
     def finish(self) -> int:
         """Writes the result file, prints the last line, and returns the exit code: 0 when every bar is met."""
         self.write()
-        print(f"written: {self._path}")
+        print(f"written: {self.path}")
         print("; ".join(map(str, self.bars)) or "no bars")
         return 0 if all(bar.met for bar in self.bars) else 1
 

@@ -133,15 +133,14 @@ def reactions(late_s: Floats, orders_s: Sequence[float], lead_s: float) -> list[
     return found
 
 
-def least_replica_s(others: Iterable[Outcome], missed: float) -> float:
-    """Returns what the best of others pays for a share of misses, on the lower hull of their outcomes.
+def least_on_hull(points: Iterable[tuple[float, float]], missed: float) -> float:
+    """Returns what the best of others pays for a share of misses, on the lower hull of shares and costs.
 
     Whoever takes turns between two settings is between them in both, so the hull can be had. If none has so few misses,
     it is what the one with the fewest pays.
     """
-    points = sorted((outcome.missed, outcome.replica_s) for outcome in others)
     hull: list[tuple[float, float]] = []
-    for x, y in points:
+    for x, y in sorted(points):
         if hull and y >= hull[-1][1]:
             continue
         while len(hull) > 1 and (hull[-1][1] - hull[-2][1]) * (x - hull[-2][0]) >= (y - hull[-2][1]) * (
