@@ -12,8 +12,9 @@ from its order to the end of its drain. Traces:
 * a constant load, for 24 hours, on which no number may change.
 
 The others (`benchmarks.support.scaling.policies`) are played with many settings, and the best of them all, chosen for
-this trace and lead time afterwards, is what ours is compared with at as many misses. Hindsight is exact in a fluid model
-(`benchmarks.support.scaling.hindsight`); its plan without misses is played, too, which shows what the model is worth.
+this trace and lead time afterwards, is what ours is compared with at as many misses. Hindsight is exact in a fluid
+model (`benchmarks.support.scaling.hindsight`); its plan without misses is played, too, which shows what the model is
+worth.
 
     python -m benchmarks autoscaling --data ../shared/data
 """
@@ -51,6 +52,8 @@ TIMES = StepTimes(fixed_s=0.022, token_s=0.00005, context_token_s=1.2e-7, decode
 """A replica that prefills 20,000 tokens per second, and takes 30 to 40 ms for a step when its 16 slots are taken."""
 SLOTS, FEW_SLOTS, STEP_TOKENS = 16, 8, 2048
 TTFT_S, ITL_S = 3.0, 0.05
+DELAY_S = 2
+"""For how long hindsight lets requests wait; the rest of their objective is for the prefill."""
 MOST = 64
 LEADS_S, QUICK_LEADS_S = (2.0, 30.0, 120.0), (30.0,)
 TARGETS, FEW_TARGETS, QUICK_TARGETS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), (0.5, 0.65, 0.8, 0.95), (0.5, 0.8)
@@ -133,10 +136,8 @@ def others(slots: int, targets: Sequence[float], *, few: bool) -> dict[str, Poli
         add(f"KEDA, ongoing, {name}", KedaMetric, target, running_too=True)
         if not few:
             add(f"Knative, {name}", KnativeConcurrency, target)
-            add(f"Knative, {name}, window 30 s", KnativeConcurrency, target, window_s=30.0)
-            add(f"Ray Serve, {name}", RayOngoingRequests, target)
+            add(f"Ray Serve, {name}, up 30 s, down 600 s", RayOngoingRequests, target)
             add(f"HPA, {name}, down after 60 s", UtilisationHpa, share, 60.0)
-            add(f"KEDA, ongoing, {name}, down after 60 s", KedaMetric, target, running_too=True, stabilisation_s=60.0)
     for waiting in QUEUE_TARGETS:
         add(f"KEDA, queue of {waiting:g}", KedaMetric, waiting)
     return made
@@ -176,55 +177,39 @@ def figures_of(outcome: Outcome) -> dict[str, Any]:
 
 
 def play_others(
-    workload: Workload, trace: RequestTrace, load: FluidLoad, lead_s: float, targets: Sequence[float]
+    workload: Workload, trace: RequestTrace, setting: Setting, lead_s: float, targets: Sequence[float]
 ) -> dict[str, Any]:
-    """Plays a trace with the policies of others and with the plan of hindsight.
-
-    Returns:
-        Figures, with those settings that no other is better than in both misses and replica-hours.
-    """
-    setting = setting_of(workload, load)
-    best = cheapest_plan(part_of(load, int(LEAD_IN_S)), lead_s, least=1)
-    planned, _ = play(trace, setting, lambda _: PlannedPolicy(best, lead_s), lead_s=lead_s)
+    """Plays a trace with the policies of others: setting -> its figures."""
     makers = others(workload.slots, targets, few=workload.is_long)
-    played = {name: play(trace, setting, make, lead_s=lead_s)[0] for name, make in makers.items()}
-    frontier: dict[str, Any] = {}
-    least_s = math.inf
-    for name, outcome in sorted(played.items(), key=lambda item: (item[1].missed, item[1].replica_s)):
-        if outcome.replica_s < least_s:
-            least_s = outcome.replica_s
-            frontier[name] = figures_of(outcome)
-    return {
-        "settings_of_others": len(played),
-        "frontier": frontier,
-        "ray_defaults": figures_of(played["Ray Serve, defaults"]),
-        "hindsight_hours": round(best.replica_s / 3600, 3),
-        "hindsight_starts": best.starts,
-        "hindsight_played": figures_of(planned),
-    }
+    return {name: figures_of(play(trace, setting, make, lead_s=lead_s)[0]) for name, make in makers.items()}
 
 
 def play_ours(
-    workload: Workload, trace: RequestTrace, load: FluidLoad, lead_s: float, beside: dict[str, Any]
+    workload: Workload, trace: RequestTrace, load: FluidLoad, lead_s: float, others_played: dict[str, Any]
 ) -> dict[str, Any]:
-    """Plays a trace with the autoscaler of production, and compares it with what `play_others` has found."""
+    """Plays a trace with the autoscaler of production, and compares it with the others and with hindsight."""
     setting = setting_of(workload, load)
+    load = part_of(load, int(LEAD_IN_S))
 
     def make(fleet: SimulatedFleet) -> ScalingPolicy:
         return ProductionPolicy(fleet, setting, interval_s=workload.interval_s)
 
     ours, _ = play(trace, setting, make, lead_s=lead_s)
-    same = cheapest_plan(part_of(load, int(LEAD_IN_S)), lead_s, missed=ours.missed, least=1)
-    points = [(known["missed_percent"] / 100, known["replica_hours"]) for known in beside["frontier"].values()]
+    best = cheapest_plan(load, lead_s, least=1)
+    same_s = cheapest_plan(load, lead_s, missed=ours.missed, least=1).least_replica_s
+    planned, _ = play(trace, setting, lambda _: PlannedPolicy(best, lead_s), lead_s=lead_s)
+    points = [(known["missed_percent"] / 100, known["replica_hours"]) for known in others_played.values()]
     others_hours = least_on_hull(points, ours.missed)
     return {
         "ours": figures_of(ours),
-        "of_hindsight": round(ours.replica_hours / beside["hindsight_hours"], 3),
-        "of_hindsight_with_as_many_misses": round(ours.replica_s / same.least_replica_s, 3),
+        "hindsight": {"replica_hours": round(best.replica_s / 3600, 3), "starts": best.starts},
+        "hindsight_played": figures_of(planned),
+        "of_hindsight": round(ours.replica_s / best.replica_s, 3),
+        "of_hindsight_with_as_many_misses": round(ours.replica_s / same_s, 3),
         "others_hours_with_as_many_misses": round(others_hours, 3),
         "others_fewest_missed_percent": round(100 * min(points)[0], 4),
         "of_others": round(ours.replica_hours / others_hours, 3),
-        "others_of_hindsight_with_as_many_misses": round(3600 * others_hours / same.least_replica_s, 3),
+        "others_of_hindsight_with_as_many_misses": round(3600 * others_hours / same_s, 3),
         "longest_reaction_s": round(max(ours.reaction_s, default=0.0), 3),
     }
 
@@ -253,7 +238,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--quick", action="store_true", help="a small part of each trace, few settings of others")
-    parser.add_argument("--only", nargs="+", choices=[*WORKLOADS, "constant"], help="other traces as in the result file")
+    parser.add_argument(
+        "--only", nargs="+", choices=[*WORKLOADS, "constant"], help="other traces as in the result file"
+    )
     parser.add_argument("--keep-others", action="store_true", help="take the others' figures from the result file")
     options = parser.parse_args()
     for file in (R1, SMALL, AZURE):
@@ -284,7 +271,7 @@ def measure(report: Report, workload: Workload, options: argparse.Namespace) -> 
     if options.quick:
         begin_s = workload.quick_from_s
         trace = trace.part(begin_s, begin_s + max(1500.0, QUICK_SHARE * trace.seconds))
-    load = fluid_load(trace, workload.kind)
+    load = fluid_load(trace, workload.kind, delay_s=DELAY_S)
     known = report.figures["traces"].get(workload.name, {})
     figures: dict[str, Any] = {"requests": len(trace.arrived), "mean_replicas": round(float(load.replicas.mean()), 3)}
     report.figures["traces"][workload.name] = figures
@@ -292,11 +279,11 @@ def measure(report: Report, workload: Workload, options: argparse.Namespace) -> 
     for lead_s in QUICK_LEADS_S if options.quick else LEADS_S:
         lead = f"lead {lead_s:g} s"
         if options.keep_others and lead in known:
-            beside = known[lead]
+            played = known[lead]["others"]
         else:
-            beside = play_others(workload, trace, load, lead_s, targets)
-        figures[lead] = {**beside, **play_ours(workload, trace, load, lead_s, beside)}
-        shown = {key: value for key, value in figures[lead].items() if key not in ("frontier", "ray_defaults")}
+            played = play_others(workload, trace, setting_of(workload, load), lead_s, targets)
+        figures[lead] = {**play_ours(workload, trace, load, lead_s, played), "others": played}
+        shown = {key: value for key, value in figures[lead].items() if key != "others"}
         print(f"{workload.name}, {lead}", shown, flush=True)
         report.write()
 
@@ -308,7 +295,9 @@ def judge(report: Report) -> None:
             if (found := figures.get(f"lead {lead_s:g} s")) is None:
                 continue
             where = f"{name}, lead {lead_s:g} s"
-            report.require(f"{where}: of the best of others at as many misses", found["of_others"], at_most=MOST_OF_OTHERS)
+            report.require(
+                f"{where}: of the best of others at as many misses", found["of_others"], at_most=MOST_OF_OTHERS
+            )
             report.require(f"{where}: seconds to a decision", found["longest_reaction_s"], at_most=MOST_REACTION_S)
             if lead_s <= SHORT_LEAD_S:
                 missed = round(found["ours"]["missed_percent"] / 100, 6)

@@ -68,3 +68,5 @@ def test_the_load_of_a_trace_is_what_its_requests_hold():
     load = fluid_load(trace, kind)
     assert load.replicas == pytest.approx([0.125, 0.125, 0.0])
     assert list(load.requests) == [1, 0, 0]
+    delayed = fluid_load(trace, kind, delay_s=1)
+    assert delayed.replicas == pytest.approx([0.0625, 0.125, 0.0625])

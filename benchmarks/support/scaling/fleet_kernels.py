@@ -7,7 +7,7 @@ the rounding of sums; a test compares both.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray

@@ -63,10 +63,16 @@ def part_of(load: FluidLoad, begin_s: int) -> FluidLoad:
     return FluidLoad(load.replicas[begin_s:], load.requests[begin_s:])
 
 
-def fluid_load(trace: RequestTrace, kind: ReplicaKind) -> FluidLoad:
+def fluid_load(trace: RequestTrace, kind: ReplicaKind, *, delay_s: int = 0) -> FluidLoad:
     """Returns the load of a trace: each request holds a slot for as many steps as it has tokens.
 
     The time of a step is that of a replica whose slots are all taken, by the mix of the ten minutes around.
+
+    Args:
+        trace: Requests.
+        kind: Of the replicas.
+        delay_s: Requests may wait, within their objective, and do so for 0 to this many seconds in equal parts, which
+            flattens the peaks.
     """
     seconds = int(np.ceil(trace.seconds))
     windows = (trace.arrived / MIX_S).astype(np.int64)
@@ -83,9 +89,10 @@ def fluid_load(trace: RequestTrace, kind: ReplicaKind) -> FluidLoad:
     )
     ends = trace.arrived + step_s[windows] * (trace.outputs + np.ceil(trace.prompts / kind.step_tokens))
     # The integral of the requests inside, at whole seconds: each has been inside for min(t, end) - arrived.
-    held = _integral(trace.arrived, seconds) - _integral(ends, seconds)
+    held = np.diff(_integral(trace.arrived, seconds) - _integral(ends, seconds))
+    held = np.convolve(held, np.full(delay_s + 1, 1 / (delay_s + 1)))[:seconds]
     requests = np.bincount(np.minimum(trace.arrived.astype(np.int64), seconds - 1), minlength=seconds)
-    return FluidLoad(np.maximum(0.0, np.diff(held)) / slots, requests.astype(float))
+    return FluidLoad(np.maximum(0.0, held) / slots, requests.astype(float))
 
 
 def _integral(moments: Floats, seconds: int) -> Floats:
@@ -94,7 +101,8 @@ def _integral(moments: Floats, seconds: int) -> Floats:
     sums = np.concatenate([[0.0], np.cumsum(ordered)])
     grid = np.arange(seconds + 1, dtype=float)
     before = np.searchsorted(ordered, grid)
-    return before * grid - sums[before]
+    held: Floats = before * grid - sums[before]
+    return held
 
 
 @compiled
@@ -123,10 +131,8 @@ def _cheapest(load: Floats, requests: Floats, level: int, lead_s: float, price: 
     for t in range(load.shape[0] - 1, -1, -1):
         bits = on[t]
         on[t] = state
-        if state == 1:
-            state = 0 if bits & 2 else 1
-        else:
-            state = 1 if bits & 1 else 0
+        if bits & (1 + state):
+            state = 1 - state
 
 
 def plan_at(load: FluidLoad, lead_s: float, price: float, *, least: int = 0) -> HindsightPlan:

@@ -8,11 +8,12 @@ the same for all. Sources:
   concurrency over a stable window of 60 s, a panic window of a tenth of it, panic at twice the capacity, no decrease in
   panic, at most half away at once (max-scale-down-rate 2), a tick of 2 s.
 * Ray Serve, "Advanced Ray Serve Autoscaling": ongoing requests over a look-back of 30 s against
-  `target_ongoing_requests` (2 by default), up only if wanted for 30 s without a break, down for 600 s, metrics every 10 s.
+  `target_ongoing_requests` (2 by default), up only if wanted for 30 s without a break, down for 600 s, metrics every
+  10 s.
 * Kubernetes, "Horizontal Pod Autoscaling": a sync each 15 s, a tolerance of 0.1, the highest recommendation of 300 s
   before a decrease, an increase of at most 100 % or 4 pods in 15 s, pods that are not ready count as idle.
-* KEDA, "ScaledObject specification": a metric for the autoscaler above, per replica (AverageValue). Its polling interval
-  of 30 s is only for the step from zero; the autoscaler asks at each sync.
+* KEDA, "ScaledObject specification": a metric for the autoscaler above, per replica (AverageValue). Its polling
+  interval of 30 s is only for the step from zero; the autoscaler asks at each sync.
 """
 
 import math
@@ -82,7 +83,8 @@ class KnativeConcurrency:
             window.add(seen.now_s, seen.ongoing)
         ready = max(1, seen.serving)
         stable, panic = (
-            max(math.ceil(window.mean() / self._target), math.floor(ready / 2)) for window in (self._stable, self._panic)
+            max(math.ceil(window.mean() / self._target), math.floor(ready / 2))
+            for window in (self._stable, self._panic)
         )
         if panic / ready >= 2:
             if seen.now_s > self._panic_until_s:

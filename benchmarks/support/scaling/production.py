@@ -30,16 +30,17 @@ class ProductionPolicy:
         interval_s: Seconds between two decisions.
 
     Attributes:
-        decisions: Last decision.
+        autoscaler: Autoscaler of production.
+        decision: Its last decision.
     """
 
     at_wait = True
 
-    def __init__(self, fleet: SimulatedFleet, setting: Setting, *, interval_s: float, **objectives: float) -> None:
+    def __init__(self, fleet: SimulatedFleet, setting: Setting, *, interval_s: float) -> None:
         self.interval_s = interval_s
         self._fleet = fleet
-        limits = ScalingObjectives(ttft_s=setting.ttft_s, itl_s=setting.itl_s, max_replicas=setting.most, **objectives)
-        self.autoscaler = Autoscaler(limits, StartupTimes({StartKind.COLD: fleet.lead_s}), DemandForecast())
+        objectives = ScalingObjectives(ttft_s=setting.ttft_s, itl_s=setting.itl_s, max_replicas=setting.most)
+        self.autoscaler = Autoscaler(objectives, StartupTimes({StartKind.COLD: fleet.lead_s}), DemandForecast())
         self.decision: ScalingDecision | None = None
         kind = fleet.kind
         self._capacity = ReplicaCapacity(

@@ -21,8 +21,8 @@ def servegen(
 ) -> RequestTrace:
     """Draws the requests of all clients of a ServeGen archive.
 
-    The rules are those of `maitred.load.workload.traces.servegen`; the draws are made for whole windows at once, because
-    there are millions.
+    The rules are those of `maitred.load.workload.traces.servegen`; the draws are made for whole windows at once,
+    because there are millions.
 
     Args:
         path: Archive.
@@ -91,7 +91,8 @@ def _lengths(lengths: ServeGenLengths, at: Floats, rng: np.random.Generator) -> 
 def _draws(histogram: Histogram, number: int, rng: np.random.Generator) -> Floats:
     sums = np.cumsum(histogram.weights)
     rows = np.searchsorted(sums, rng.random(number) * sums[-1], side="right")
-    return np.asarray(histogram.values, float)[np.minimum(rows, len(sums) - 1)]
+    drawn: Floats = np.asarray(histogram.values, float)[np.minimum(rows, len(sums) - 1)]
+    return drawn
 
 
 def azure(path: Path) -> RequestTrace:
