@@ -56,7 +56,7 @@ DELAY_S = 2
 """For how long hindsight lets requests wait; the rest of their objective is for the prefill."""
 MOST = 64
 LEADS_S, QUICK_LEADS_S = (2.0, 30.0, 120.0), (30.0,)
-TARGETS, FEW_TARGETS, QUICK_TARGETS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), (0.5, 0.65, 0.8, 0.95), (0.5, 0.8)
+TARGETS, FEW_TARGETS, QUICK_TARGETS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), (0.5, 0.7, 0.9), (0.5, 0.8)
 """Shares of a replica's slots."""
 QUEUE_TARGETS = (1.0, 4.0, 16.0)
 """Waiting requests for each replica."""
