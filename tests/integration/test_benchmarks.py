@@ -161,9 +161,13 @@ SMALLEST = {
         },
         (*QUICK, "--sets", "banking77"),
     ),
+    "autoscaling": SmallestForm(
+        {"QUICK_S": 400.0, "QUICK_TARGETS": (0.8,), "QUICK_CONSTANT_S": 400.0},
+    ),
     "semantic_gateway": SmallestForm({"QUICK_QUESTIONS": 30, "QUICK_LAST": 10, "QUICK_DIALOGUES": 2}),
 }
 BEYOND_THE_PROJECT = {
+    "autoscaling",
     "cache_eviction",
     "gpu",
     "externals",
