@@ -14,6 +14,7 @@ from benchmarks.support.figures import (
     responses_summary,
     rival_summary,
     routing_summary,
+    scaling_summary,
 )
 from benchmarks.support.report import bar_of, load_result
 
@@ -45,7 +46,7 @@ def render() -> str:
         [
             *(_users(), _loads(), *fair, _throughput(), _rest(), rival_summary.render()),
             *gateways_summary.render(),
-            *(routing, _accounts(), responses_summary.render(), _retries(), _tester()),
+            *(routing, scaling_summary.render(), _accounts(), responses_summary.render(), _retries(), _tester()),
         ]
     )
     return _with_current_commands(text).replace("](benchmarks/", "](../benchmarks/")

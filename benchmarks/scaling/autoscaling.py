@@ -61,7 +61,7 @@ TARGETS, FEW_TARGETS, QUICK_TARGETS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), (0.5,
 QUEUE_TARGETS = (1.0, 4.0, 16.0)
 """Waiting requests for each replica."""
 DAY_S = 86_400.0
-CONSTANT_REPLICAS, QUICK_CONSTANT_REPLICAS = (2.4, 3.7, 5.0), (3.7,)
+CONSTANT_REPLICAS, QUICK_CONSTANT_REPLICAS = (2.4, 5.0), (3.7,)
 CONSTANT_S, QUICK_CONSTANT_S = DAY_S, 1800.0
 SETTLED_S = 3600.0
 """Of a constant load, before the day in which changes are counted."""
@@ -102,6 +102,7 @@ WORKLOADS = {
     "deepseek-r1": Workload(
         "deepseek-r1",
         lambda data, end_s: traces.servegen(data / R1, "deepseek-r1", requests_per_s=1.7, seed=SEED, end_s=end_s),
+        interval_s=2.0,
         quick_part_s=(0.0, 3600.0),
     ),
     "m-small": Workload(
@@ -110,7 +111,7 @@ WORKLOADS = {
             data / SMALL, "m-small", requests_per_s=3.3, seed=SEED, end_s=end_s, output_scale=32.0
         ),
         quick_part_s=(0.0, QUICK_S),
-        interval_s=10.0,
+        interval_s=20.0,
         is_long=True,
     ),
     "azure": Workload("azure", lambda data, _: traces.azure(data / AZURE), slots=FEW_SLOTS),
@@ -226,7 +227,7 @@ def changes_at_constant_load(replicas: float, seconds: float, settled_s: float) 
     trace = traces.constant(rate, settled_s + seconds, SEED)
     setting = Setting(kind, TTFT_S, ITL_S, math.ceil(replicas), MOST)
     outcome, _ = play(
-        trace, setting, lambda fleet: ProductionPolicy(fleet, setting, interval_s=1.0), lead_s=SHORT_LEAD_S
+        trace, setting, lambda fleet: ProductionPolicy(fleet, setting, interval_s=2.0), lead_s=SHORT_LEAD_S
     )
     late = [change for change in outcome.changes if change[0] >= settled_s]
     return {
