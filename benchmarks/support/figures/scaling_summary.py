@@ -7,13 +7,13 @@ def render() -> str:
     """All of it, as Markdown."""
     result = load_result("autoscaling")
     figures = result["figures"]
+    objectives = f"{figures['ttft_s']:g} s, or its tokens are more than {1e3 * figures['itl_s']:g} ms apart on average"
     lines = [
-        f"**Autoscaling** — `{result['command']}`: traces of real services and planted waves in simulated time, request "
-        f"by request, with the autoscaler of production. A request misses if its first token takes more than "
-        f"{figures['ttft_s']:g} s or its tokens are more than {1e3 * figures['itl_s']:g} ms apart on average; a replica "
-        "costs from its order to the end of its drain. *Hindsight* is the cheapest plan without misses that knows the "
-        "future. *Others* is the best of many settings of Knative, Ray Serve, HPA and KEDA, chosen for this trace and "
-        "lead time afterwards, at as many misses as ours.",
+        "**Autoscaling** — `python -m benchmarks autoscaling`: traces of real services and planted waves in simulated "
+        "time, request by request, with the autoscaler of production. A request misses if its first token takes more "
+        f"than {objectives}; a replica costs from its order to the end of its drain. *Hindsight* is the cheapest plan "
+        "without misses that knows the future. *Others* is the best of many settings of Knative, Ray Serve, HPA and "
+        "KEDA, chosen for this trace and lead time afterwards, at as many misses as ours.",
         "",
         "| trace | lead time, s | misses | replica-hours | starts | of hindsight | of others | others' fewest misses |",
         "|---|--:|--:|--:|--:|--:|--:|--:|",
