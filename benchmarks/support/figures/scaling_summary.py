@@ -20,7 +20,7 @@ def render() -> str:
     ]
     for name, leads in figures["traces"].items():
         for lead, cell in leads.items():
-            if not lead.startswith("lead "):
+            if not lead.startswith("lead ") or "ours" not in cell:
                 continue
             ours = cell["ours"]
             lines.append(
