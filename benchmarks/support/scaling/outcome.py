@@ -13,6 +13,8 @@ from benchmarks.support.scaling.policies import ScalingPolicy
 LEAD_IN_S = 300.0
 """So long the first number of replicas stays, whatever a policy says, because an empty fleet is no usual state. Nothing
 counts in that time."""
+SIGNAL, SIGNAL_S = 5, 10.0
+"""So many late requests in so many seconds call for an order."""
 AFTERWARDS_S = 36_000.0
 """For what is still in the fleet at the end of a trace. It costs nothing."""
 
@@ -110,7 +112,8 @@ def play(
 def reactions(late_s: Floats, orders_s: Sequence[float], lead_s: float) -> list[float]:
     """Returns how long it took to order more replicas for requests that came too late to be served in time.
 
-    The signal is the arrival of a request that will be late. An order in the lead time before it was made for it, too,
+    The signal is the arrival of a request that will be late, with four more within ten seconds: a single one is chance,
+    and no replica is worth it. An order in the lead time before it was made for it, too,
     or for those before it; otherwise the reaction is the time until the next order.
 
     Args:
@@ -122,6 +125,9 @@ def reactions(late_s: Floats, orders_s: Sequence[float], lead_s: float) -> list[
     at = 0
     while at < len(late_s):
         signal_s = float(late_s[at])
+        if at + SIGNAL > len(late_s) or late_s[at + SIGNAL - 1] > signal_s + SIGNAL_S:
+            at += 1
+            continue
         place = bisect_right(orders_s, signal_s)
         if place and orders_s[place - 1] >= signal_s - lead_s:
             at = int(np.searchsorted(late_s, orders_s[place - 1] + lead_s, side="right"))
