@@ -314,7 +314,7 @@ def single_setting(figures: dict[str, Any]) -> dict[str, Any] | None:
 
     def hours(setting: str) -> float:
         ratios = (cell["others"][setting]["replica_hours"] / cell["hindsight"]["replica_hours"] for _, cell in cells)
-        return sum(ratios) / len(cells)
+        return float(sum(ratios)) / len(cells)
 
     common = set.intersection(*(set(cell["others"]) for _, cell in cells))
     best = min(common, key=lambda setting: (max(100 * MOST_MISSED, worst(setting)), hours(setting)))
