@@ -29,11 +29,12 @@ def render() -> str:
                 f"| {cell['others_fewest_missed_percent']:.2f}% |"
             )
     single = figures["single_setting"]
-    changes = max(day["changes"] for day in figures["constant"])
     end = (
         f"With one setting for all traces and lead times of up to 30 s, the best of others ({single['setting']}) pays "
         f"{single['of_hindsight']:.2f} times hindsight's replica-hours and misses up to "
         f"{single['most_missed_percent']:.1f}%; ours pays {single['ours_of_hindsight']:.2f} times and misses up to "
-        f"{single['ours_most_missed_percent']:.1f}%. Changes in a day of constant load: {changes}."
+        f"{single['ours_most_missed_percent']:.1f}%."
     )
+    if days := figures["constant"]:
+        end += f" Changes in a day of constant load: {max(day['changes'] for day in days)}."
     return "\n".join([*lines, "", end, ""])
