@@ -20,6 +20,8 @@ _MISSED_SHARE = 0.005
 """Share of missed requests that is not worth a replica."""
 _LEAST_AHEAD_S = 10.0
 """How far to look beyond the lead time at least."""
+_MOST_PRICED = 16
+"""Numbers of replicas that are compared by their price."""
 _KNOTS_S = (5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0)
 
 
@@ -211,8 +213,8 @@ class ScalingPrediction:
         """
         queue = self._queue
         low = self.least_by_capacity(confidence, target_utilisation)
-        # So many can take everything that comes at once.
-        high = max(low, math.ceil(queue.total_requests / queue.batch), 1)
+        # So many can take everything that comes at once, or are more than there may be.
+        high = max(low, min(math.ceil(queue.total_requests / queue.batch), self._objectives.most_replicas + 1), 1)
         fewest = queue.play(self.times.of(high)).missed
         number = self._least_within(queue, low, high, fewest + _MISSED_SHARE * queue.total_requests)
         if number == low:
@@ -222,7 +224,7 @@ class ScalingPrediction:
         replica_s = self._queue.end_s
         costs = (
             (queue.play(self.times.of(count)).missed * price_s + count * replica_s, count)
-            for count in range(low, number + 1)
+            for count in range(number, low - 1, -max(1, (number - low) // _MOST_PRICED))
         )
         return min(costs)[1]
 
