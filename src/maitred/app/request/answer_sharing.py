@@ -127,10 +127,14 @@ class AnswerSharing:
                     break  # else the peer has ended it meanwhile, and it may be in the cache
             if answer is not None:
                 context.priority = lookup.priority
+                found, context.cache = context.cache, None  # who is refused has got nothing from the cache
                 try:
-                    return await _respond_cached(answer, lookup, context, admit, stack)
+                    response = await _respond_cached(answer, lookup, context, admit, stack)
                 except CachedAnswerTooLong:
                     lookup.is_shared = False  # another caller's limits allow what those of this one do not
+                else:
+                    context.cache = found
+                    return response
             lookup.note(CacheStatus.MISS, context)
             held, claims = claims, []
             coalesced = CoalescedAnswer(context, lookup.record(), lookup.choices)

@@ -22,7 +22,7 @@ from maitred.cache.answer_key import AnswerKey
 from maitred.cache.backend import AnswerSelection, MemoryBackend, RemovedAnswersLog
 from maitred.cache.config import CacheConfig
 from maitred.core.context import CacheStatus, Outcome, RequestContext
-from maitred.core.errors import NotCached, ReplicaLost
+from maitred.core.errors import NotCached, RateLimited, ReplicaLost
 from maitred.core.inference import CacheControl, TextDelta
 from maitred.core.request import ModelFingerprint, TokenDelta
 from maitred.dispatch.config import DispatchConfig
@@ -387,6 +387,16 @@ async def test_a_failure_is_everybodys():
             await task
     assert gateway.replica.open == 0
     assert len(gateway.replica.requests) == 1
+
+
+async def test_who_is_refused_has_got_nothing_from_the_cache():
+    gateway = Gateway(limits=[limit("key:alice", "requests_per_minute", 1)])
+    gateway.replica.let()
+    await gateway.ask()
+    context = RequestContext("req", 0.0, principal=ALICE)
+    with pytest.raises(RateLimited):
+        await gateway.ask(context=context)
+    assert context.cache is None
 
 
 async def test_what_refuses_the_first_caller_does_not_refuse_the_others():
