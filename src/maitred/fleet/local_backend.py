@@ -5,7 +5,9 @@ engine is a connection, and the engine itself goes on without it.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
@@ -14,7 +16,10 @@ from msgspec.structs import replace
 from maitred.core.clock import Clock
 from maitred.core.errors import ReplicaUnavailable
 from maitred.fleet.backend import BackendFacts, BackendReplica, ManagedEngine, StartPhase
+from maitred.fleet.process import Backoff
 from maitred.scaling.replica_status import ReplicaPhase
+
+_log = logging.getLogger(__name__)
 
 
 class LocalBackend:
@@ -25,6 +30,10 @@ class LocalBackend:
         facts: The facts.
         name_of: Returns the name of the replica of a number.
         clock: The clock.
+        sleep: Waits before an engine that could not be entered is entered again.
+
+    Attributes:
+        has_started: Whether a replica has been ready once, so that a start that fails now is tried again.
     """
 
     def __init__(
@@ -33,21 +42,19 @@ class LocalBackend:
         facts: BackendFacts,
         name_of: Callable[[int], str],
         clock: Clock,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        self.has_started = False
         self._make_engine = make_engine
         self._facts = facts
         self._name_of = name_of
         self._clock = clock
+        self._sleep = sleep
         self._replicas: dict[str, BackendReplica] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stopped: dict[str, asyncio.Event] = {}
         self._listeners: list[Callable[[], None]] = []
         self._first_start: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    @property
-    def has_started(self) -> bool:
-        """Whether a replica has been ready once, so that a start that fails now is tried again."""
-        return self._first_start.done() and self._first_start.exception() is None
 
     @property
     def facts(self) -> BackendFacts:
@@ -128,29 +135,53 @@ class LocalBackend:
     # --- one replica ---
 
     async def _run(self, name: str, engine: ManagedEngine, stopped: asyncio.Event) -> None:
+        stopping = asyncio.create_task(stopped.wait(), name=f"end of {name}")
         try:
-            async with engine:
+            if not await self._enter(name, engine, stopping):
+                return
+            async with AsyncExitStack() as stack:
+                stack.push_async_exit(engine)
                 starting = asyncio.create_task(engine.wait_started(), name=f"start of {name}")
-                stopping = asyncio.create_task(stopped.wait(), name=f"end of {name}")
-                try:
-                    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                    if not stopping.done() and isinstance(failure := starting.exception(), ReplicaUnavailable):
-                        self._on_start_failed(name, failure)
-                    await stopping
-                finally:
-                    starting.cancel()
-                    stopping.cancel()
+                stack.callback(starting.cancel)
+                await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if not stopping.done() and (failure := starting.exception()) is not None:
+                    self._on_start_failed(name, failure)
+                await stopping
         finally:
+            stopping.cancel()
             for entries in (self._replicas, self._tasks, self._stopped):
                 del entries[name]
             self._notify()
 
-    def _on_start_failed(self, name: str, failure: ReplicaUnavailable) -> None:
-        """Handles a first start that is not tried again, because none has succeeded."""
+    async def _enter(self, name: str, engine: ManagedEngine, stopping: asyncio.Task[bool]) -> bool:
+        """Enters an engine, again and again until it can be entered; returns False if the replica is stopped first.
+
+        The cause of a failure, such as a full disk, is none of the engine's own, so it may go away.
+        """
+        backoff = Backoff()
+        while not stopping.done():
+            try:
+                await engine.__aenter__()
+            except Exception as failure:  # whatever it is, the pool would order the same start again at once
+                _log.exception("The start of replica %s has failed, and is tried again.", name)
+                self._on_start_failed(name, failure)
+            else:
+                self._on_transition(name, engine)
+                return True
+            pause = asyncio.ensure_future(self._sleep(backoff.wait_s(0.0)))
+            await asyncio.wait({pause, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            pause.cancel()
+        return False
+
+    def _on_start_failed(self, name: str, failure: BaseException) -> None:
+        """Handles a start that has failed, and tells those who wait for the first one."""
+        if not isinstance(failure, ReplicaUnavailable):
+            failure = ReplicaUnavailable(f"The engine did not start: {failure}")
         if not self._first_start.done():
             self._first_start.set_exception(failure)
             self._first_start.exception()  # marked as retrieved: `wait_started` need not be awaited
-        self._change(name, ReplicaPhase.FAILED, failure.message)
+        if not self._stopped[name].is_set():
+            self._change(name, ReplicaPhase.FAILED, failure.message)
 
     def _on_transition(self, name: str, engine: ManagedEngine) -> None:
         if not self._stopped[name].is_set():
@@ -162,6 +193,7 @@ class LocalBackend:
             return
         start_phases = replica.start_phases
         if phase is ReplicaPhase.SERVING:
+            self.has_started = True
             if not self._first_start.done():
                 self._first_start.set_result(None)
             if replica.phase is ReplicaPhase.STARTING:
