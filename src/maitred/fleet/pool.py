@@ -81,6 +81,8 @@ class ReplicaPool:
         self._stopping: set[str] = set()
         """Replicas that have left the pool and still exist."""
         self._reconcile_scheduled = self._is_open = False
+        self._has_served = False
+        """Whether a replica has served, or none was to."""
         self._next_endpoint: AnyEndpoint = Endpoint(NEXT_REPLICA, NextReplica(self.ready_in_s))
         self._endpoints: list[AnyEndpoint] = []
         backend.on_change(self._schedule)
@@ -90,7 +92,7 @@ class ReplicaPool:
         self._is_open = True
         if (found := len(self.backend.replicas())) or self.backend.has_orders:
             self.desired = DesiredReplicas(found)
-            self.is_scaled = self.backend.has_orders
+            self.is_scaled = self._has_served = self.backend.has_orders
         for number in range(self.desired.serving - found):
             self._start(self.backend.name_of(number))
         self._reconcile()
@@ -123,6 +125,7 @@ class ReplicaPool:
         if desired != self.desired:
             _log.info("%d replicas are to serve and %d to sleep.", serving, asleep)
         self.desired, self.is_scaled = desired, True
+        self._has_served = self._has_served or not serving
         for member in self._members.values():
             if member.endpoint is not None:
                 member.endpoint.replica.ready_in_s = self.ready_in_s
@@ -156,6 +159,11 @@ class ReplicaPool:
     def is_ready(self) -> bool:
         """Whether any of the engines would take a request now."""
         return any(engine.client.is_ready for engine in self.engines.values())
+
+    @property
+    def lets_wait(self) -> bool:
+        """Whether requests may wait while no replica serves; not before the first of a new gateway has served."""
+        return self.is_scaled and self._has_served
 
     @property
     def output_tokens(self) -> int:
@@ -315,6 +323,7 @@ class ReplicaPool:
         return changed
 
     def _update_member(self, member: PoolMember, replica: BackendReplica) -> bool:
+        self._has_served = self._has_served or replica.phase is ReplicaPhase.SERVING
         is_back = replica.phase is ReplicaPhase.SERVING and member.backend.phase is not ReplicaPhase.SERVING
         member.backend = replica
         if member.endpoint is None and (engine := replica.engine) is not None:

@@ -1,6 +1,6 @@
 """Catalog of models: maps the name of a model to its replicas."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from hashlib import blake2b
 
@@ -39,6 +39,7 @@ class ServedModel(_CatalogModel):
         tokenizer: The model's own tokenizer.
         answer_format: Format of the answers; None means the format that the chat template shows.
         defaults: Sampling settings for requests that do not set their own.
+        coming_card: Returns the card of a replica that requests may wait for while none serves; None: they may not.
     """
 
     def __init__(
@@ -48,13 +49,19 @@ class ServedModel(_CatalogModel):
         tokenizer: Tokenizer,
         answer_format: AnswerFormat | None = None,
         defaults: GenerationDefaults = GenerationDefaults(),  # noqa: B008 - frozen
+        coming_card: Callable[[], ModelCard | None] = lambda: None,
     ) -> None:
         super().__init__(name, replicas)
         self.tokenizer = tokenizer
         self.defaults = defaults
         self._answer_format = answer_format
+        self._coming_card = coming_card
         self._cards: dict[HasModelCard, ModelCard] = {}
         """Last known card of each replica; without replicas, of those that were there last."""
+
+    def is_ready(self) -> bool:
+        """Returns whether a request could run now, or may wait for a replica that comes."""
+        return super().is_ready() or self._coming_card() is not None
 
     def card(self) -> ModelCard:
         """Returns the card of all replicas together: a request must fit each of them, and their capacities add up.
@@ -62,7 +69,7 @@ class ServedModel(_CatalogModel):
         A replica that restarts counts with its last known card.
 
         Raises:
-            ReplicaUnavailable: No replica has been ready since the start.
+            ReplicaUnavailable: No replica has been ready since the start, and requests may not wait for one.
         """
         failure: ReplicaUnavailable | None = None
         known, last = {}, self._cards
@@ -77,6 +84,8 @@ class ServedModel(_CatalogModel):
         if known:
             self._cards = known
         elif not last:
+            if (coming := self._coming_card()) is not None:
+                return coming
             raise failure or ReplicaUnavailable()
         cards = list(self._cards.values())
         if len(cards) == 1:

@@ -158,6 +158,8 @@ async def test_a_request_waits_for_the_first_replica_of_a_model_that_has_none():
         client, scaling = fleet_.client, Scaling(fleet_.client)
         await scaling.override(0)
         await fleet_.wait_phases()
+        ready = await client.get("/health/ready")
+        assert (ready.status_code, ready.json()["status"]) == (200, "ok"), "a load balancer may send what wakes it"
         body = {"model": MODEL, "max_tokens": 4, "prompt": "Once"}
         asked = asyncio.create_task(client.post("/v1/completions", json=body))
         await scaling.until(lambda state: state["decision"]["waiting"] == 1)

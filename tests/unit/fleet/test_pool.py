@@ -227,3 +227,22 @@ async def test_whoever_watches_engines_hears_of_each(clock):
         pool.on_engine(lambda name, engine: heard.append((name, engine.client.pause_at_tokens)))
         pool.set_desired(2)
         assert heard == [("r0", 5), ("r1", 5)]
+
+
+async def test_requests_may_wait_once_a_replica_has_served_or_none_is_to(clock):
+    backend = PaperBackend(clock)
+    async with pool_at(backend, clock) as pool:
+        pool.set_desired(1)
+        assert not pool.lets_wait, "the first start is still to come"
+        backend.become("r0", ReplicaPhase.SERVING)
+        await settle()
+        assert pool.lets_wait
+        pool.set_desired(0)
+        assert pool.lets_wait
+    async with pool_at(PaperBackend(clock), clock) as pool:
+        pool.set_desired(0)
+        assert pool.lets_wait
+    async with pool_at(PaperBackend(clock, found=["r0"]), clock) as pool:
+        assert not pool.lets_wait, "nobody scales it"
+    async with pool_at(PaperBackend(clock, has_orders=True), clock) as pool:
+        assert pool.lets_wait

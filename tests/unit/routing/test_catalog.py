@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from maitred.core.errors import ReplicaUnavailable
 from maitred.core.request import ModelFingerprint
 from maitred.routing.catalog import ServedModel, TextModel
 from tests.support.dispatchers import CARD, ScriptedReplica
@@ -41,3 +42,22 @@ def test_what_servers_have_said_that_they_run_is_known_behind_a_change_of_settin
     model.note_fingerprint("large", "fp_2")
     changed = model.with_replicas([], None, reprompts=False, continues_at_fallback=False)
     assert (changed.fingerprint("large"), changed.fingerprint("small")) == ("fp_2", "")
+
+
+def test_a_model_that_requests_may_wait_for_is_ready_and_checks_them():
+    waits = False
+    replicas = {}
+    model = ServedModel(
+        "m", replicas.values(), None, coming_card=lambda: replace(CARD, dtype="auto") if waits else None
+    )
+    assert not model.is_ready()
+    with pytest.raises(ReplicaUnavailable):
+        model.card()
+    waits = True
+    assert model.is_ready()
+    assert model.card().dtype == "auto"
+    replicas["r"] = ScriptedReplica(ONE)
+    assert model.card() == ONE
+    replicas.clear()
+    assert model.card() == ONE, "the last card is better than a predicted one"
+    assert model.is_ready()

@@ -196,7 +196,7 @@ async def open_resources(
             used.
     """
     on_demand = open_local_models(config, clock)
-    local = None if pool is None else local_model(config, pool.engines)
+    local = None if pool is None else local_model(config, pool.engines, lambda: pool.lets_wait)
     async with (
         open_traces(config.traces, clock) as traces,
         open_stores(config, clock, outlived) as stores,

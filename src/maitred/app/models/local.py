@@ -1,12 +1,17 @@
 """Resident model of the `model` section, with the gateway's own engines that run it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+
+import psutil
 
 from maitred.app.admin.pins import PinnableModel
 from maitred.config.tree import Config
+from maitred.core.replica import ModelCard
 from maitred.engine.models.source import find_model
 from maitred.fleet.backend import ManagedEngine
+from maitred.fleet.residency.footprint import estimate_footprint
 from maitred.replica.engine.client import EngineClient
 from maitred.routing.catalog import ServedModel
 from maitred.text.answer_format import AnswerFormat
@@ -57,8 +62,14 @@ class EngineClients(Mapping[str, EngineClient]):
         return len(self._engines)
 
 
-def local_model(config: Config, engines: Mapping[str, ManagedEngine]) -> LocalModel:
+def local_model(config: Config, engines: Mapping[str, ManagedEngine], lets_wait: Callable[[], bool]) -> LocalModel:
     """Makes the catalog's model for these engines.
+
+    Args:
+        config: The configuration.
+        engines: The engines, which may come and go.
+        lets_wait: Returns whether requests may wait while no engine serves. Until the first has told its card, they are
+            checked against the one that the model's files predict.
 
     Raises:
         ConfigInvalid: There is no model where the configuration says.
@@ -73,11 +84,17 @@ def local_model(config: Config, engines: Mapping[str, ManagedEngine]) -> LocalMo
     answers = AnswerFormat.of(tokenizer, config.model.tool_parser, config.model.reasoning_parser)
     defaults = GenerationDefaults.of(folder, config.model.generation_config)
     name = config.model.served_name or folder.resolve().name
+
+    @cache
+    def predicted_card() -> ModelCard:
+        return estimate_footprint(folder, config.engine, psutil.virtual_memory().total).card
+
     model = ServedModel(
         name,
         replicas=EngineClients(engines).values(),
         tokenizer=tokenizer,
         answer_format=answers,
         defaults=defaults,
+        coming_card=lambda: predicted_card() if lets_wait() else None,
     )
     return LocalModel(model, engines)
