@@ -103,9 +103,9 @@ class SleepableReplica:
 
         Call it again when an engine that was down is back: it is awake then.
         """
-        self.is_reserved, self.is_draining, self._ordered_asleep = True, False, True
-        if self.client.is_ready and not self.client.is_asleep:
+        if self.client.is_ready and (not self.client.is_asleep or self._ordered_asleep is False):
             self.client.request_asleep(asleep=True)
+        self.is_reserved, self.is_draining, self._ordered_asleep = True, False, True
 
     def release(self) -> None:
         """Wakes the engine of a reserve, so that it serves."""
