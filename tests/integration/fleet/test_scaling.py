@@ -3,7 +3,9 @@
 import asyncio
 import itertools
 import random
+from contextlib import suppress
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
@@ -48,6 +50,15 @@ class Scaling:
         while not condition(state := await self.state()):  # noqa: ASYNC110 - of another process
             await asyncio.sleep(0.1)
         return state
+
+
+async def until_ready(client):
+    """Waits until processes that have been killed are back."""
+    is_ready = False
+    while not is_ready:
+        with suppress(httpx.TransportError):  # the connection was to a killed one
+            is_ready = (await client.get("/health/ready")).is_success
+        await asyncio.sleep(0.1)
 
 
 async def command(fleet_, *arguments):
@@ -186,3 +197,22 @@ async def test_a_dead_controller_leaves_the_fleet_as_it_is():
         assert (state["desired"], state["epoch"]) == (2, 2)
         assert await all_kinds(client)
         assert {engine.pid for engine in engines_of(fleet_.server)} == engines
+
+
+async def test_processes_that_have_never_seen_an_engine_let_a_request_wait_for_the_first_one():
+    settings = AUTOSCALING | {"model.autoscaling.min_replicas": 0, "server.workers": 2}
+    async with fleet(**settings) as fleet_:
+        client, scaling = fleet_.client, Scaling(fleet_.client)
+        await scaling.override(0)
+        await fleet_.wait_phases()
+        controller, workers = processes(fleet_.server)
+        for process in (controller, *workers):
+            process.kill()
+            process.wait()
+        await until_ready(client)
+        body = {"model": MODEL, "max_tokens": 4, "prompt": "Once"}
+        asked = asyncio.create_task(client.post("/v1/completions", json=body))
+        await scaling.until(lambda state: state["decision"]["waiting"] == 1)
+        await client.delete("/admin/v1/scaling/override", params={"model": MODEL})
+        response = await asked
+        assert response.status_code == 200, response.text

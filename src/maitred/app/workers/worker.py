@@ -364,7 +364,8 @@ async def _open_pipeline(
         engines = await stack.enter_async_context(await _open_engines(config, controller, clock))
         engines.on_snapshot(snapshot)
         snapshot_feed.listeners.append(engines.on_snapshot)
-        local = local_model(config, engines.engines, lambda: False)
+        # Whether a request may wait is decided by the controller.
+        local = local_model(config, engines.engines, lambda: not config.model.attached)
         models.append(local.model)
         endpoints_by_name[local.name] = engines.endpoints
         submission_ackers[local.name] = engines.submission_ackers
