@@ -22,7 +22,7 @@ class PaperClient:
         self.model_s = 0.0
         self.pause_at_tokens = self.open_streams = 0
         self.orders = []
-        self._listeners = []
+        self.listeners = []
         self.count_unreported = lambda: 0
         self.generate = None
 
@@ -43,14 +43,14 @@ class PaperClient:
         return self.report
 
     def on_change(self, listener):
-        self._listeners.append(listener)
+        self.listeners.append(listener)
 
     def request_asleep(self, *, asleep):
         self.orders.append(asleep)
 
     def tell(self, *, asleep):
         self.report = LoadReport(asleep=asleep)
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener()
 
 

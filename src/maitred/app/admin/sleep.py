@@ -46,27 +46,29 @@ class SleepableModelAdmin:
     def __init__(self, on_demand: OnDemandModelAdmin, resident: Mapping[str, tuple[Dispatcher, ReplicaPool]]) -> None:
         self.on_demand = on_demand
         self._resident = resident
-        self._watched: set[SleepableReplica] = set()
+        self._watched: dict[str, set[SleepableReplica]] = {model: set() for model in resident}
         for model, (_, pool) in resident.items():
             pool.on_endpoints(partial(self._watch, model))
             self._watch(model)
 
     def _watch(self, model: str) -> None:
         """Watches the replicas of a model that have come."""
-        sleepables = {sleepable for _, sleepable in self._sleepable(model)}
-        for sleepable in sleepables - self._watched:
+        sleepables = {sleepable for _, sleepable in self._all_sleepable(model)}
+        for sleepable in sleepables - self._watched[model]:
             sleepable.on_change(partial(self._on_report, model, sleepable))
-        self._watched = sleepables
+        self._watched[model] = sleepables
 
-    def _sleepable(self, model: str) -> list[tuple[EndpointState, SleepableReplica]]:
-        """Returns the replicas of a resident model, except those that their pool keeps asleep."""
+    def _all_sleepable(self, model: str) -> list[tuple[EndpointState, SleepableReplica]]:
         endpoint_states = self._resident[model][0].core.endpoint_states
         return [
             (endpoint_state, endpoint_state.endpoint.replica)
             for endpoint_state in endpoint_states
             if isinstance(endpoint_state.endpoint.replica, SleepableReplica)
-            and not endpoint_state.endpoint.replica.is_reserved
         ]
+
+    def _sleepable(self, model: str) -> list[tuple[EndpointState, SleepableReplica]]:
+        """Returns the replicas of a resident model, except those that their pool keeps asleep."""
+        return [(state, sleepable) for state, sleepable in self._all_sleepable(model) if not sleepable.is_reserved]
 
     def all(self) -> list[SleeperBody]:
         """Lists every model that can sleep."""
