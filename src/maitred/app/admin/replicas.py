@@ -116,6 +116,7 @@ class ReplicaAdmin:
             for name, dispatcher in self._dispatchers.items()
             for endpoint_state in dispatcher.core.endpoint_states
             if endpoint_state.endpoint.name == replica and model in (None, name)
+            if not isinstance(endpoint_state.endpoint.replica, NextReplica)
         ]
         if not found:
             raise ResourceNotFound(

@@ -7,6 +7,8 @@ import pytest
 from maitred.app.admin.replicas import ReplicaAdmin
 from maitred.app.admin.scaling import ScalingAdmin
 from maitred.core.errors import InvalidRequest, ReplicaUnavailable, ResourceNotFound
+from maitred.dispatch.request import Endpoint
+from maitred.fleet.pool_member import NEXT_REPLICA, NextReplica
 from tests.support.clock import FakeClock
 from tests.support.dispatchers import DispatchSetup
 from tests.support.scaling.leases import PaperLeases
@@ -62,3 +64,13 @@ def test_a_name_must_be_that_of_one_replica():
     assert refused.value.param == "model"
     assert replicas.maintain("replica-0", "m1").state == "maintenance"
     assert [replica.state for replica in replicas.all()] == ["serving", "maintenance"]
+
+
+def test_what_stands_for_the_replica_to_come_takes_no_command():
+    setup = DispatchSetup()
+    (endpoint_state,) = setup.dispatcher.core.endpoint_states
+    endpoint_state.endpoint = Endpoint(NEXT_REPLICA, NextReplica(lambda: 3.0))
+    replicas = admin_of(setup)
+    with pytest.raises(ResourceNotFound, match="no replica 'next'"):
+        replicas.drain(NEXT_REPLICA, None)
+    assert endpoint_state.endpoint.admin_state.serving
