@@ -22,6 +22,7 @@ class PaperClient:
         self.model_s = 0.0
         self.pause_at_tokens = self.open_streams = 0
         self.orders = []
+        self.on_idle = lambda: None
         self.listeners = []
         self.count_unreported = lambda: 0
         self.generate = None
@@ -47,6 +48,11 @@ class PaperClient:
 
     def request_asleep(self, *, asleep):
         self.orders.append(asleep)
+
+    def end_stream(self):
+        self.open_streams -= 1
+        if not self.open_streams:
+            self.on_idle()
 
     def tell(self, *, asleep):
         self.report = LoadReport(asleep=asleep)

@@ -69,7 +69,7 @@ class WorkerEngines(AbstractAsyncContextManager["WorkerEngines"]):
             # The endpoint stays: the controller may have sent a request there just before the engine was lost. That
             # request finds it closed, and is requeued.
             del self.submission_ackers[name]
-            engine.client.on_change(partial(self._close_if_idle, name, engine))
+            engine.client.on_idle = partial(self._close_if_idle, name, engine)
             self._close_if_idle(name, engine)
         self._add_missing()
 

@@ -52,8 +52,7 @@ async def test_it_leaves_what_is_gone_after_its_last_stream(worker, made):
     await settle()
     assert list(worker.engines) == ["b"]
     assert gone.is_open
-    gone.client.open_streams = 0
-    gone.client.tell(asleep=False)
+    gone.client.end_stream()
     await settle()
     assert not gone.is_open
 
@@ -75,8 +74,7 @@ async def test_a_name_that_comes_back_has_a_new_connection(worker, made):
     worker.on_snapshot(snapshot(a="unix:/a"))
     await settle()
     assert "a" not in worker.engines, "the earlier connection has a stream"
-    before.client.open_streams = 0
-    before.client.tell(asleep=False)
+    before.client.end_stream()
     await settle()
     assert worker.engines["a"] is made["unix:/a"] is not before
     assert worker.endpoints["a"].replica.client is made["unix:/a"].client

@@ -422,3 +422,15 @@ async def test_missed_news_of_blocks_are_asked_for():
     step(6, BlockUpdate(6, 16, 100))
     assert heard[2:] == [again, BlockUpdate(6, 16, 100)]
     assert asked() == [ResendBlocks()]
+
+
+async def test_it_says_when_its_last_stream_has_ended_whether_the_engine_lives_or_not():
+    async with linked() as (_, link):
+        idle = []
+        link.on_idle = lambda: idle.append(link.open_streams)
+        async with link.generate(request(name="a")):
+            async with link.generate(request(name="b")):
+                pass
+            assert not idle
+            link.close()
+        assert idle == [0]
