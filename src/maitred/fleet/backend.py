@@ -16,6 +16,7 @@ from typing import Protocol, Self
 import msgspec
 
 from maitred.fleet.local import LocalEngine
+from maitred.fleet.policy.reconciler import DesiredReplicas
 from maitred.fleet.remote import RemoteEngine
 from maitred.scaling.replica_status import ReplicaPhase
 from maitred.scaling.startup_times import StartKind
@@ -82,8 +83,8 @@ class ReplicaBackend(Protocol):
         ...
 
     @property
-    def has_orders(self) -> bool:
-        """Whether orders were given before the backend was opened: then its replicas are as many as are desired."""
+    def desired(self) -> DesiredReplicas | None:
+        """Desired numbers that were kept before the backend was opened; None: none were, or it keeps none."""
         ...
 
     def replicas(self) -> Mapping[str, BackendReplica]:
@@ -96,6 +97,10 @@ class ReplicaBackend(Protocol):
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Calls `listener` after every change of `replicas` or `facts`."""
+        ...
+
+    def keep_desired(self, desired: DesiredReplicas) -> None:
+        """Keeps the desired numbers for who opens the backend next, if something of it outlives this process."""
         ...
 
     def start(self, name: str) -> None:

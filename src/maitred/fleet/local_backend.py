@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from maitred.core.clock import Clock
 from maitred.core.errors import ReplicaUnavailable
 from maitred.fleet.backend import BackendFacts, BackendReplica, ManagedEngine, StartPhase
+from maitred.fleet.policy.reconciler import DesiredReplicas
 from maitred.fleet.process import Backoff
 from maitred.scaling.replica_status import ReplicaPhase
 
@@ -62,9 +63,8 @@ class LocalBackend:
         return self._facts
 
     @property
-    def has_orders(self) -> bool:
-        """Returns False: it has nothing before it is opened. Implements `ReplicaBackend`."""
-        return False
+    def desired(self) -> None:
+        """Returns None: it has nothing before it is opened. Implements `ReplicaBackend`."""
 
     @property
     def is_ready(self) -> bool:
@@ -84,6 +84,9 @@ class LocalBackend:
         self._listeners.append(listener)
 
     # --- orders ---
+
+    def keep_desired(self, desired: DesiredReplicas) -> None:
+        """Does nothing: it ends with this process. Implements `ReplicaBackend`."""
 
     def start(self, name: str) -> None:
         """Starts a replica. Implements `ReplicaBackend`."""

@@ -48,7 +48,8 @@ class ReplicaPool:
 
     Args:
         backend: Starts and stops the replicas.
-        desired: The desired numbers at first; those of the replicas that the backend has already come before them.
+        desired: The desired numbers at first. Those that the backend has kept come before them, and so does the number
+            of the replicas that it has already.
         startup_times: Durations of starts; the pool adds each complete start.
         clock: The clock.
 
@@ -78,6 +79,8 @@ class ReplicaPool:
         self._engine_listeners: list[Callable[[str, ManagedEngine], None]] = []
         self._started_s: dict[str, float] = {}
         """When the start of each replica was ordered that is no member yet."""
+        self._found: set[str] = set()
+        """Replicas that the backend had before, until their engines have told whether they sleep."""
         self._stopping: set[str] = set()
         """Replicas that have left the pool and still exist."""
         self._reconcile_scheduled = self._is_open = False
@@ -90,11 +93,15 @@ class ReplicaPool:
     async def __aenter__(self) -> "ReplicaPool":
         await self.backend.__aenter__()
         self._is_open = True
-        if (found := len(self.backend.replicas())) or self.backend.has_orders:
-            self.desired = DesiredReplicas(found)
-            self.is_scaled = self._has_served = self.backend.has_orders
-        for number in range(self.desired.serving - found):
-            self._start(self.backend.name_of(number))
+        replicas = self.backend.replicas()
+        self._found = {name for name, replica in replicas.items() if replica.phase is not ReplicaPhase.DRAINING}
+        if self.backend.desired is not None:
+            self.desired, self.is_scaled, self._has_served = self.backend.desired, True, True
+        elif self._found:
+            self.desired = DesiredReplicas(len(self._found))
+        elif not replicas:
+            for number in range(self.desired.serving):
+                self._start(self.backend.name_of(number))
         self._reconcile()
         return self
 
@@ -125,6 +132,7 @@ class ReplicaPool:
         if desired != self.desired:
             _log.info("%d replicas are to serve and %d to sleep.", serving, asleep)
         self.desired, self.is_scaled = desired, True
+        self.backend.keep_desired(desired)
         self._has_served = self._has_served or not serving
         for member in self._members.values():
             if member.endpoint is not None:
@@ -241,7 +249,7 @@ class ReplicaPool:
         limits = PoolLimits(
             max_replicas=facts.max_replicas - going, max_starts=facts.max_starts, can_sleep=facts.can_sleep
         )
-        orders = reconcile(self.desired, [member.state() for member in self._members.values()], limits)
+        orders = reconcile(self._desired_now(), [member.state() for member in self._members.values()], limits)
         for order in orders:
             self._obey(order)
         changed = self._update_members() or changed
@@ -253,6 +261,15 @@ class ReplicaPool:
             self._schedule()  # an order may make the next one due
             for listener in self._change_listeners:
                 listener()
+
+    def _desired_now(self) -> DesiredReplicas:
+        """Returns the desired numbers; none of what was found leaves before it is known which of them sleep."""
+        self._found = {
+            name
+            for name in self._found
+            if (member := self._members.get(name)) is not None and member.phase is ReplicaPhase.STARTING
+        }
+        return DesiredReplicas(max(self.desired.serving, len(self._members))) if self._found else self.desired
 
     def _obey(self, order: ReplicaOrder) -> None:
         """Carries out an order; a replica that is to stop only leaves the pool."""

@@ -9,6 +9,7 @@ import pytest
 from maitred.fleet.agent.backend import AgentBackend
 from maitred.fleet.agent.server import AgentServer
 from maitred.fleet.backend import BackendFacts
+from maitred.fleet.policy.reconciler import DesiredReplicas
 from maitred.scaling.replica_status import ReplicaPhase
 from tests.support.clock import FakeClock
 from tests.support.servers.paper_fleet import PaperBackend, PaperConnection
@@ -71,7 +72,7 @@ async def test_a_controller_learns_what_there_is_and_orders_more(path, clock, ag
     clock.now_s += 5
     async with AgentServer(agent, clock).listening(path), controller_of(path, clock) as controller:
         assert controller.backend.facts.max_replicas == 5
-        assert not controller.backend.has_orders
+        assert controller.backend.desired is None
         assert controller.backend.replicas()["r0"].since_s == clock.monotonic_s() - 5
         agent.become("r0", ReplicaPhase.SERVING)
         controller.connections[0].connect()
@@ -81,7 +82,6 @@ async def test_a_controller_learns_what_there_is_and_orders_more(path, clock, ag
         await controller.until(r0="serving", r1="starting")
         await until(lambda: controller.backend.replicas()["r1"].engine is not None)
         assert list(agent.there) == ["r0", "r1"]
-        assert controller.backend.has_orders
 
 
 async def test_a_stopped_replica_is_there_until_its_process_is_gone(path, clock, agent):
@@ -115,11 +115,12 @@ async def test_a_failure_shows_with_its_reason(path, clock, agent):
 async def test_a_dead_controller_leaves_the_fleet_to_the_next_one(path, clock, agent):
     async with AgentServer(agent, clock).listening(path):
         async with controller_of(path, clock) as controller:
+            controller.backend.keep_desired(DesiredReplicas(1, asleep=2))
             controller.backend.start("r0")
             await until(lambda: "r0" in agent.there)
         agent.become("r0", ReplicaPhase.SERVING)
         async with controller_of(path, clock) as following:
-            assert following.backend.has_orders
+            assert following.backend.desired == DesiredReplicas(1, asleep=2)
             assert list(following.backend.replicas()) == ["r0"]
             following.connections[0].connect()
             await following.until(r0="serving")

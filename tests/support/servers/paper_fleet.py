@@ -70,11 +70,11 @@ class PaperEngine:
 class PaperBackend:
     """Backend whose replicas do what a test says. Implements `ReplicaBackend`."""
 
-    def __init__(self, clock, *, found=(), has_orders=False, **facts):
+    def __init__(self, clock, *, found=(), desired=None, **facts):
         self.facts = BackendFacts(
             **{"max_replicas": 8, "max_starts": 8, "start_kind": StartKind.WEIGHTS_CACHED, "can_sleep": True, **facts}
         )
-        self.has_orders = has_orders
+        self.desired = self.kept = desired
         self.there = {}
         self._clock = clock
         self._listeners = []
@@ -90,6 +90,9 @@ class PaperBackend:
 
     def on_change(self, listener):
         self._listeners.append(listener)
+
+    def keep_desired(self, desired):
+        self.kept = desired
 
     def start(self, name):
         self.there[name] = BackendReplica(

@@ -214,7 +214,7 @@ async def test_a_new_pool_takes_over_what_its_backend_has(clock):
     async with pool_at(backend, clock, serving=1) as pool:
         assert pool.desired == DesiredReplicas(3)
         assert len(backend.there) == 3
-    async with pool_at(PaperBackend(clock, has_orders=True), clock, serving=1) as pool:
+    async with pool_at(PaperBackend(clock, desired=DesiredReplicas(0)), clock, serving=1) as pool:
         assert pool.desired == DesiredReplicas(0)
         assert pool.replicas() == []
 
@@ -244,5 +244,33 @@ async def test_requests_may_wait_once_a_replica_has_served_or_none_is_to(clock):
         assert pool.lets_wait
     async with pool_at(PaperBackend(clock, found=["r0"]), clock) as pool:
         assert not pool.lets_wait, "nobody scales it"
-    async with pool_at(PaperBackend(clock, has_orders=True), clock) as pool:
+    async with pool_at(PaperBackend(clock, desired=DesiredReplicas(0)), clock) as pool:
         assert pool.lets_wait
+
+
+async def test_a_new_pool_desires_what_was_desired_and_not_what_it_finds(clock):
+    backend = PaperBackend(clock, found=["r0", "r1", "r2"], desired=DesiredReplicas(1, asleep=1))
+    for name in backend.there:
+        backend.become(name, ReplicaPhase.STARTING)  # not connected yet
+    async with pool_at(backend, clock) as pool:
+        await settle()
+        assert phases(pool) == {"r0": "starting", "r1": "starting", "r2": "starting"}
+        assert pool.desired == DesiredReplicas(1, asleep=1)
+        backend.there["r0"].engine.client.tell(asleep=True)
+        for name in ("r2", "r1", "r0"):
+            backend.become(name, ReplicaPhase.SERVING)
+            await settle()
+        assert phases(pool) == {"r0": "asleep", "r1": "serving"}, "it sleeps on, and no other takes its place"
+        assert backend.there["r0"].engine.client.orders == []
+        pool.set_desired(2)
+        assert backend.kept == DesiredReplicas(2)
+
+
+async def test_what_is_stopped_already_is_not_desired(clock):
+    backend = PaperBackend(clock, found=["r0", "r1"])
+    backend.stop("r1")
+    async with pool_at(backend, clock) as pool:
+        assert pool.desired == DesiredReplicas(1)
+        backend.vanish("r1")
+        await settle()
+        assert list(backend.there) == ["r0"]

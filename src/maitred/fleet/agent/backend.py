@@ -14,9 +14,17 @@ from msgspec.structs import replace
 from maitred.core.backoff import BackoffCeiling
 from maitred.core.clock import Clock
 from maitred.fleet.agent.connection import MessageConnection
-from maitred.fleet.agent.protocol import AgentReplica, AgentState, StartReplica, StopReplica, ToController
+from maitred.fleet.agent.protocol import (
+    AgentReplica,
+    AgentState,
+    SetDesired,
+    StartReplica,
+    StopReplica,
+    ToController,
+)
 from maitred.fleet.backend import BackendFacts, BackendReplica
 from maitred.fleet.local_backend import LocalBackend
+from maitred.fleet.policy.reconciler import DesiredReplicas
 from maitred.fleet.remote import RemoteEngine
 from maitred.scaling.replica_status import ReplicaPhase
 
@@ -45,7 +53,9 @@ class AgentBackend:
         self._path = path
         self._name_of = name_of
         self._clock = clock
-        self._state = AgentState(facts, [], has_orders=False)
+        self._state = AgentState(facts, [], desired=None)
+        self._kept: DesiredReplicas | None = None
+        """Desired numbers of this process, which an agent that has been away is told again."""
         self._addresses: dict[str, str] = {}
         self._replicas: dict[str, BackendReplica] = {}
         self._starting: set[str] = set()
@@ -66,9 +76,9 @@ class AgentBackend:
         return replace(self._state.facts, outlives_gateway=True)
 
     @property
-    def has_orders(self) -> bool:
-        """Whether a controller has given the agent orders. Implements `ReplicaBackend`."""
-        return self._state.has_orders
+    def desired(self) -> DesiredReplicas | None:
+        """Desired numbers that the agent has been told. Implements `ReplicaBackend`."""
+        return self._state.desired
 
     def replicas(self) -> Mapping[str, BackendReplica]:
         """Returns the replicas of the agent, and those that it is to start. Implements `ReplicaBackend`."""
@@ -81,6 +91,11 @@ class AgentBackend:
     def on_change(self, listener: Callable[[], None]) -> None:
         """Calls `listener` after every change. Implements `ReplicaBackend`."""
         self._listeners.append(listener)
+
+    def keep_desired(self, desired: DesiredReplicas) -> None:
+        """Has the agent keep the desired numbers for the next controller. Implements `ReplicaBackend`."""
+        self._kept = desired
+        self._send(SetDesired(desired))
 
     def start(self, name: str) -> None:
         """Orders the start of a replica. Implements `ReplicaBackend`."""
@@ -147,6 +162,8 @@ class AgentBackend:
             failures = 0
             self._is_lost.clear()
             self._connection = connection
+            if self._kept is not None:
+                self._send(SetDesired(self._kept))
             for name in self._starting:
                 self._send(StartReplica(name))
             for name in self._stopping:
@@ -157,7 +174,7 @@ class AgentBackend:
                 self._connection = None
                 connection.close()
 
-    def _send(self, order: StartReplica | StopReplica) -> None:
+    def _send(self, order: StartReplica | StopReplica | SetDesired) -> None:
         if self._connection is not None:
             self._connection.send(order)
 

@@ -6,6 +6,7 @@
       <----------------- AgentState       at once, and again after every change
       StartReplica --------------->
       StopReplica ---------------->
+      SetDesired ----------------->
 
 An agent tells its whole state, which is small, so a message that is lost with its connection needs no repair: the next
 controller, or the next connection, reads what there is and orders what is missing. Orders are idempotent. The end of
@@ -16,6 +17,7 @@ so times are ages.
 import msgspec
 
 from maitred.fleet.backend import BackendFacts, StartPhase
+from maitred.fleet.policy.reconciler import DesiredReplicas
 from maitred.scaling.replica_status import ReplicaPhase
 from maitred.scaling.startup_times import StartKind
 
@@ -39,8 +41,8 @@ class AgentState(msgspec.Struct, frozen=True, array_like=True, tag="state"):
 
     facts: BackendFacts
     replicas: list[AgentReplica]
-    has_orders: bool
-    """Whether a controller has given it an order since its start: then its replicas are as many as are desired."""
+    desired: DesiredReplicas | None
+    """Desired numbers that a controller has had it keep; None: none has."""
 
 
 class StartReplica(msgspec.Struct, frozen=True, array_like=True, tag="start"):
@@ -55,5 +57,11 @@ class StopReplica(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     name: str
 
 
-ToAgent = StartReplica | StopReplica
+class SetDesired(msgspec.Struct, frozen=True, array_like=True, tag="desired"):
+    """Controller: the next controller is to desire these numbers of replicas."""
+
+    desired: DesiredReplicas
+
+
+ToAgent = StartReplica | StopReplica | SetDesired
 ToController = AgentState

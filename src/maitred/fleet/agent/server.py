@@ -7,8 +7,9 @@ from pathlib import Path
 
 from maitred.core.clock import Clock
 from maitred.fleet.agent.connection import MessageConnection
-from maitred.fleet.agent.protocol import AgentReplica, AgentState, StartReplica, StopReplica, ToAgent
+from maitred.fleet.agent.protocol import AgentReplica, AgentState, SetDesired, StartReplica, StopReplica, ToAgent
 from maitred.fleet.backend import ReplicaBackend
+from maitred.fleet.policy.reconciler import DesiredReplicas
 
 
 class AgentServer:
@@ -22,7 +23,7 @@ class AgentServer:
     def __init__(self, backend: ReplicaBackend, clock: Clock) -> None:
         self._backend = backend
         self._clock = clock
-        self._has_orders = False
+        self._desired: DesiredReplicas | None = None
         self._connections: set[MessageConnection[ToAgent]] = set()
         self._is_scheduled = False
         backend.on_change(self._schedule)
@@ -54,12 +55,13 @@ class AgentServer:
         connection.send(self._state())
 
     def _on_order(self, order: ToAgent) -> None:
-        self._has_orders = True
         match order:
             case StartReplica():
                 self._backend.start(order.name)
             case StopReplica():
                 self._backend.stop(order.name)
+            case SetDesired():
+                self._desired = order.desired
 
     def _schedule(self) -> None:
         """Has all controllers told the state after the changes of this turn of the event loop."""
@@ -90,7 +92,7 @@ class AgentServer:
                 for replica in self._backend.replicas().values()
                 if replica.engine is not None
             ],
-            self._has_orders,
+            self._desired,
         )
 
 

@@ -26,6 +26,7 @@ from maitred.core.clock import Clock
 from maitred.core.errors import ReplicaUnavailable
 from maitred.core.replica import ModelCard
 from maitred.fleet.backend import BackendFacts, BackendReplica, StartPhase
+from maitred.fleet.policy.reconciler import DesiredReplicas
 from maitred.fleet.ray.config import SLOT_PREFIX, RayConfig
 from maitred.fleet.ray.serve_api import ServeApi, ServeApplication, ServeDeployment
 from maitred.fleet.remote import RemoteEngine
@@ -93,9 +94,11 @@ class RayBackend:
         return self._facts
 
     @property
-    def has_orders(self) -> bool:
-        """Whether orders were given before; False, since a target of 0 does not tell whether somebody has set it."""
-        return False
+    def desired(self) -> None:
+        """Returns None, since the target of the application does not tell whether somebody has set it."""
+
+    def keep_desired(self, desired: DesiredReplicas) -> None:
+        """Does nothing: the application keeps its target. Implements `ReplicaBackend`."""
 
     def replicas(self) -> Mapping[str, BackendReplica]:
         """Returns the replicas that exist, by name. Implements `ReplicaBackend`."""
