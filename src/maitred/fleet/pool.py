@@ -141,6 +141,10 @@ class ReplicaPool:
         for listener in self._change_listeners:
             listener()
 
+    def refresh(self) -> None:
+        """Compares again after an operator has given a replica an order."""
+        self._schedule()
+
     def reconfigure(self, pause_at_tokens: int) -> None:
         """Sets the number of unread tokens at which a stream pauses its engine, for new streams."""
         self.pause_at_tokens = pause_at_tokens
@@ -316,7 +320,7 @@ class ReplicaPool:
 
     def _on_report(self, member: PoolMember) -> None:
         """Handles a report of a replica that was told to sleep once."""
-        if member.current_phase() is not member.phase:
+        if member.current_phase(is_scaled=self.is_scaled) is not member.phase:
             self._schedule()
 
     # --- members ---
@@ -358,7 +362,7 @@ class ReplicaPool:
             member.endpoint.replica.reserve()  # an engine that has been started again is awake
         if member.is_leaving and member.endpoint is not None:
             member.endpoint.admin_state.drain()  # an operator may have let it serve again
-        before, member.phase = member.phase, member.current_phase()
+        before, member.phase = member.phase, member.current_phase(is_scaled=self.is_scaled)
         if member.phase is before:
             return False
         now_s = self._clock.monotonic_s()
@@ -383,7 +387,9 @@ class ReplicaPool:
         members = self._members.values()
         endpoints: list[AnyEndpoint] = [member.endpoint for member in members if member.endpoint is not None]
         # The first outage is what callers are told, and a replica that leaves would say that it is out of service.
-        if not endpoints or (self.is_scaled and all(member.is_leaving for member in members)):
+        serves = any(member.phase is ReplicaPhase.SERVING for member in members)
+        refuses = self.is_scaled and not serves and not all(member.takes_requests for member in members)
+        if not endpoints or refuses:
             endpoints.insert(0, self._next_endpoint)
         if endpoints != self._endpoints:
             self._endpoints = endpoints

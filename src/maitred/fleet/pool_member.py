@@ -84,14 +84,21 @@ class PoolMember:
         """Whether it sleeps as a reserve, or was told to."""
         return self.endpoint is not None and self.endpoint.replica.is_reserved
 
-    def current_phase(self) -> ReplicaPhase:
-        """Returns its phase now."""
+    @property
+    def takes_requests(self) -> bool:
+        """Whether it may get new requests: it is not leaving, and no operator has it in maintenance."""
+        return not self.is_leaving and (self.endpoint is None or self.endpoint.admin_state.serving)
+
+    def current_phase(self, *, is_scaled: bool) -> ReplicaPhase:
+        """Returns its phase now; in a pool that nobody scales, one in maintenance counts as serving."""
         if self.is_reserved and self.client is not None and self.client.is_asleep:
             return ReplicaPhase.ASLEEP
         if self.is_leaving:
             return ReplicaPhase.DRAINING
         if self.backend.phase is ReplicaPhase.SERVING and self.client is not None and self.client.is_asleep:
             return ReplicaPhase.WAKING
+        if self.backend.phase is ReplicaPhase.SERVING and is_scaled and not self.takes_requests:
+            return ReplicaPhase.MAINTENANCE
         return self.backend.phase
 
     def state(self) -> PooledReplica:

@@ -66,7 +66,7 @@ class ReadyTimes:
                     reserve_s.append(0.0)
                 case ReplicaPhase.ASLEEP:
                     reserve_s.append(startup_times.quantile(StartKind.ASLEEP, _LEAD_QUANTILE))
-                case ReplicaPhase.FAILED:
+                case ReplicaPhase.FAILED | ReplicaPhase.MAINTENANCE:
                     pass
         self._ready_s += sorted(reserve_s)
 

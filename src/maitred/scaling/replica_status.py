@@ -21,6 +21,8 @@ class ReplicaPhase(StrEnum):
     ASLEEP = "asleep"
     FAILED = "failed"
     """Its start or its process has failed; it is not running."""
+    MAINTENANCE = "maintenance"
+    """It runs, and an operator has it take no new request."""
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):

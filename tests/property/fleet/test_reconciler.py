@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from maitred.fleet.policy.reconciler import DesiredReplicas, OrderKind, PooledReplica, PoolLimits, reconcile
 from maitred.scaling.replica_status import ReplicaPhase
 
-PHASES = list(ReplicaPhase)
+PHASES = [phase for phase in ReplicaPhase if phase is not ReplicaPhase.MAINTENANCE]
 desires = st.builds(DesiredReplicas, st.integers(0, 5), st.integers(0, 3))
 limits_of = st.builds(PoolLimits, max_replicas=st.integers(0, 8), max_starts=st.integers(1, 3), can_sleep=st.booleans())
 

@@ -274,3 +274,25 @@ async def test_what_is_stopped_already_is_not_desired(clock):
         backend.vanish("r1")
         await settle()
         assert list(backend.there) == ["r0"]
+
+
+async def test_a_replica_in_maintenance_is_replaced_until_it_is_back(clock):
+    backend = PaperBackend(clock, found=["r0"])
+    async with pool_at(backend, clock) as pool:
+        (endpoint,) = pool.endpoints()
+        endpoint.admin_state.maintain()
+        pool.refresh()
+        await settle()
+        assert phases(pool) == {"r0": "serving"}, "nobody scales it"
+        pool.set_desired(1)
+        assert phases(pool) == {"r0": "maintenance", "r1": "starting"}
+        assert not pool.replicas()[0].is_committed
+        assert names(pool) == [NEXT_REPLICA, "r0", "r1"]
+        assert retry_after_s(pool) == 4.0
+        backend.become("r1", ReplicaPhase.SERVING)
+        await settle()
+        assert names(pool) == ["r0", "r1"]
+        endpoint.admin_state.serve(clock.monotonic_s())
+        pool.refresh()
+        await settle()
+        assert list(phases(pool).values()) == ["serving"]

@@ -131,6 +131,8 @@ class ReplicaAdmin:
         order(endpoint_state.endpoint.admin_state)
         _log.info("The replica %s of %s %s.", replica, name, action)
         dispatcher.refresh_and_dispatch()
+        if name in self._pools:
+            self._pools[name].refresh()
         return _body(name, endpoint_state)
 
 

@@ -85,7 +85,8 @@ def reconcile(desired: DesiredReplicas, replicas: Sequence[PooledReplica], limit
     """Returns the orders that lead from the replicas that there are towards the desired ones.
 
     A replica that has failed is not replaced by a new one, which would start at the same place. One that sleeps is
-    woken in its stead, and the failed one sleeps in its turn once it works again.
+    woken in its stead, and the failed one sleeps in its turn once it works again. One in maintenance does not count,
+    and gets no order: the operator decides on it.
 
     Args:
         desired: The desired numbers.

@@ -32,7 +32,7 @@ class ScalingState(Struct, frozen=True, kw_only=True):
     """Kind of start -> seconds within which nine of ten were complete."""
 
 
-_PHASES = ("starting", "waking", "serving", "draining", "asleep", "failed")
+_PHASES = ("starting", "waking", "serving", "draining", "asleep", "failed", "maintenance")
 
 
 class ScalingMetrics(Collector):

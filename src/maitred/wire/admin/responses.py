@@ -375,7 +375,10 @@ class PooledReplicaBody(Struct, frozen=True, kw_only=True):
     """Body of a replica that comes and goes."""
 
     replica: str
-    phase: Annotated[str, Meta(description="`starting`, `waking`, `serving`, `draining`, `asleep` or `failed`.")]
+    phase: Annotated[
+        str,
+        Meta(description="`starting`, `waking`, `serving`, `draining`, `asleep`, `failed` or `maintenance`."),
+    ]
     since_s: Annotated[float, Meta(description="Seconds since this phase began.")]
     ready_in_s: Annotated[float | None, Meta(description="Seconds until it should serve; null: it is not on its way.")]
     start_kind: Annotated[str, Meta(description="What there was when its last start began, such as `weights_cached`.")]
