@@ -143,3 +143,9 @@ def _ray_conflicts(config: Config) -> Iterator[ConfigConflict]:
             "Engines on Ray listen on the addresses of their machines, where a secret keeps others out. Set it to "
             "{env: NAME} or {file: path}, on the machines of the cluster too.",
         )
+    elif config.engine_link.ca_file is None and not config.engine_link.allow_plaintext:
+        yield ConfigConflict(
+            ("engine_link.ca_file", "engine_link.allow_plaintext"),
+            "Engines on Ray listen on the addresses of their machines, so prompts and answers must be encrypted. Set "
+            "ca_file, or allow_plaintext if something else encrypts them.",
+        )

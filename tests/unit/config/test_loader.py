@@ -254,11 +254,14 @@ def test_engines_are_attached_or_started_and_each_once() -> None:
 
 
 def test_engines_on_ray_have_a_secret_no_addresses_and_enough_deployments() -> None:
-    sound = "model: {backend: ray, replicas: 3}\nengine_link: {secret: {env: LINK}}\n"
+    sound = "model: {backend: ray, replicas: 3}\nengine_link: {secret: {env: LINK}, ca_file: ca.pem}\n"
     environment = {"LINK": "correct horse battery staple"}
     assert loaded(sound, environment).config.model.backend == "ray"
     (secret,) = faults("model: {backend: ray}\n")
-    assert "Engines on Ray listen" in secret
+    assert "where a secret keeps others out" in secret
+    (plain,) = faults(sound.replace(", ca_file: ca.pem", ""), environment)
+    assert "allow_plaintext if something else encrypts" in plain
+    assert loaded(sound.replace("ca_file: ca.pem", "allow_plaintext: true"), environment)
     (addresses,) = faults(sound.replace("replicas: 3", "engines: [unix:/a]"), environment)
     assert "Leave out their addresses" in addresses
     (many,) = faults(sound + "ray: {replica: {max_replicas: 2}}\n", environment)

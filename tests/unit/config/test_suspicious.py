@@ -11,7 +11,7 @@ from maitred.config.suspicious import suspicious_settings
 from maitred.config.tree import BUNDLED_MODEL
 
 ENVIRONMENT = {"DATABASE": "postgresql://db/maitred", "REDIS": "redis://there", "LINK": "correct horse battery staple"}
-ON_RAY = {"model.backend": "ray", "engine_link.secret": {"env": "LINK"}}
+ON_RAY = {"model.backend": "ray", "engine_link.secret": {"env": "LINK"}, "engine_link.allow_plaintext": True}
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from maitred.core.backoff import BackoffCeiling
 from maitred.core.clock import Clock
-from maitred.core.errors import ReplicaUnavailable
+from maitred.core.errors import ConfigInvalid, ReplicaUnavailable
 from maitred.core.replica import ModelCard
 from maitred.fleet.backend import BackendFacts, BackendReplica, StartPhase
 from maitred.fleet.policy.reconciler import DesiredReplicas
@@ -139,11 +139,11 @@ class RayBackend:
         """Waits until one replica has been ready. Implements `ReplicaBackend`.
 
         Raises:
-            ReplicaUnavailable: Serve has given up all of them.
+            ReplicaUnavailable: Serve has given up all of them, or the settings allow no connection to them.
         """
         while not self._has_served:
-            if self._slots and all(slot.given_up for slot in self._slots.values()):
-                reason = next(slot.message for slot in self._slots.values())
+            if self._slots and all(slot.given_up or slot.fault for slot in self._slots.values()):
+                reason = next(slot.fault or slot.message for slot in self._slots.values())
                 raise ReplicaUnavailable(f"No engine can start on Ray: {reason}")
             self._changed.clear()
             await self._changed.wait()
@@ -215,6 +215,11 @@ class RayBackend:
                 failures += 1
                 if failures == 1:
                     _log.error("%s (Everything stays as it is until then.)", failure.message)
+                pause_s = _RETRY.after(failures)
+            except Exception:  # without this task, nothing would ever be ordered or found again
+                failures += 1
+                if failures == 1:
+                    _log.exception("The replicas on Ray cannot be brought up to date; this is tried again.")
                 pause_s = _RETRY.after(failures)
             else:
                 if failures:
@@ -295,9 +300,14 @@ class RayBackend:
             slot.actor_s = slot.actor_s or now_s
             address = TcpAddress(actor.node_ip, deployment.port)
             if slot.engine is None:
+                try:
+                    credentials, slot.fault = gateway_credentials(address, self._link), ""
+                except ConfigInvalid as error:
+                    slot.fault = error.message
+                    return
                 engine = RemoteEngine(
                     address,
-                    credentials=gateway_credentials(address, self._link),
+                    credentials=credentials,
                     silence_timeout_s=self._link.silence_timeout_s,
                     check_card=self._check_card,
                 )
@@ -366,6 +376,7 @@ class _Slot:
         failures: How often in a row that happened.
         retry_at_s: When it is ordered again.
         message: What Serve says about it.
+        fault: Why the settings allow no connection to its engine; empty: they do.
     """
 
     def __init__(self, name: str) -> None:
@@ -378,7 +389,7 @@ class _Slot:
         self.is_stopping = self.is_going = self.given_up = False
         self.failures = 0
         self.retry_at_s = 0.0
-        self.message = ""
+        self.message = self.fault = ""
         self._closed = asyncio.Event()
 
     @property
@@ -399,6 +410,8 @@ class _Slot:
             return ReplicaPhase.SERVING, ""
         if self.given_up:
             return ReplicaPhase.FAILED, self.message
+        if self.fault:
+            return ReplicaPhase.FAILED, self.fault
         if self.engine is not None and self.engine.failure_reason:
             return ReplicaPhase.FAILED, self.engine.failure_reason
         return ReplicaPhase.STARTING, self.message

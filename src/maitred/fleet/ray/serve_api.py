@@ -104,7 +104,7 @@ class ServeApi:
         """Returns the application; None: the cluster does not have it, or it is being deleted.
 
         Raises:
-            ReplicaUnavailable: The cluster does not answer.
+            ReplicaUnavailable: The cluster does not answer, or something else answers in its place.
         """
         found = (await self._details()).applications.get(self._config.application)
         return None if found is None or found.status == "DELETING" else found
@@ -153,7 +153,14 @@ class ServeApi:
         await self._put(details, with_target(found.deployed_app_config, found.deployments, deployment, replicas))
 
     async def _details(self) -> ServeDetails:
-        return msgspec.json.decode(await self._request("GET", "/api/serve/applications/"), type=ServeDetails)
+        answer = await self._request("GET", "/api/serve/applications/")
+        try:
+            return msgspec.json.decode(answer, type=ServeDetails)
+        except msgspec.DecodeError as error:
+            raise ReplicaUnavailable(
+                f"What answers at {self._config.address} is not the dashboard of a Ray cluster with Serve: {error}. "
+                "Correct ray.address."
+            ) from error
 
     async def _put(self, details: ServeDetails, configuration: Mapping[str, object]) -> None:
         others = [

@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import asynccontextmanager
 from copy import deepcopy
+from unittest.mock import Mock
 
 import pytest
 from aiohttp import web
@@ -30,6 +31,7 @@ class PaperServe:
         puts: Bodies of deployments.
         scales: Targets in the order in which they came.
         is_down: Whether every request fails.
+        nonsense: Text with which every question is answered; None: the answer is right.
     """
 
     def __init__(self):
@@ -37,6 +39,7 @@ class PaperServe:
         self.puts = []
         self.scales = []
         self.is_down = False
+        self.nonsense = None
         self.asked = asyncio.Event()
 
     def deploy(self, ports, application="maitred", **targets):
@@ -73,6 +76,8 @@ class PaperServe:
             return web.Response(status=503, text="The GCS may be down")
         if request.headers.get("Authorization") != f"Bearer {TOKEN.reveal()}":
             return web.Response(status=401)
+        if request.method == "GET" and self.nonsense is not None:
+            return web.Response(text=self.nonsense)
         if request.method == "GET":
             return web.json_response({"applications": self.applications, "controller_info": {}})
         body = await request.json()
@@ -113,11 +118,11 @@ async def serve():
     await runner.cleanup()
 
 
-def make_backend(serve, clock=None, **config):
+def make_backend(serve, clock=None, link=None, **config):
     settings = RayConfig(address=serve.url, token=config.pop("token", TOKEN), **config)
     return RayBackend(
         settings,
-        LinkConfig(),
+        link or LinkConfig(),
         lambda card: None,
         {"engine": {"threads": 1}},
         BackendFacts(max_replicas=1),
@@ -313,3 +318,45 @@ async def test_an_application_that_is_gone_for_long_is_deployed_again(serve):
         await serve.polled(6)
         assert len(serve.puts) == 2
         assert serve.scales == [("engine-1", 1)] * 2
+
+
+async def test_a_node_that_may_not_be_connected_to_is_a_failed_replica_with_the_reason(serve):
+    serve.deploy({"engine-0": 9}, engine_0=1)
+    serve.run("engine-0")
+    serve.deployment("engine-0")["replicas"][0]["node_ip"] = "192.0.2.1"
+    link = LinkConfig(secret=Secret("correct horse battery staple", "{env: L}"))
+    async with make_backend(serve, link=link) as backend:
+        await reached(backend, engine_0="failed")
+        assert "engine_link.ca_file" in backend.replicas()["engine-0"].failure
+        with pytest.raises(ReplicaUnavailable, match=r"engine_link\.ca_file"):
+            await backend.wait_started()
+        serve.deployment("engine-0").update(target_num_replicas=0, replicas=[])
+        await reached(backend)
+
+
+@pytest.mark.parametrize("nonsense", ["<html>", "[]", '{"applications": {"maitred": {"deployments": {}}}}'])
+async def test_an_answer_of_something_else_is_named_at_the_start_and_waited_out_later(serve, nonsense):
+    serve.deploy({"engine-0": 1})
+    serve.nonsense = nonsense
+    with pytest.raises(ReplicaUnavailable, match=r"Correct ray\.address"):
+        await make_backend(serve).__aenter__()
+    serve.nonsense = None
+    async with make_backend(serve) as backend:
+        serve.nonsense = nonsense
+        await serve.polled(3)
+        serve.nonsense = None
+        serve.deployment("engine-0")["target_num_replicas"] = 1
+        await reached(backend, engine_0="starting")
+
+
+async def test_an_error_that_nobody_expected_is_logged_once_and_ends_nothing(serve, caplog, monkeypatch):
+    monkeypatch.setattr(backend_module, "gateway_credentials", Mock(side_effect=OSError))
+    serve.deploy({"engine-0": 1}, engine_0=1)
+    async with make_backend(serve) as backend:
+        serve.run("engine-0")
+        await serve.polled(4)
+        assert [record.message for record in caplog.records].count(
+            "The replicas on Ray cannot be brought up to date; this is tried again."
+        ) == 1
+        serve.deployment("engine-0").update(target_num_replicas=0, replicas=[])
+        await reached(backend)
