@@ -40,6 +40,8 @@ class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its engines can be put to sleep."""
     outlives_gateway: bool = False
     """Whether its replicas stay when the gateway ends."""
+    is_shared: bool = False
+    """Whether other gateways may start and stop its replicas, too."""
     usd_per_hour: float = 0.0
     """Price of one replica."""
     region: str = ""

@@ -6,6 +6,9 @@
                        ^                                                       |
                        `------------------- changes ---------------------------'
 
+Where other gateways may start and stop the replicas of the backend, too, each order of theirs changes what is desired
+here by one: the last order holds, and no gateway undoes that of another.
+
 The pool holds no plan: after each change it compares again. What dispatch sees are its endpoints. A replica that drains
 stays among them until its last request has ended, and gets no new one.
 
@@ -20,6 +23,8 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
+
+from msgspec.structs import replace
 
 from maitred.core.clock import Clock
 from maitred.dispatch.request import AnyEndpoint, Endpoint
@@ -95,6 +100,7 @@ class ReplicaPool:
         self._is_open = True
         replicas = self.backend.replicas()
         self._found = {name for name, replica in replicas.items() if replica.phase is not ReplicaPhase.DRAINING}
+        self._update_members()  # those that are there are nobody's order
         if self.backend.desired is not None:
             self.desired, self.is_scaled, self._has_served = self.backend.desired, True, True
         elif self._found:
@@ -332,16 +338,24 @@ class ReplicaPool:
         for member in list(self._members.values()):
             if (replica := replicas.get(member.name)) is None or replica.phase is ReplicaPhase.DRAINING:
                 self._remove(member)  # somebody else stops it
+                self._follow(0 if member.is_leaving else -1)
                 changed = True
         for name, replica in replicas.items():
             if replica.phase is ReplicaPhase.DRAINING or name in self._stopping:
                 continue
             if name not in self._members:
-                self._members[name] = PoolMember(replica, self._started_s.pop(name, None))
+                ordered_s = self._started_s.pop(name, None)
+                self._members[name] = PoolMember(replica, ordered_s)
+                self._follow(int(ordered_s is None))
                 changed = True
             changed = self._update_member(self._members[name], replica) or changed
         self._stopping.intersection_update(replicas)
         return changed
+
+    def _follow(self, change: int) -> None:
+        """Follows the order of another gateway, which has started or stopped a replica."""
+        if change and self.backend.facts.is_shared:
+            self.desired = replace(self.desired, serving=max(0, self.desired.serving + change))
 
     def _update_member(self, member: PoolMember, replica: BackendReplica) -> bool:
         self._has_served = self._has_served or replica.phase is ReplicaPhase.SERVING

@@ -296,3 +296,45 @@ async def test_a_replica_in_maintenance_is_replaced_until_it_is_back(clock):
         pool.refresh()
         await settle()
         assert list(phases(pool).values()) == ["serving"]
+async def test_gateways_that_share_a_backend_follow_the_last_order_of_either(clock):
+    shared = PaperBackend(clock, is_shared=True, can_sleep=False)
+    async with pool_at(shared, clock, serving=2) as one, pool_at(shared, clock, serving=1) as other:
+        assert (one.desired.serving, other.desired.serving) == (2, 2)
+        for name in ("r0", "r1"):
+            shared.become(name, ReplicaPhase.SERVING)
+        one.set_desired(4)
+        await settle()
+        assert phases(other).keys() == {"r0", "r1", "r2", "r3"}
+        assert other.desired.serving == 4
+        other.set_desired(3)  # has scaled too, and still follows
+        await settle()
+        assert (len(phases(one)), one.desired.serving) == (3, 3)
+        one.set_desired(1)
+        await settle()
+        assert (len(phases(other)), other.desired.serving) == (1, 1)
+        assert len(shared.replicas()) == 4  # those that were stopped still end
+
+
+async def test_a_replica_that_both_gateways_stop_counts_once(clock):
+    shared = PaperBackend(clock, is_shared=True, found=["r0", "r1"])
+    async with pool_at(shared, clock) as pool:
+        for endpoint in pool.endpoints():
+            endpoint.admin_state.on_begin()
+        pool.set_desired(1)
+        (leaving,) = [name for name, phase in phases(pool).items() if phase == "draining"]
+        shared.stop(leaving)
+        await settle()
+        assert pool.desired.serving == 1
+        shared.vanish(next(iter(phases(pool))))
+        await settle()
+        assert pool.desired.serving == 0
+        assert names(pool) == [NEXT_REPLICA]
+
+
+async def test_a_backend_of_ones_own_is_repaired_and_not_followed(clock):
+    backend = PaperBackend(clock, found=["r0", "r1"])
+    async with pool_at(backend, clock) as pool:
+        backend.vanish("r1")
+        await settle()
+        assert pool.desired.serving == 2
+        assert len(phases(pool)) == 2

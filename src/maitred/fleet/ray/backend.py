@@ -73,7 +73,7 @@ class RayBackend:
         self._link = link
         self._check_card = check_card
         self._settings = settings
-        self._facts = replace(facts, outlives_gateway=True, max_replicas=config.replica.max_replicas)
+        self._facts = replace(facts, outlives_gateway=True, is_shared=True, max_replicas=config.replica.max_replicas)
         self._clock = clock
         self._api = ServeApi(config)
         self._slots: dict[str, _Slot] = {}
@@ -82,6 +82,8 @@ class RayBackend:
         """Targets that Serve has not been told yet."""
         self._absent_since_s: float | None = None
         """Since when the cluster has not had the application."""
+        self._restores = False
+        """Whether the targets have to be set again, because the cluster did not have the application."""
         self._listeners: list[Callable[[], None]] = []
         self._has_served = False
         self._changed = asyncio.Event()
@@ -263,22 +265,29 @@ class RayBackend:
         """Takes over what Serve says; an order that it has not been told yet stands above its target."""
         if found is None and self._absent_since_s is None:
             self._absent_since_s = self._clock.monotonic_s()
+            self._restores = True
         elif found is not None:
             self._absent_since_s = None
-        application = found or ServeApplication(status="NOT_STARTED")
-        deployments = {name: d for name, d in application.deployments.items() if _DEPLOYMENT.fullmatch(name)}
-        if not deployments and application.status == "DEPLOYING":
-            return  # a new configuration is being read; nothing has changed yet
-        if deployments and len(deployments) != self._facts.max_replicas:
+        deployments = {} if found is None else found.deployments
+        deployments = {name: d for name, d in deployments.items() if _DEPLOYMENT.fullmatch(name)}
+        if not deployments:
+            return  # it is gone, or its new configuration is being read: nobody has ordered another number
+        if self._restores:
+            # Whoever has deployed it anew: its targets are not orders, and those of before still hold.
+            self._restores = False
+            for name, deployment in deployments.items():
+                slot = self._slots.get(name)
+                if slot and not (slot.is_stopping or slot.is_going or deployment.target_num_replicas):
+                    self._orders.setdefault(name, 1)
+        if len(deployments) != self._facts.max_replicas:
             self._facts = replace(self._facts, max_replicas=len(deployments))
         for name in {**self._slots, **deployments}:
             deployment = deployments.get(name)
             target = self._orders.get(name, 0 if deployment is None else deployment.target_num_replicas)
             living = [] if deployment is None else deployment.replicas
             if not target and not living:
-                if deployment is not None or not self._slots[name].is_serving:
-                    self._remove(name)
-                continue  # an engine that serves is there, even if Serve has lost its memory
+                self._remove(name)
+                continue
             slot = self._slots.get(name) or self._slots.setdefault(name, _Slot(name))
             slot.is_going = not target
             if deployment is not None:

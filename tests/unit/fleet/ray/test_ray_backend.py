@@ -309,10 +309,9 @@ async def test_an_application_that_is_gone_for_long_is_deployed_again(serve):
     async with make_backend(serve, clock=clock, replica=RayReplicaConfig(max_replicas=2)) as backend:
         backend.start("engine-1")
         await serve.polled(3)
-        serve.applications = {}
-        await reached(backend)  # nothing of it is left, as after the loss of the whole cluster
-        backend.start("engine-1")
+        serve.applications = {}  # as after the loss of the whole cluster
         await serve.polled(3)
+        await reached(backend, engine_1="starting")
         assert len(serve.puts) == 1
         clock.now_s += backend_module.REDEPLOY_AFTER_S
         await serve.polled(6)
@@ -360,3 +359,15 @@ async def test_an_error_that_nobody_expected_is_logged_once_and_ends_nothing(ser
         ) == 1
         serve.deployment("engine-0").update(target_num_replicas=0, replicas=[])
         await reached(backend)
+
+
+async def test_an_application_that_others_deploy_anew_gets_the_targets_that_it_had(serve):
+    serve.deploy({"engine-0": 1, "engine-1": 2, "engine-2": 3}, engine_1=1, engine_2=1)
+    async with make_backend(serve, deploys=False) as backend:
+        await reached(backend, engine_1="starting", engine_2="starting")
+        serve.applications = {}
+        await serve.polled(3)
+        serve.deploy({"engine-0": 1, "engine-1": 2})
+        await serve.polled(4)
+        assert serve.scales == [("engine-1", 1)]
+        await reached(backend, engine_1="starting")
