@@ -36,6 +36,8 @@ class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Kind of the next start of a new replica."""
     expected_start_s: float = 10.0
     """Expected seconds of such a start before one has been measured."""
+    can_scale: bool = True
+    """Whether replicas can be started and stopped; False: they are as many as somebody else has set."""
     can_sleep: bool = False
     """Whether its engines can be put to sleep."""
     outlives_gateway: bool = False

@@ -87,7 +87,7 @@ class ReplicaPool:
         self._found: set[str] = set()
         """Replicas that the backend had before, until their engines have told whether they sleep."""
         self._stopping: set[str] = set()
-        """Replicas that have left the pool and still exist."""
+        """Replicas that have left the pool and are stopped in this reconciliation."""
         self._reconcile_scheduled = self._is_open = False
         self._has_served = False
         """Whether a replica has served, or none was to."""
@@ -105,7 +105,7 @@ class ReplicaPool:
             self.desired, self.is_scaled, self._has_served = self.backend.desired, True, True
         elif self._found:
             self.desired = DesiredReplicas(len(self._found))
-        elif not replicas:
+        elif not replicas and self.backend.facts.can_scale:
             for number in range(self.desired.serving):
                 self._start(self.backend.name_of(number))
         self._reconcile()
@@ -255,6 +255,8 @@ class ReplicaPool:
         """Brings the pool up to date, and gives the orders that are due."""
         facts = self.backend.facts
         changed = self._update_members()
+        if not facts.can_scale:
+            self.desired = DesiredReplicas(len(self._members))  # whatever was desired before
         going = len(self.backend.replicas()) - len(self._members)
         limits = PoolLimits(
             max_replicas=facts.max_replicas - going, max_starts=facts.max_starts, can_sleep=facts.can_sleep
@@ -267,6 +269,7 @@ class ReplicaPool:
         for order in orders:
             if order.kind is OrderKind.STOP:
                 self.backend.stop(order.name)
+                self._stopping.discard(order.name)
         if changed or orders:
             self._schedule()  # an order may make the next one due
             for listener in self._change_listeners:
@@ -308,6 +311,7 @@ class ReplicaPool:
                 self._serve(member, now_s)
             case OrderKind.STOP:
                 self._remove(member)
+                self._stopping.add(member.name)
 
     def _start(self, name: str) -> None:
         self._started_s[name] = self._clock.monotonic_s()
@@ -349,7 +353,6 @@ class ReplicaPool:
                 self._follow(int(ordered_s is None))
                 changed = True
             changed = self._update_member(self._members[name], replica) or changed
-        self._stopping.intersection_update(replicas)
         return changed
 
     def _follow(self, change: int) -> None:
@@ -392,7 +395,6 @@ class ReplicaPool:
 
     def _remove(self, member: PoolMember) -> None:
         del self._members[member.name]
-        self._stopping.add(member.name)
         if (engine := self.engines.pop(member.name, None)) is not None:
             self.past_output_tokens += engine.client.output_tokens
 

@@ -296,6 +296,8 @@ async def test_a_replica_in_maintenance_is_replaced_until_it_is_back(clock):
         pool.refresh()
         await settle()
         assert list(phases(pool).values()) == ["serving"]
+
+
 async def test_gateways_that_share_a_backend_follow_the_last_order_of_either(clock):
     shared = PaperBackend(clock, is_shared=True, can_sleep=False)
     async with pool_at(shared, clock, serving=2) as one, pool_at(shared, clock, serving=1) as other:
@@ -338,3 +340,25 @@ async def test_a_backend_of_ones_own_is_repaired_and_not_followed(clock):
         await settle()
         assert pool.desired.serving == 2
         assert len(phases(pool)) == 2
+
+
+async def test_a_fleet_of_a_fixed_size_is_taken_as_it_is_and_gets_no_orders(clock):
+    backend = PaperBackend(clock, is_shared=True, can_scale=False, found=["r3"])
+    async with pool_at(backend, clock, serving=2) as pool:
+        assert (pool.desired.serving, phases(pool)) == (1, {"r3": "serving"})
+        pool.set_desired(3)  # a scaler decides so
+        backend.become("r3", ReplicaPhase.FAILED)
+        await settle()
+        assert (pool.desired.serving, phases(pool)) == (1, {"r3": "failed"})
+
+
+async def test_a_replica_whose_end_is_taken_back_is_a_member_again(clock):
+    backend = PaperBackend(clock, is_shared=True, found=["r0", "r1"])
+    async with pool_at(backend, clock) as pool:
+        pool.set_desired(1)
+        await settle()
+        (stopped,) = backend.there.keys() - phases(pool).keys()
+        backend.become(stopped, ReplicaPhase.SERVING)
+        await settle()
+        assert phases(pool) == {"r0": "serving", "r1": "serving"}
+        assert pool.desired.serving == 2

@@ -66,7 +66,8 @@ class ReplicaAdmin:
 
         Raises:
             ResourceNotFound: The model has no pool.
-            Conflict: The number of its replicas follows the demand.
+            Conflict: The number of its replicas follows the demand, or is fixed elsewhere.
+            InvalidRequest: Its replicas cannot sleep.
         """
         if model not in self._pools:
             raise ResourceNotFound(
@@ -78,6 +79,18 @@ class ReplicaAdmin:
             raise Conflict(
                 f"The number of replicas of {model[:200]!r} follows the demand (model.autoscaling), which would change "
                 "it again. POST /admin/v1/scaling/override sets it for a time."
+            )
+        facts = self._pools[model].backend.facts
+        if not facts.can_scale:
+            raise Conflict(
+                f"The number of replicas of {model[:200]!r} is fixed: its Ray Serve application takes no targets from "
+                "gateways. Deploy it with `external_scaler_enabled: true`."
+            )
+        if asleep and not facts.can_sleep:
+            raise InvalidRequest(
+                f"The replicas of {model[:200]!r} cannot sleep: only engines that this gateway starts on its own "
+                "machine can. Leave out asleep.",
+                param="asleep",
             )
         self._pools[model].set_desired(serving, asleep)
         return self._pool_body(model, self._pools[model])

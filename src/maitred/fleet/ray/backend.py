@@ -28,7 +28,7 @@ from maitred.core.replica import ModelCard
 from maitred.fleet.backend import BackendFacts, BackendReplica, StartPhase
 from maitred.fleet.policy.reconciler import DesiredReplicas
 from maitred.fleet.ray.config import SLOT_PREFIX, RayConfig
-from maitred.fleet.ray.serve_api import ServeApi, ServeApplication, ServeDeployment
+from maitred.fleet.ray.serve_api import ServeApi, ServeApplication, ServeDeployment, ServeRefusal
 from maitred.fleet.remote import RemoteEngine
 from maitred.scaling.replica_status import ReplicaPhase
 from maitred.wire.address import TcpAddress
@@ -134,6 +134,7 @@ class RayBackend:
 
     def _order(self, slot: "_Slot", target: int) -> None:
         self._orders[slot.name] = target
+        slot.refusals, slot.order_at_s = 0, 0.0
         self._wake.set()
         self._show(slot)
 
@@ -195,6 +196,11 @@ class RayBackend:
             await asyncio.sleep(BUSY_POLL_S)
             application = await self._api.application()
         self._update(application)
+        if not self._facts.can_scale and not self._slots:
+            raise ReplicaUnavailable(
+                f"The application {self._config.application} has a fixed size and no replica. Deploy it with "
+                "`external_scaler_enabled: true`, or with the argument `replicas`."
+            )
 
     def _arguments(self) -> dict[str, Any]:
         replica = self._config.replica
@@ -248,9 +254,18 @@ class RayBackend:
             self._absent_since_s = now_s
             await self._api.deploy(self._arguments())
             return True
-        told = bool(self._orders)
+        told = False
         for name, target in list(self._orders.items()):
-            await self._api.scale(name, target)
+            slot = self._slots.get(name)
+            if slot is not None and now_s < slot.order_at_s:
+                continue
+            told = True
+            try:
+                await self._api.scale(name, target)
+            except ServeRefusal as error:
+                if slot is not None:  # it stays due, and the others are carried out
+                    slot.on_refusal(error, now_s)
+                    continue
             if self._orders.get(name) == target:
                 del self._orders[name]
         for slot in self._slots.values():
@@ -279,8 +294,13 @@ class RayBackend:
                 slot = self._slots.get(name)
                 if slot and not (slot.is_stopping or slot.is_going or deployment.target_num_replicas):
                     self._orders.setdefault(name, 1)
-        if len(deployments) != self._facts.max_replicas:
-            self._facts = replace(self._facts, max_replicas=len(deployments))
+        can_scale = found is not None and found.takes_targets(self._config.replica.scaling)
+        if (len(deployments), can_scale) != (self._facts.max_replicas, self._facts.can_scale):
+            self._facts = replace(self._facts, max_replicas=len(deployments), can_scale=can_scale)
+        if not can_scale:
+            self._orders.clear()
+            for slot in self._slots.values():
+                slot.is_stopping = False  # it goes on, and is connected again
         for name in {**self._slots, **deployments}:
             deployment = deployments.get(name)
             target = self._orders.get(name, 0 if deployment is None else deployment.target_num_replicas)
@@ -384,6 +404,8 @@ class _Slot:
         given_up: Whether Serve tries no more to start it.
         failures: How often in a row that happened.
         retry_at_s: When it is ordered again.
+        refusals: How often in a row Serve has refused the present order.
+        order_at_s: When that order is given again.
         message: What Serve says about it.
         fault: Why the settings allow no connection to its engine; empty: they do.
     """
@@ -396,8 +418,8 @@ class _Slot:
         self.task: asyncio.Task[None] | None = None
         self.start_phases: tuple[StartPhase, ...] = ()
         self.is_stopping = self.is_going = self.given_up = False
-        self.failures = 0
-        self.retry_at_s = 0.0
+        self.failures = self.refusals = 0
+        self.retry_at_s = self.order_at_s = 0.0
         self.message = self.fault = ""
         self._closed = asyncio.Event()
 
@@ -424,6 +446,13 @@ class _Slot:
         if self.engine is not None and self.engine.failure_reason:
             return ReplicaPhase.FAILED, self.engine.failure_reason
         return ReplicaPhase.STARTING, self.message
+
+    def on_refusal(self, refusal: ServeRefusal, now_s: float) -> None:
+        """Handles the refusal of the present order, which is given again later."""
+        self.refusals += 1
+        self.order_at_s = now_s + _RETRY.after(self.refusals)
+        if self.refusals == 1:
+            _log.error("The order to %s is given again later: %s", self.name, refusal.message)
 
     def end_start(self, ready_s: float) -> None:
         """Measures the parts of a start that was ordered here and is complete now."""

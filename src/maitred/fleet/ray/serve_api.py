@@ -22,6 +22,10 @@ _IMPORT_PATH = "maitred.fleet.ray.application:app"
 _MAX_FAULT_CHARACTERS = 500
 
 
+class ServeRefusal(ReplicaUnavailable):
+    """Refusal of one request by Serve, which answers others."""
+
+
 class ServeReplica(msgspec.Struct, frozen=True):
     """Replica of a deployment, which is an actor."""
 
@@ -67,6 +71,12 @@ class ServeApplication(msgspec.Struct, frozen=True):
     deployed_app_config: dict[str, Any] | None = None
     """Its configuration, if it was deployed with one."""
     external_scaler_enabled: bool = False
+
+    def takes_targets(self, scaling: str) -> bool:
+        """Whether gateways may set its number of replicas in this way; see `RayReplicaConfig.scaling`."""
+        if scaling == "external":
+            return self.external_scaler_enabled
+        return self.deployed_app_config is not None and not self.external_scaler_enabled
 
 
 class ServeDetails(msgspec.Struct, frozen=True):
@@ -134,7 +144,8 @@ class ServeApi:
         """Sets the target of a deployment, 0 or 1. Serve follows it later.
 
         Raises:
-            ReplicaUnavailable: The cluster does not answer, or does not take the target.
+            ReplicaUnavailable: The cluster does not answer.
+            ServeRefusal: It does not take this target.
         """
         if self._config.replica.scaling == "external":
             await self._request(
@@ -146,7 +157,7 @@ class ServeApi:
         details = await self._details()
         found = details.applications.get(self._config.application)
         if found is None or found.deployed_app_config is None:
-            raise ReplicaUnavailable(
+            raise ServeRefusal(
                 f"The application {self._config.application} was not deployed with a configuration, which "
                 "ray.replica.scaling `policy` changes. Deploy it with `serve deploy`, or use `external`."
             )
@@ -187,7 +198,8 @@ class ServeApi:
             )
         if response.status != 200:
             fault = answer.decode(errors="replace").strip()[:_MAX_FAULT_CHARACTERS]
-            raise ReplicaUnavailable(f"Ray Serve refused {method} {path} with {response.status}: {fault}")
+            kind = ServeRefusal if 400 <= response.status < 500 else ReplicaUnavailable
+            raise kind(f"Ray Serve refused {method} {path} with {response.status}: {fault}")
         return answer
 
 

@@ -6,12 +6,16 @@ import pytest
 
 from maitred.app.admin.replicas import ReplicaAdmin
 from maitred.app.admin.scaling import ScalingAdmin
-from maitred.core.errors import InvalidRequest, ReplicaUnavailable, ResourceNotFound
+from maitred.core.errors import Conflict, InvalidRequest, ReplicaUnavailable, ResourceNotFound
 from maitred.dispatch.request import Endpoint
+from maitred.fleet.policy.reconciler import DesiredReplicas
+from maitred.fleet.pool import ReplicaPool
 from maitred.fleet.pool_member import NEXT_REPLICA, NextReplica
+from maitred.scaling.startup_times import StartKind, StartupTimes
 from tests.support.clock import FakeClock
 from tests.support.dispatchers import DispatchSetup
 from tests.support.scaling.leases import PaperLeases
+from tests.support.servers.paper_fleet import PaperBackend
 
 
 def admin_of(*setups):
@@ -74,3 +78,21 @@ def test_what_stands_for_the_replica_to_come_takes_no_command():
     with pytest.raises(ResourceNotFound, match="no replica 'next'"):
         replicas.drain(NEXT_REPLICA, None)
     assert endpoint_state.endpoint.admin_state.serving
+
+
+@pytest.mark.parametrize(
+    ("facts", "asleep", "kind", "message"),
+    [
+        ({"can_scale": False}, 0, Conflict, "external_scaler_enabled"),
+        ({"can_sleep": False}, 1, InvalidRequest, "asleep"),
+    ],
+)
+async def test_a_number_that_the_backend_cannot_have_is_refused(facts, asleep, kind, message):
+    clock = FakeClock()
+    backend = PaperBackend(clock, found=["r0"], **facts)
+    pool = ReplicaPool(backend, DesiredReplicas(1), StartupTimes({StartKind.WEIGHTS_CACHED: 4.0}), clock)
+    admin = ReplicaAdmin({}, {"m": pool}, clock, ScalingAdmin({}, PaperLeases(clock), clock))
+    async with pool:
+        with pytest.raises(kind, match=message):
+            admin.scale("m", 2, asleep)
+        assert pool.desired.serving == 1

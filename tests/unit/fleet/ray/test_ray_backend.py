@@ -31,6 +31,8 @@ class PaperServe:
         puts: Bodies of deployments.
         scales: Targets in the order in which they came.
         is_down: Whether every request fails.
+        refused: Deployments whose targets are refused.
+        refusals: Number of targets that were refused.
         nonsense: Text with which every question is answered; None: the answer is right.
     """
 
@@ -40,11 +42,14 @@ class PaperServe:
         self.scales = []
         self.is_down = False
         self.nonsense = None
+        self.refused = set()
+        self.refusals = 0
         self.asked = asyncio.Event()
 
     def deploy(self, ports, application="maitred", **targets):
         self.applications[application] = {
             "status": "RUNNING",
+            "external_scaler_enabled": True,
             "deployments": {
                 name: {
                     "status": "HEALTHY",
@@ -87,11 +92,16 @@ class PaperServe:
                 if application["name"] not in self.applications:
                     count, first = application["args"]["max_replicas"], application["args"]["first_port"]
                     self.deploy({f"engine-{n}": first + n for n in range(count)}, application["name"])
-                self.applications[application["name"]]["deployed_app_config"] = application
+                ours = self.applications[application["name"]]
+                ours["deployed_app_config"] = application
+                ours["external_scaler_enabled"] = application.get("external_scaler_enabled", False)
             return web.Response()
         name = request.path.split("/")[-2]
         if not self.applications:
             return web.Response(status=404)
+        if name in self.refused or not self.applications["maitred"]["external_scaler_enabled"]:
+            self.refusals += 1
+            return web.Response(status=412, text="Refused.")
         self.scales.append((name, body["target_num_replicas"]))
         self.deployment(name)["target_num_replicas"] = body["target_num_replicas"]
         return web.json_response({})
@@ -371,3 +381,41 @@ async def test_an_application_that_others_deploy_anew_gets_the_targets_that_it_h
         await serve.polled(4)
         assert serve.scales == [("engine-1", 1)]
         await reached(backend, engine_1="starting")
+
+
+async def test_a_refused_order_blocks_no_other_and_is_given_again(serve, caplog):
+    serve.deploy({"engine-0": 1, "engine-1": 2})
+    clock = FakeClock()
+    serve.refused = {"engine-0"}
+    async with make_backend(serve, clock=clock) as backend:
+        backend.start("engine-0")
+        backend.start("engine-1")
+        await serve.polled(4)
+        assert serve.scales == [("engine-1", 1)]
+        assert serve.refusals == 1
+        assert len([r for r in caplog.records if "given again later" in r.message]) == 1
+        serve.refused = set()
+        clock.now_s += 60
+        await serve.polled(4)
+        assert serve.scales == [("engine-1", 1), ("engine-0", 1)]
+
+
+async def test_what_has_a_fixed_size_by_now_is_used_as_it_is(serve):
+    async with engine() as (_, port):
+        serve.deploy({"engine-0": port}, engine_0=1)
+        serve.run("engine-0")
+        async with make_backend(serve) as backend:
+            await reached(backend, engine_0="serving")
+            assert backend.facts.can_scale
+            serve.applications["maitred"]["external_scaler_enabled"] = False
+            backend.stop("engine-0")
+            await reached(backend, engine_0="serving")
+            assert not backend.facts.can_scale
+            assert not serve.scales
+
+
+async def test_a_fixed_size_of_nothing_is_an_error_at_the_start(serve):
+    serve.deploy({"engine-0": 1})
+    serve.applications["maitred"]["external_scaler_enabled"] = False
+    with pytest.raises(ReplicaUnavailable, match="fixed size and no replica"):
+        await make_backend(serve).__aenter__()
