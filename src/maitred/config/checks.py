@@ -137,6 +137,18 @@ def _ray_conflicts(config: Config) -> Iterator[ConfigConflict]:
             f"{config.model.replicas} replicas are more than the {config.ray.replica.max_replicas} that the Serve "
             "application has deployments for. Raise max_replicas.",
         )
+    autoscaling = config.model.autoscaling
+    if autoscaling.enabled and autoscaling.max_replicas > config.ray.replica.max_replicas:
+        yield ConfigConflict(
+            ("model.autoscaling.max_replicas", "ray.replica.max_replicas"),
+            f"{autoscaling.max_replicas} replicas are more than the {config.ray.replica.max_replicas} that the Serve "
+            "application has deployments for. Lower it, or raise ray.replica.max_replicas.",
+        )
+    if autoscaling.enabled and autoscaling.sleeping_replicas:
+        yield ConfigConflict(
+            ("model.autoscaling.sleeping_replicas", "model.backend"),
+            "Engines on Ray cannot sleep. Leave it out.",
+        )
     if config.engine_link.secret is None:
         yield ConfigConflict(
             ("engine_link.secret",),

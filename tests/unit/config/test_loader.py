@@ -266,6 +266,13 @@ def test_engines_on_ray_have_a_secret_no_addresses_and_enough_deployments() -> N
     assert "Leave out their addresses" in addresses
     (many,) = faults(sound + "ray: {replica: {max_replicas: 2}}\n", environment)
     assert "Raise max_replicas" in many
+    scaled = sound + "ray: {replica: {max_replicas: 3}}\n"
+    autoscaling = scaled.replace("replicas: 3}", "replicas: 3, autoscaling: {enabled: true, max_replicas: 4}}", 1)
+    (more,) = faults(autoscaling, environment)
+    assert "raise ray.replica.max_replicas" in more
+    sleeping = autoscaling.replace("max_replicas: 4", "max_replicas: 3, sleeping_replicas: 1")
+    (asleep,) = faults(sleeping, environment)
+    assert "Engines on Ray cannot sleep" in asleep
 
 
 def test_a_text_has_the_form_that_its_setting_names() -> None:
