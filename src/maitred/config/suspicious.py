@@ -240,6 +240,14 @@ def _heartbeat(config: Config, cores: int) -> Iterator[DiagnosisFinding]:
 def _engines_on_ray(config: Config, cores: int) -> Iterator[DiagnosisFinding]:
     if config.model.backend == "ray":
         yield from map(ray_finding, config_traps(config.ray))
+        if config.model.autoscaling.enabled and config.store.url is None:
+            yield _finding(
+                "model.autoscaling.enabled",
+                0.3,
+                "A second gateway with these settings would also decide on the replicas, by another demand.",
+                "Gateways of one Ray application agree on who decides by a common database, and this one is SQLite.",
+                "With one gateway, leave it. With several, set store.url to a PostgreSQL, or autoscaling for one only.",
+            )
 
 
 _RULES = (

@@ -60,6 +60,7 @@ def test_profiles_have_none(found, profile):
         ({"identity.limits_per_tenant.usd_per_day": 5}, "identity.limits_per_tenant.usd_per_day"),
         ({"server.heartbeat_s": 60}, "server.heartbeat_s"),
         ({**ON_RAY, "ray.replica.first_port": 40_000}, "ray.replica.first_port"),
+        ({**ON_RAY, "model.autoscaling.enabled": True}, "model.autoscaling.enabled"),
         (
             {"models.far.upstreams": [{"url": "http://x/v1", "dialect": "ollama", "first_part_timeout_s": 5}]},
             "models.far.upstreams.0.first_part_timeout_s",
@@ -72,6 +73,8 @@ def test_a_trap(found, settings, where):
 
 def test_engines_on_ray_have_none_by_themselves_and_other_cores(found):
     assert found({**ON_RAY, "engine.threads": 5, "model.replicas": 2}) == []
+    shared = {"store.url": {"env": "DATABASE"}, "counters.url": {"env": "REDIS"}}
+    assert found({**ON_RAY, **shared, "model.autoscaling.enabled": True}) == []
 
 
 def test_a_model_that_loads_for_longer_than_anybody_waits(found):

@@ -23,7 +23,8 @@ def make_scalers(
     """Makes the scalers of the models whose number of replicas follows the demand; `ModelScaler.run` starts one.
 
     The replicas of the `model` section belong to one gateway, so each gateway has a lease of its own for them. Its name
-    stays the same from one process to the next: only one process can hold the data folder.
+    stays the same from one process to the next: only one process can hold the data folder. Replicas on Ray belong to
+    all gateways of their Serve application, which share one lease if they share the database.
     """
     if not config.model.autoscaling.enabled:
         return {}
@@ -32,9 +33,15 @@ def make_scalers(
         model: ModelScaler(
             pool,
             dispatchers[model],
-            lease=LeaseClaim(leases, f"{model}@{gateway}", gateway, clock),
+            lease=LeaseClaim(leases, _pool_name(config, model, gateway), gateway, clock),
             config=config.model.autoscaling,
             clock=clock,
         )
         for model, pool in pools.items()
     }
+
+
+def _pool_name(config: Config, model: str, gateway: str) -> str:
+    if config.model.backend == "ray":
+        return f"{config.ray.application}@{config.ray.address}"
+    return f"{model}@{gateway}"

@@ -1,0 +1,47 @@
+"""Which gateways share the lease of a model's replicas."""
+
+import pytest
+
+from maitred.app.assembly.scaling import make_scalers
+from maitred.config.loader import load
+from maitred.fleet.policy.reconciler import DesiredReplicas
+from maitred.fleet.pool import ReplicaPool
+from maitred.scaling.startup_times import StartKind, StartupTimes
+from tests.support.dispatchers import DispatchSetup
+from tests.support.scaling.leases import PaperLeases
+from tests.support.servers.paper_fleet import PaperBackend
+
+SHARED = (
+    "model: {autoscaling: {enabled: true}, backend: BACKEND}\nengine_link: {secret: {env: L}, allow_plaintext: true}\n"
+)
+
+
+@pytest.fixture
+def lease_of(tmp_path):
+    """The name of the lease of a gateway with its own data folder."""
+
+    def find(gateway, model="chat", backend="ray", ray="{}"):
+        file = tmp_path / "maitred.yaml"
+        text = f"store: {{folder: {tmp_path / gateway}}}\nray: {ray}\n"
+        file.write_text(SHARED.replace("BACKEND", backend) + text)
+        config = load(file, {"L": "correct horse battery staple"}).config
+        setup = DispatchSetup()
+        paper = PaperBackend(setup.clock)
+        pool = ReplicaPool(paper, DesiredReplicas(1), StartupTimes({StartKind.WEIGHTS_CACHED: 4.0}), setup.clock)
+        (scaler,) = make_scalers(
+            config, {model: pool}, {model: setup.dispatcher}, PaperLeases(setup.clock), setup.clock
+        ).values()
+        return scaler.lease.lease.pool
+
+    return find
+
+
+async def test_gateways_of_one_ray_application_share_a_lease(lease_of):
+    assert lease_of("a") == lease_of("b", model="another name of it")
+    assert lease_of("a") != lease_of("a", ray="{application: other}")
+    assert lease_of("a") != lease_of("a", ray="{address: 'http://other:8265'}")
+
+
+async def test_replicas_of_the_gateway_have_a_lease_of_its_own(lease_of):
+    assert lease_of("a", backend="local") != lease_of("b", backend="local")
+    assert lease_of("a", backend="local") == lease_of("a", backend="local")
