@@ -31,8 +31,6 @@ MAX_REPLICAS = 64
 """Most engines of the model on one machine; more could not share its cores."""
 _MAX_STARTS = 2
 """Most engines that start at a time on one machine, beyond those that start with the gateway."""
-_EXPECTED_START_S = 10.0
-"""Expected seconds of a start before one was measured."""
 
 
 async def make_pool(config: Config, command: CommandFactory | None, clock: Clock) -> ReplicaPool:
@@ -93,7 +91,7 @@ def pool_of(backend: ReplicaBackend, config: Config, clock: Clock, replicas: int
 
 def _startup_times(backend: ReplicaBackend, config: Config) -> StartupTimes:
     """Makes the start-up times of the model; decisions on the number of replicas need those of earlier runs."""
-    guesses = {backend.facts.start_kind: _EXPECTED_START_S}
+    guesses = {backend.facts.start_kind: backend.facts.expected_start_s}
     if not config.model.autoscaling.enabled:
         return StartupTimes(guesses)
     return StoredStartupTimes(data_folder(config.store) / "startup_times.json", guesses)
@@ -128,7 +126,7 @@ def make_local_backend(
             start_command,
             clock=clock,
             silence_timeout_s=config.engine_link.silence_timeout_s,
-            expected_start_s=_EXPECTED_START_S,
+            expected_start_s=facts.expected_start_s,
             others_serve=lambda: backend.is_ready,
             retries_first=lambda: backend.has_started,
             listens_at=None if ipc is None else ipc.engine_folder(name),

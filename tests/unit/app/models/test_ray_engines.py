@@ -4,9 +4,12 @@ from itertools import pairwise
 
 import pytest
 
-from maitred.app.models.ray_engines import engine_settings
+from maitred.app.models.engines import pool_of
+from maitred.app.models.ray_engines import engine_settings, make_ray_backend
 from maitred.config.loader import load
 from maitred.fleet.ray.arguments import engine_arguments, read_arguments
+from maitred.fleet.remote import FingerprintCheck
+from tests.support.clock import FakeClock
 
 
 @pytest.fixture
@@ -35,3 +38,8 @@ def test_an_engine_reads_them_as_they_are_here(config):
     ).config
     assert (read.engine.kv_memory_bytes, read.engine.line) == (config.engine.kv_memory_bytes, config.engine.line)
     assert read.engine_link == config.engine_link
+
+
+async def test_callers_are_promised_the_start_that_the_backend_expects(config):
+    backend = make_ray_backend(config, FingerprintCheck(None), FakeClock())
+    assert pool_of(backend, config, FakeClock()).ready_in_s() == backend.facts.expected_start_s == 30.0
