@@ -157,7 +157,7 @@ class RayBackend:
         """Finds the application, deploys it if the cluster does not have it, and takes over the replicas that run.
 
         Raises:
-            ReplicaUnavailable: The cluster does not answer, or has no such application.
+            ReplicaUnavailable: The cluster does not answer, or has no such application, or one without engines.
         """
         await self._api.__aenter__()
         try:
@@ -193,6 +193,11 @@ class RayBackend:
                 )
             if application is not None and application.status == "DEPLOY_FAILED":
                 raise ReplicaUnavailable(f"Ray Serve cannot deploy the engines: {application.message}")
+            if application is not None and application.status in ("RUNNING", "UNHEALTHY"):
+                raise ReplicaUnavailable(
+                    f"The application {self._config.application} at {self._config.address} is another one: it has no "
+                    f"deployment {self.name_of(0)}. Name that of the engines in ray.application."
+                )
             await asyncio.sleep(BUSY_POLL_S)
             application = await self._api.application()
         self._update(application)

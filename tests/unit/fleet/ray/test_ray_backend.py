@@ -419,3 +419,9 @@ async def test_a_fixed_size_of_nothing_is_an_error_at_the_start(serve):
     serve.applications["maitred"]["external_scaler_enabled"] = False
     with pytest.raises(ReplicaUnavailable, match="fixed size and no replica"):
         await make_backend(serve).__aenter__()
+
+
+async def test_an_application_of_something_else_is_named(serve):
+    serve.deploy({"chatbot": 1})
+    with pytest.raises(ReplicaUnavailable, match=r"no deployment engine-0.*ray\.application"):
+        await make_backend(serve).__aenter__()
