@@ -260,26 +260,29 @@ class RayBackend:
             await self._api.deploy(self._arguments())
             return True
         told = False
+        for slot in list(self._slots.values()):
+            if slot.given_up and not slot.is_stopping and now_s >= slot.retry_at_s:
+                # Serve tries again as soon as the target changes. The target of 1 is due whatever becomes of this one.
+                self._orders.setdefault(slot.name, 1)
+                slot.given_up = False
+                await self._tell(slot.name, 0, now_s)
         for name, target in list(self._orders.items()):
-            slot = self._slots.get(name)
-            if slot is not None and now_s < slot.order_at_s:
+            if name in self._slots and now_s < self._slots[name].order_at_s:
                 continue
             told = True
-            try:
-                await self._api.scale(name, target)
-            except ServeRefusal as error:
-                if slot is not None:  # it stays due, and the others are carried out
-                    slot.on_refusal(error, now_s)
-                    continue
-            if self._orders.get(name) == target:
+            if await self._tell(name, target, now_s) and self._orders.get(name) == target:
                 del self._orders[name]
-        for slot in self._slots.values():
-            if slot.given_up and not slot.is_stopping and now_s >= slot.retry_at_s:
-                # Serve tries again as soon as the target changes.
-                await self._api.scale(slot.name, 0)
-                await self._api.scale(slot.name, 1)
-                slot.given_up, told = False, True
         return told
+
+    async def _tell(self, name: str, target: int, now_s: float) -> bool:
+        """Tells Serve a target; returns whether the order is done, and not refused and due again."""
+        try:
+            await self._api.scale(name, target)
+        except ServeRefusal as refusal:
+            if (slot := self._slots.get(name)) is not None:
+                slot.on_refusal(refusal, now_s)
+                return False
+        return True
 
     def _update(self, found: ServeApplication | None) -> None:
         """Takes over what Serve says; an order that it has not been told yet stands above its target."""

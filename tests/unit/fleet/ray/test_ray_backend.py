@@ -33,6 +33,7 @@ class PaperServe:
         is_down: Whether every request fails.
         refused: Deployments whose targets are refused.
         refusals: Number of targets that were refused.
+        dies_after: Target after which every request fails.
         nonsense: Text with which every question is answered; None: the answer is right.
     """
 
@@ -44,6 +45,7 @@ class PaperServe:
         self.nonsense = None
         self.refused = set()
         self.refusals = 0
+        self.dies_after = None
         self.asked = asyncio.Event()
 
     def deploy(self, ports, application="maitred", **targets):
@@ -103,6 +105,7 @@ class PaperServe:
             self.refusals += 1
             return web.Response(status=412, text="Refused.")
         self.scales.append((name, body["target_num_replicas"]))
+        self.is_down = self.is_down or self.scales[-1] == self.dies_after
         self.deployment(name)["target_num_replicas"] = body["target_num_replicas"]
         return web.json_response({})
 
@@ -425,3 +428,21 @@ async def test_an_application_of_something_else_is_named(serve):
     serve.deploy({"chatbot": 1})
     with pytest.raises(ReplicaUnavailable, match=r"no deployment engine-0.*ray\.application"):
         await make_backend(serve).__aenter__()
+
+
+async def test_a_retry_that_is_broken_off_in_its_middle_leaves_no_target_of_zero(serve):
+    serve.deploy({"engine-0": 1})
+    clock = FakeClock()
+    async with make_backend(serve, clock=clock) as backend:
+        backend.start("engine-0")
+        await serve.polled(2)
+        serve.deployment("engine-0").update(status="DEPLOY_FAILED")
+        await reached(backend, engine_0="failed")
+        serve.dies_after = ("engine-0", 0)
+        clock.now_s += 60
+        await serve.polled(4)
+        assert serve.scales[-1] == ("engine-0", 0)
+        serve.dies_after, serve.is_down = None, False
+        await serve.polled(4)
+        assert serve.deployment("engine-0")["target_num_replicas"] == 1
+        assert backend.replicas()["engine-0"]
