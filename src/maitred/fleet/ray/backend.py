@@ -89,6 +89,8 @@ class RayBackend:
         self._changed = asyncio.Event()
         self._wake = asyncio.Event()
         self._watch_task: asyncio.Task[None] | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        """Tasks that keep connections, also those that are being closed."""
 
     @property
     def facts(self) -> BackendFacts:
@@ -176,7 +178,7 @@ class RayBackend:
         self._watch_task.cancel()
         for slot in self._slots.values():
             slot.close()
-        await asyncio.wait({self._watch_task, *(slot.task for slot in self._slots.values() if slot.task is not None)})
+        await asyncio.wait({self._watch_task, *self._connections})
         await self._api.__aexit__()
         if error is None and not self._watch_task.cancelled():
             self._watch_task.result()
@@ -349,7 +351,9 @@ class RayBackend:
                     check_card=self._check_card,
                 )
                 engine.on_transition = lambda: self._on_transition(slot)
-                slot.open(engine)
+                connection = slot.open(engine)
+                self._connections.add(connection)
+                connection.add_done_callback(self._connections.discard)
             elif slot.engine.client.address != address:
                 _log.info("Ray has moved %s to %s.", slot.name, address)
                 slot.engine.client.address = address
@@ -405,7 +409,6 @@ class _Slot:
         ordered_s: When its start was ordered; None: it was found, or that start is complete.
         actor_s: When its actor was seen to run.
         engine: Connection to its engine; None: its address is not known yet.
-        task: Keeps the connection.
         start_phases: Measured parts of its last complete start.
         is_stopping: Whether its end was ordered here.
         is_going: Whether its target is 0.
@@ -423,7 +426,6 @@ class _Slot:
         self.ordered_s: float | None = None
         self.actor_s: float | None = None
         self.engine: RemoteEngine | None = None
-        self.task: asyncio.Task[None] | None = None
         self.start_phases: tuple[StartPhase, ...] = ()
         self.is_stopping = self.is_going = self.given_up = False
         self.failures = self.refusals = 0
@@ -474,10 +476,10 @@ class _Slot:
             )
         self.ordered_s = None
 
-    def open(self, engine: RemoteEngine) -> None:
-        """Connects, and stays connected until `close`."""
+    def open(self, engine: RemoteEngine) -> asyncio.Task[None]:
+        """Connects, and stays connected until `close`; returns the task that does."""
         self.engine, self._closed = engine, asyncio.Event()
-        self.task = asyncio.create_task(self._keep(engine, self._closed), name=f"replica {self.name}")
+        return asyncio.create_task(self._keep(engine, self._closed), name=f"replica {self.name}")
 
     def close(self) -> None:
         """Closes the connection to its engine."""

@@ -446,3 +446,19 @@ async def test_a_retry_that_is_broken_off_in_its_middle_leaves_no_target_of_zero
         await serve.polled(4)
         assert serve.deployment("engine-0")["target_num_replicas"] == 1
         assert backend.replicas()["engine-0"]
+
+
+async def test_closing_waits_for_connections_of_replicas_that_are_gone_too(serve):
+    async with engine() as (_, port):
+        serve.deploy({"engine-0": port}, engine_0=1)
+        serve.run("engine-0")
+        async with make_backend(serve) as backend:
+            await reached(backend, engine_0="serving")
+            (connection,) = [task for task in asyncio.all_tasks() if task.get_name() == "replica engine-0"]
+            serve.deployment("engine-0").update(target_num_replicas=0, replicas=[])
+            gone = asyncio.Event()
+            backend.on_change(lambda: backend.replicas() or gone.set())
+            async with asyncio.timeout(LIMIT_S):
+                await gone.wait()
+            assert not connection.done()
+        assert connection.done()
