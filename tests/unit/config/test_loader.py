@@ -275,6 +275,20 @@ def test_engines_on_ray_have_a_secret_no_addresses_and_enough_deployments() -> N
     assert "Engines on Ray cannot sleep" in asleep
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "model: {replicas: N}",
+        "model: {autoscaling: {max_replicas: N}}",
+        "ray: {replica: {max_replicas: N}}",
+    ],
+)
+def test_a_model_has_at_most_64_replicas_wherever_they_run(setting) -> None:
+    loaded(setting.replace("N", "64"))
+    (many,) = faults(setting.replace("N", "65"))
+    assert "64" in many
+
+
 def test_a_text_has_the_form_that_its_setting_names() -> None:
     (origin,) = faults("server:\n  cors_origins: ['*', app.example]\n")
     assert "server.cors_origins[1]: Must be text that matches" in origin

@@ -21,7 +21,7 @@ class RayReplicaConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = ""
     max_replicas: Annotated[
-        int, Meta(ge=1, le=256, description="Most replicas. Each has its own deployment.", extra={"unit": "replicas"})
+        int, Meta(ge=1, le=64, description="Most replicas. Each has its own deployment.", extra={"unit": "replicas"})
     ] = 8
     first_port: Annotated[
         int,
