@@ -235,3 +235,15 @@ async def test_an_engine_that_cannot_start_says_why_and_starts_when_it_can(clust
             while not any("Cannot listen" in (r["failure"] or "") for r in (await fleet.pool())["replicas"]):  # noqa: ASYNC110 - only asking tells
                 await asyncio.sleep(0.05)
         await fleet.wait_phases(serving=2)
+
+
+async def test_gateways_of_one_application_follow_each_other(cluster):
+    async with application(cluster) as gateways, gateways(**{"model.replicas": 2}) as first:
+        await first.wait_phases(serving=2)
+        async with gateways() as second:
+            await second.wait_phases(serving=2)
+            await second.scale(3)
+            await first.wait_phases(serving=3)
+            await first.scale(1)
+            await second.wait_phases(serving=1)
+        assert (await first.pool())["serving"] == 1

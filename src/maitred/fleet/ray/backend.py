@@ -300,10 +300,10 @@ class RayBackend:
         if self._restores:
             # Whoever has deployed it anew: its targets are not orders, and those of before still hold.
             self._restores = False
-            for name, deployment in deployments.items():
-                slot = self._slots.get(name)
-                if slot and not (slot.is_stopping or slot.is_going or deployment.target_num_replicas):
-                    self._orders.setdefault(name, 1)
+            for slot in self._slots.values():
+                anew = deployments.get(slot.name)
+                if anew and not (slot.is_stopping or slot.is_going or anew.target_num_replicas):
+                    self._orders.setdefault(slot.name, 1)
         can_scale = found is not None and found.takes_targets(self._config.replica.scaling)
         if (len(deployments), can_scale) != (self._facts.max_replicas, self._facts.can_scale):
             self._facts = replace(self._facts, max_replicas=len(deployments), can_scale=can_scale)
