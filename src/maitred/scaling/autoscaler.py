@@ -11,7 +11,7 @@ from maitred.scaling.forecast import DemandForecast
 from maitred.scaling.hold import hold_s, start_cost_s
 from maitred.scaling.objectives import ScalingObjectives
 from maitred.scaling.prediction import ReadyTimes, ScalingPrediction
-from maitred.scaling.replica_status import ReplicaStatus, StartBackoff
+from maitred.scaling.replica_status import ReplicaStatus
 from maitred.scaling.startup_times import StartKind, StartupTimes
 
 _DOWN_CONFIDENCE = 0.25
@@ -53,7 +53,6 @@ class Autoscaler:
         self.start_kind = start_kind
         self.override: ScalingOverride | None = None
         """Number that a person has set; it ends by itself. The limits hold for it, too."""
-        self._backoff = StartBackoff()
         self._unneeded_since_s: dict[int, float] = {}
         """Since when fewer than so many replicas have been enough."""
 
@@ -69,16 +68,9 @@ class Autoscaler:
             now_s: The present time, on the clock of the statuses.
         """
         self.forecast.observe(demand.window)
-        self._backoff.observe(replicas)
         if self.override is not None and self.override.until_s <= now_s:
             self.override = None
-        times = ReadyTimes(
-            replicas,
-            self.startup_times,
-            start_kind=self.start_kind,
-            start_from_s=self._backoff.start_from_s,
-            now_s=now_s,
-        )
+        times = ReadyTimes(replicas, self.startup_times, start_kind=self.start_kind, now_s=now_s)
         mix = self.forecast.mix
         if capacity is None or mix is None:
             return self._conclude(demand, times, None, _need_blindly(demand, times), times.committed, None, now_s)
@@ -144,15 +136,12 @@ class Autoscaler:
         if desired < wanted:
             by_price = objectives.affordable_replicas < objectives.max_replicas
             limits.append(ScalingLimit.USD_PER_HOUR if by_price else ScalingLimit.MAX_REPLICAS)
-        if desired > times.committed and self._backoff.start_from_s > now_s:
-            limits.append(ScalingLimit.START_BACKOFF)
         return ScalingDecision(
             at_s=now_s,
             desired=desired,
             asleep=max(0, min(objectives.sleeping_replicas, objectives.affordable_replicas - desired)),
             reason=self._reason(demand, times, prediction, need, desired, limits),
             evidence=self._evidence(demand, times, prediction, desired, hold_until_s, tuple(limits)),
-            start_from_s=self._backoff.start_from_s,
             override_until_s=None if override is None else override.until_s,
         )
 

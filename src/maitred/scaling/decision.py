@@ -42,8 +42,6 @@ class ScalingLimit(StrEnum):
     MIN_REPLICAS = "min_replicas"
     MAX_REPLICAS = "max_replicas"
     USD_PER_HOUR = "usd_per_hour"
-    START_BACKOFF = "start_backoff"
-    """Starts have failed; the next one is due later."""
 
 
 class ScalingEvidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +84,5 @@ class ScalingDecision(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas to keep asleep beside these."""
     reason: ScalingReason
     evidence: ScalingEvidence
-    start_from_s: float = 0.0
-    """No replica is started before this time: earlier starts have failed. Waking and undraining are free of it."""
     override_until_s: float | None = None
     """End of the override, if there is one."""

@@ -32,7 +32,6 @@ class ReadyTimes:
         replicas: The model's replicas.
         startup_times: How long starts take.
         start_kind: Kind of the next start of a new replica.
-        start_from_s: Time before which no new replica is started.
         now_s: The present time.
 
     Attributes:
@@ -47,12 +46,11 @@ class ReadyTimes:
         startup_times: StartupTimes,
         *,
         start_kind: StartKind,
-        start_from_s: float,
         now_s: float,
     ) -> None:
         self.ready = self.coming = 0
         self._ready_s: list[float] = []
-        self.new_s = startup_times.quantile(start_kind, _LEAD_QUANTILE) + max(0.0, start_from_s - now_s)
+        self.new_s = startup_times.quantile(start_kind, _LEAD_QUANTILE)
         reserve_s: list[float] = []
         for replica in replicas:
             match replica.phase:

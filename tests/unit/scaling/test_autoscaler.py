@@ -160,25 +160,15 @@ class TestFailedStarts:
     def failed(self, since_s):
         return ReplicaStatus(name="new", phase=ReplicaPhase.FAILED, since_s=since_s)
 
-    def test_each_failure_doubles_the_wait_for_the_next_start(self):
+    def test_the_number_stays_what_is_needed(self):
+        """The backend tries the start again by itself: a failure neither lowers the number nor moves the lead time."""
         scaler, now_s = warmed(rate=20.0)
-        waits = []
         for _ in range(12):
             now_s += 1
             decision = decide(scaler, now_s, requests=20.0, waiting=50, running=32, others=[self.failed(now_s)])
             assert decision.desired > 1
-            assert ScalingLimit.START_BACKOFF in decision.evidence.limits
-            waits.append(decision.start_from_s - now_s)
-        assert waits[:4] == [2.0, 4.0, 8.0, 16.0]
-        assert waits[-1] == 300.0
-
-    def test_the_same_failure_counts_once_and_a_start_that_succeeds_ends_the_row(self):
-        scaler, now_s = warmed()
-        for step in range(5):
-            decision = decide(scaler, now_s + step, requests=5.0, others=[self.failed(now_s)])
-        assert decision.start_from_s == now_s + 2.0
-        started = serving(1, since_s=now_s + 5)
-        assert decide(scaler, now_s + 6, requests=5.0, others=started).start_from_s == 0.0
+            assert decision.evidence.limits == ()
+            assert decision.evidence.lead_time_s == 30.0
 
     def test_a_failed_replica_is_no_capacity(self):
         scaler, now_s = warmed(rate=13.0, replicas=2)

@@ -8,7 +8,6 @@ from maitred.scaling.objectives import ScalingObjectives
 _LIMITS = {
     ScalingLimit.MAX_REPLICAS: "max_replicas allows no more",
     ScalingLimit.USD_PER_HOUR: "max_usd_per_hour allows no more",
-    ScalingLimit.START_BACKOFF: "earlier starts have failed, so the next one comes later",
 }
 
 

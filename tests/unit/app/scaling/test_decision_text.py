@@ -59,6 +59,6 @@ def test_a_queue_without_end_is_said_so():
 
 
 def test_limits_that_bind_are_named():
-    limits = (ScalingLimit.MAX_REPLICAS, ScalingLimit.START_BACKOFF)
+    limits = (ScalingLimit.MAX_REPLICAS, ScalingLimit.USD_PER_HOUR)
     text = text_of(ScalingReason.LIMITED, limits=limits)
-    assert text.endswith("; max_replicas allows no more; earlier starts have failed, so the next one comes later.")
+    assert text.endswith("; max_replicas allows no more; max_usd_per_hour allows no more.")
