@@ -210,9 +210,11 @@ class ScalingPrediction:
             target_utilisation: Highest predicted utilisation.
         """
         queue = self._queue
-        low = self.least_by_capacity(confidence, target_utilisation)
+        # One more than there may be is enough to say so, whatever the demand is.
+        most = self._objectives.most_replicas + 1
+        low = min(self.least_by_capacity(confidence, target_utilisation), most)
         # So many can take everything that comes at once, or are more than there may be.
-        high = max(low, min(math.ceil(queue.total_requests / queue.batch), self._objectives.most_replicas + 1), 1)
+        high = max(low, min(math.ceil(queue.total_requests / queue.batch), most), 1)
         fewest = queue.play(self.times.of(high)).missed
         number = self._least_within(queue, low, high, fewest + _MISSED_SHARE * queue.total_requests)
         if number == low:

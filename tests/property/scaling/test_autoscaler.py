@@ -1,14 +1,16 @@
 """What holds for every demand, every fleet and every order of events."""
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from maitred.scaling.autoscaler import Autoscaler, ScalingOverride
-from maitred.scaling.demand import Demand
+from maitred.scaling.demand import ArrivalWindow, Demand
+from maitred.scaling.fluid_queue import FluidQueue
 from maitred.scaling.forecast import DemandForecast
 from maitred.scaling.replica_status import ReplicaPhase, ReplicaStatus
 from maitred.scaling.startup_times import StartKind, StartupTimes
-from tests.support.scaling.scaled_model import CAPACITY, autoscaler, objectives, serving, window
+from tests.support.scaling.scaled_model import CAPACITY, OUTPUT, PROMPT, autoscaler, objectives, serving, window
 
 
 def first_decision(*, rate, lead_s=30.0, replicas=2, waiting=0, running=20, seconds=60):
@@ -117,3 +119,48 @@ def test_replicas_that_go_or_have_failed_do_not_serve_the_demand(phases):
     decision = scaler.decide(demand, [*serving(1), *others], CAPACITY, 60.0)
     assert (decision.evidence.ready, decision.evidence.coming) == (1, 0)
     assert decision.desired >= 3
+
+
+class CountingQueue(FluidQueue):
+    """A queue that counts how many replicas are played in all, and how often."""
+
+    numbers: list[int]
+
+    def _play(self, ready_s):
+        self.numbers.append(len(ready_s))
+        return super()._play(ready_s)
+
+
+WORK = st.tuples(
+    st.integers(0, 10_000_000),  # arrivals
+    st.sampled_from([0.0, 1e-9, 1e-6, 1e-3, 0.3, 1.0, 5.0, 600.0]),  # seconds in which they came
+    st.integers(0, 10_000_000),  # waiting
+    st.integers(0, 100_000),  # running
+    st.integers(0, 64),  # replicas that serve
+)
+
+
+@given(work=st.lists(WORK, min_size=1, max_size=12), most=st.integers(1, 5_000), lead_s=st.floats(0.1, 3_600.0))
+@example(work=[(4, 1.0, 0, 0, 1)] * 7 + [(40, 1e-6, 40, 32, 1)], most=64, lead_s=30.0)
+@settings(max_examples=60, deadline=None)
+def test_the_work_of_a_decision_is_bounded_whatever_the_demand(work, most, lead_s):
+    scaler, now_s, most_requests = autoscaler(lead_s=lead_s, max_replicas=most), 0.0, 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("maitred.scaling.prediction.FluidQueue", CountingQueue)
+        for requests, length_s, waiting, running, replicas in work:
+            arrived = ArrivalWindow(
+                start_s=now_s,
+                length_s=length_s,
+                requests=requests,
+                prompt_tokens=PROMPT * requests,
+                output_tokens=OUTPUT * requests,
+            )
+            now_s, most_requests = now_s + length_s, most_requests + requests
+            CountingQueue.numbers = []
+            decision = scaler.decide(
+                Demand(waiting=waiting, running=running, window=arrived), serving(replicas), CAPACITY, now_s
+            )
+            assert decision.desired <= most
+            assert len(CountingQueue.numbers) <= 100
+            assert max(CountingQueue.numbers, default=0) <= max(most + 1, replicas)
+            assert decision.evidence.requests_per_s.mean <= 2 * most_requests + 1
