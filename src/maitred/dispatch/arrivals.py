@@ -6,6 +6,8 @@ from maitred.scaling.demand import ArrivalWindow
 
 _MIN_WINDOW_S = 0.05
 """Shortest window: rates of shorter ones would be those of single requests."""
+_REFUSED_FOR_S = 5.0
+"""For so long after its arrival, a refused request may be tried again: with less to do, or after others have moved."""
 
 
 class ArrivalCounter:
@@ -24,9 +26,22 @@ class ArrivalCounter:
         self._expected_tokens = 0.0
         self._finished = 0.0
         self._finished_tokens = 0.0
+        self._refused: dict[tuple[str, str, float], None] = {}
+        """Organisation, id and time of arrival of requests that were refused lately, in the order of their refusal."""
+
+    def on_refused(self, queued: QueuedRequest) -> None:
+        """Counts a request that was refused; the same one counts once, even if it is admitted after all."""
+        key = _key(queued)
+        if key not in self._refused:
+            self._refused[key] = None
+            self._count(queued)
 
     def on_arrival(self, queued: QueuedRequest) -> None:
-        """Counts a request that has joined, was dispatched at once, or was refused."""
+        """Counts a request that has joined or was dispatched at once."""
+        if not self._refused or _key(queued) not in self._refused:
+            self._count(queued)
+
+    def _count(self, queued: QueuedRequest) -> None:
         self._requests += 1
         self._prompt_tokens += queued.request.prompt_tokens
         self._expected_tokens += self.expected_output(queued)
@@ -66,4 +81,11 @@ class ArrivalCounter:
         self._finished_tokens -= known_tokens
         self._since_s = now_s
         self._requests, self._prompt_tokens, self._expected_tokens = 0, 0, 0.0
+        self._refused = {key: None for key in self._refused if key[2] > now_s - _REFUSED_FOR_S}
         return window
+
+
+def _key(queued: QueuedRequest) -> tuple[str, str, float]:
+    """Returns what tells a request from others: clients may repeat ids."""
+    request = queued.request
+    return request.organisation, request.id, request.arrived_s

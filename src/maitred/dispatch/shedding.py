@@ -67,7 +67,7 @@ class LoadShedder:
             unavailable = core.unavailable()
             core.counters.on_rejection(unavailable.code)
             if core.arrivals is not None:
-                core.arrivals.on_arrival(core.new_entry(dispatch_request))
+                core.arrivals.on_refused(core.new_entry(dispatch_request))
             raise unavailable
         queued = core.new_entry(dispatch_request)
         cached_position = self._rejections.cached_position(queued, ready, now_s)
@@ -139,7 +139,7 @@ class LoadShedder:
         core = self._core
         core.counters.on_rejection(kind.code)
         if core.arrivals is not None:
-            core.arrivals.on_arrival(queued)
+            core.arrivals.on_refused(queued)
         if core.has_startable_replica:
             self._on_wanted()  # start a replica, else the retry would be rejected too
         tenant, wait_account = queued.tenant, queued.queue.wait_account

@@ -72,6 +72,26 @@ async def test_refused_requests_have_arrived_too(calls):
     assert meter.read(setup.clock.monotonic_s()).window.requests == 6
 
 
+async def test_a_refused_request_counts_once_however_often_it_is_tried(calls):
+    setup, meter = metered(calls, config=DispatchConfig(max_waiting={PriorityClass.STANDARD: 1}))
+    entries = [setup.dispatcher.enqueue(make_dispatch_request(number)) for number in range(5)]
+    for entry in entries:
+        enter(entry)
+    arrived_s = setup.clock.monotonic_s()
+    for tokens in (16, 8):  # the second time with less to do
+        with pytest.raises(QueueFull):
+            setup.dispatcher.load_shedder.check(
+                make_dispatch_request(9, tokens=tokens, arrived_s=arrived_s), setup.clock.monotonic_s()
+            )
+    assert meter.read(setup.clock.monotonic_s()).window.requests == 6
+    setup.clock.now_s += 1.0
+    leave(entries[0])
+    enter(setup.dispatcher.enqueue(make_dispatch_request(9, arrived_s=arrived_s)))
+    assert meter.read(setup.clock.monotonic_s()).window.requests == 0
+    enter(setup.dispatcher.enqueue(make_dispatch_request(9, arrived_s=setup.clock.monotonic_s())))
+    assert meter.read(setup.clock.monotonic_s()).window.requests == 1, "another one with the same id"
+
+
 async def test_outputs_that_have_ended_count_with_their_lengths(calls):
     setup, meter = metered(calls)
     entries = [setup.dispatcher.enqueue(make_dispatch_request(number, max_tokens=32)) for number in range(2)]
