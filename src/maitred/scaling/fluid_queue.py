@@ -4,6 +4,7 @@ As at the dispatcher, requests wait in one queue until a replica has a slot, and
 complete. An answer takes longer beside more others and beside prefill, by the linear model of step times.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 
@@ -99,14 +100,14 @@ class FluidQueue:
                 left = max(0.05, 1 - admitted_per_s * prefill_s / serving)
                 itl_s = step_s / left
                 longest_itl_s = max(longest_itl_s, itl_s)
-                # The step time at the end of a longer time would overshoot: so many complete at most.
-                complete = running * min(1.0, dt_s / (tokens * itl_s + 0.5 * dt_s))
-                running -= complete
-                slots = serving * self.batch - running
-                # Slots that become free again within the time take further requests.
+                # Requests come and go evenly within the time, which may be many times as long as one of them runs:
+                # slots that become free take further requests.
+                turns = dt_s / (tokens * itl_s)
+                gone_share = -math.expm1(-turns)
+                slots = (serving * self.batch - running * (1 - gone_share)) * turns / gone_share
                 rate = serving * max(_LEAST_PREFILL_SHARE, 1 - step_s / self._step_s) / prefill_s
                 admitted = max(0.0, min(queued, slots, rate * dt_s))
-                running += admitted
+                running += admitted * gone_share / turns - running * gone_share
                 queued -= admitted
                 gone += admitted
                 admitted_per_s = admitted / dt_s

@@ -164,3 +164,14 @@ def test_the_work_of_a_decision_is_bounded_whatever_the_demand(work, most, lead_
             assert len(CountingQueue.numbers) <= 100
             assert max(CountingQueue.numbers, default=0) <= max(most + 1, replicas)
             assert decision.evidence.requests_per_s.mean <= 2 * most_requests + 1
+
+
+@given(rate=st.floats(1.0, 60.0), lead_s=st.floats(1.0, 3_600.0))
+@example(rate=58.0, lead_s=600.0)
+@settings(max_examples=30, deadline=None)
+def test_a_load_within_the_capacity_makes_no_queue_however_long_a_start_takes(rate, lead_s):
+    """The steps of the queue that is played are then many times as long as a request runs."""
+    decision = first_decision(rate=rate, lead_s=lead_s, replicas=10, running=round(4.5 * rate))
+    assert decision.evidence.utilisation * decision.desired < 10
+    assert decision.desired <= 10
+    assert decision.evidence.ttft_s < 2.0
