@@ -26,17 +26,19 @@ class LeaseClaim:
     Args:
         leases: Store of the leases.
         pool: The pool.
-        owner: Name of this gateway. A lease that has this name is of an earlier process of the same gateway, which is
-            known to be gone.
+        owner: Name of this process, which no other one has. A lease that has it was taken by this process, and only the
+            answer was lost.
         clock: The clock.
+        former_owner: Name of a process that is known to be gone; empty: there is none.
 
     Attributes:
         lease: The lease as it was last seen.
     """
 
-    def __init__(self, leases: ScalerLeases, pool: str, owner: str, clock: Clock) -> None:
+    def __init__(self, leases: ScalerLeases, pool: str, owner: str, clock: Clock, *, former_owner: str = "") -> None:
         self._leases = leases
         self._owner = owner
+        self._former_owner = former_owner
         self._clock = clock
         self.lease = ScalerLease(pool=pool)
         self._has_taken = False
@@ -104,7 +106,7 @@ class LeaseClaim:
         self.lease = lease
         if (seen.epoch, seen.renewals) != (lease.epoch, lease.renewals) or self._unchanged_since_s is None:
             self._unchanged_since_s = now_s
-        if lease.owner not in ("", self._owner) and now_s - self._unchanged_since_s < _TTL_S:
+        if lease.owner not in ("", self._owner, self._former_owner) and now_s - self._unchanged_since_s < _TTL_S:
             return
         taken = await self._leases.take(lease, self._owner)
         if taken is not None:

@@ -80,10 +80,23 @@ async def test_a_owner_that_was_only_paused_decides_nothing_any_more(one, other,
 
 async def test_the_same_gateway_takes_its_lease_back_at_once_after_a_restart(one, leases, time):
     assert await one.hold()
-    again = LeaseClaim(leases, "chat", "one", JumpingClock(time))
+    again = LeaseClaim(leases, "chat", "one again", JumpingClock(time), former_owner="one")
     assert await again.hold()
     assert again.lease.epoch == 2
     assert not await one.decide(5, 0, b""), "the process before it is fenced off"
+
+
+async def test_two_copies_of_a_data_folder_do_not_take_the_lease_from_each_other(leases, time):
+    copies = [LeaseClaim(leases, "chat", name, JumpingClock(time), former_owner="before") for name in ("one", "other")]
+    await pass_time(time, 100, *copies)
+    assert [copy.is_held for copy in copies] == [True, False]
+    assert copies[0].lease.epoch == 1
+
+
+async def test_a_lease_whose_answer_was_lost_is_taken_again_at_once(one, leases, time):
+    await leases.take(await leases.read("chat"), "one")
+    assert await one.hold()
+    assert one.lease.epoch == 2
 
 
 async def test_jumps_of_wall_clocks_mean_nothing(one, other, time):
