@@ -194,6 +194,7 @@ class Autoscaler:
             if desired:
                 one_less_s = prediction.alone_ttft_s + prediction.play(desired - 1).longest_wait_s
         return ScalingEvidence(
+            objectives=self.objectives,
             ready=times.ready,
             coming=times.coming,
             ttft_s=ttft_s,

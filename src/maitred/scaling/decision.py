@@ -5,6 +5,7 @@ from enum import StrEnum
 import msgspec
 
 from maitred.scaling.forecast import ForecastRange
+from maitred.scaling.objectives import ScalingObjectives
 
 
 class ScalingReason(StrEnum):
@@ -47,6 +48,8 @@ class ScalingLimit(StrEnum):
 class ScalingEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers from which a decision follows."""
 
+    objectives: ScalingObjectives
+    """Objectives and limits at that time; a reload may have changed them since."""
     ready: int
     """Replicas that serve now."""
     coming: int

@@ -13,7 +13,6 @@ from maitred.core.errors import InvalidRequest, ResourceNotFound
 from maitred.fleet.pool import ReplicaPool
 from maitred.observe.metrics.scaling import ScalingState
 from maitred.scaling.decision import ScalingReason
-from maitred.scaling.objectives import ScalingObjectives
 from maitred.scaling.startup_times import StartKind
 from maitred.store.scaling.lease import ScalerLeases
 from maitred.wire.admin.responses import PooledReplicaBody
@@ -66,12 +65,12 @@ class ScalingAdmin:
         scaler = self._scaler(query.model)
         if query.unchanged:
             made = [*scaler.decisions][: -query.limit - 1 : -1]
-            return ScalingDecisionList(data=[self._decision(scaler, one) for one in made], has_more=False, next=None)
+            return ScalingDecisionList(data=[decision_body(one) for one in made], has_more=False, next=None)
         found = await self._leases.decisions(
             scaler.lease.lease.pool, before=int(query.after) if query.after else None, limit=query.limit + 1
         )
         data = [
-            self._decision(scaler, msgspec.msgpack.decode(stored.decision, type=RecordedDecision))
+            decision_body(msgspec.msgpack.decode(stored.decision, type=RecordedDecision))
             for stored in found[: query.limit]
         ]
         has_more = len(found) > query.limit
@@ -150,7 +149,7 @@ class ScalingAdmin:
                 usd_per_hour=scaler.autoscaler.objectives.usd_per_hour,
                 max_usd_per_hour=config.max_usd_per_hour,
             ),
-            decision=None if last is None else self._decision(scaler, last),
+            decision=None if last is None else decision_body(last),
             deciding=scaler.lease.is_held,
             owner=lease.owner,
             epoch=lease.epoch,
@@ -182,9 +181,6 @@ class ScalingAdmin:
             return None
         return ScalingOverrideBody(replicas=lease.override_replicas, until=to_iso(lease.override_until_s or 0.0))
 
-    def _decision(self, scaler: ModelScaler, made: RecordedDecision) -> ScalingDecisionBody:
-        return decision_body(made, scaler.autoscaler.objectives)
-
     def _state(self, scaler: ModelScaler) -> ScalingState:
         last = scaler.last
         outcome = scaler.outcomes.last[-1] if scaler.outcomes.last else None
@@ -208,7 +204,7 @@ class ScalingAdmin:
         )
 
 
-def decision_body(made: RecordedDecision, objectives: ScalingObjectives) -> ScalingDecisionBody:
+def decision_body(made: RecordedDecision) -> ScalingDecisionBody:
     """Returns a decision as operators see it."""
     decision, evidence = made.decision, made.decision.evidence
     forecast = evidence.requests_per_s
@@ -218,7 +214,7 @@ def decision_body(made: RecordedDecision, objectives: ScalingObjectives) -> Scal
         desired=decision.desired,
         asleep=decision.asleep,
         reason=decision.reason.value,
-        text=explain_decision(decision, objectives),
+        text=explain_decision(decision),
         changed=made.is_change,
         epoch=made.epoch,
         ready=evidence.ready,

@@ -3,7 +3,6 @@
 import math
 
 from maitred.scaling.decision import ScalingDecision, ScalingLimit, ScalingReason
-from maitred.scaling.objectives import ScalingObjectives
 
 _LIMITS = {
     ScalingLimit.MAX_REPLICAS: "max_replicas allows no more",
@@ -11,9 +10,10 @@ _LIMITS = {
 }
 
 
-def explain_decision(decision: ScalingDecision, objectives: ScalingObjectives) -> str:
+def explain_decision(decision: ScalingDecision) -> str:
     """Returns the reason of a decision as a sentence."""
     evidence = decision.evidence
+    objectives = evidence.objectives
     forecast = evidence.requests_per_s
     coming = f"{forecast.mean:.2g} requests/s are forecast ({forecast.low:.2g} to {forecast.high:.2g})"
     less = (

@@ -65,6 +65,17 @@ async def test_decisions_that_changed_something_come_from_the_store_in_pages(set
     assert (rest.has_more, rest.next) == (False, None)
 
 
+async def test_a_decision_is_told_with_the_objectives_that_it_had(setup, admin):
+    await setup.steps(70, arrivals=2)
+    told = [decision.text for decision in (await admin.decisions(ScalingHistoryQuery(model="chat"))).data]
+    assert any(f" of {setup.scaler.config.ttft_s:g} s" in text for text in told)
+    setup.scaler.reconfigure(msgspec.structs.replace(setup.scaler.config, ttft_s=77.0))
+    await setup.steps(1)
+    after = (await admin.decisions(ScalingHistoryQuery(model="chat", unchanged=True))).data
+    assert (await admin.decisions(ScalingHistoryQuery(model="chat"))).data[-1].text == told[-1]
+    assert not any("of 77 s" in decision.text for decision in after[1:])
+
+
 async def test_the_last_decisions_can_be_seen_even_if_they_changed_nothing(setup, admin):
     await setup.steps(5)
     page = await admin.decisions(ScalingHistoryQuery(model="chat", unchanged=True, limit=3))

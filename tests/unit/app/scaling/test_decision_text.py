@@ -12,6 +12,7 @@ from maitred.scaling.objectives import ScalingObjectives
 
 OBJECTIVES = ScalingObjectives(ttft_s=2.0, itl_s=0.1, min_replicas=1, max_replicas=4)
 EVIDENCE = ScalingEvidence(
+    objectives=OBJECTIVES,
     ready=1,
     coming=0,
     ttft_s=1.5,
@@ -29,7 +30,7 @@ EVIDENCE = ScalingEvidence(
 
 def text_of(reason, **evidence):
     decision = ScalingDecision(at_s=0.0, desired=2, asleep=0, reason=reason, evidence=replace(EVIDENCE, **evidence))
-    return explain_decision(decision, OBJECTIVES)
+    return explain_decision(decision)
 
 
 @pytest.mark.parametrize(
