@@ -237,7 +237,9 @@ def decision_body(made: RecordedDecision) -> ScalingDecisionBody:
 
 def pooled_replicas(pool: ReplicaPool, now_s: float) -> list[PooledReplicaBody]:
     """Returns the replicas of a pool as operators see them."""
-    started = pool.backend.replicas()
+    backend = pool.backend.replicas()
+    # The backend may have lost a replica before the pool has noticed.
+    known = [(status, started) for status in pool.replicas() if (started := backend.get(status.name)) is not None]
     return [
         PooledReplicaBody(
             replica=status.name,
@@ -245,10 +247,10 @@ def pooled_replicas(pool: ReplicaPool, now_s: float) -> list[PooledReplicaBody]:
             since_s=round(now_s - status.since_s, 3),
             ready_in_s=None if status.ready_in_s is None else round(status.ready_in_s, 3),
             start_kind=status.start_kind.value,
-            start_s={part.name: round(part.seconds, 3) for part in started[status.name].start_phases},
-            failure=started[status.name].failure or None,
+            start_s={part.name: round(part.seconds, 3) for part in started.start_phases},
+            failure=started.failure or None,
         )
-        for status in pool.replicas()
+        for status, started in known
     ]
 
 

@@ -65,6 +65,12 @@ async def test_decisions_that_changed_something_come_from_the_store_in_pages(set
     assert (rest.has_more, rest.next) == (False, None)
 
 
+async def test_a_replica_that_the_backend_has_just_lost_is_left_out(setup, admin, monkeypatch):
+    monkeypatch.setattr(setup.pool.backend, "replicas", lambda: {})
+    (body,) = admin.all()
+    assert (body.replicas, body.actual) == ([], {"serving": 1})
+
+
 async def test_a_decision_is_told_with_the_objectives_that_it_had(setup, admin):
     await setup.steps(70, arrivals=2)
     told = [decision.text for decision in (await admin.decisions(ScalingHistoryQuery(model="chat"))).data]
