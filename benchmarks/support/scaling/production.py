@@ -70,15 +70,11 @@ class ProductionPolicy:
         )
         self._seen_s, self._arrived = seen.now_s, seen.arrived
         mean = self._last_outputs(seen, LAST_ANSWERS) / LAST_ANSWERS
-        mix = self.autoscaler.forecast.mix
-        # What is left of an answer that somebody comes upon: more than half, because long ones are met more often.
-        left = 0.5 * mean * (1 + (mix.output_variation if mix else 1.0))
         return Demand(
             waiting=seen.waiting,
             waiting_prompt_tokens=float(prompts[seen.arrived] - prompts[seen.arrived - seen.waiting]),
             waiting_output_tokens=seen.waiting * mean,
             running=seen.running,
-            running_output_tokens=seen.running * left,
             oldest_wait_s=seen.oldest_wait_s,
             window=window,
         )

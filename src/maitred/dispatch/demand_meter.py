@@ -37,14 +37,12 @@ class DemandMeter:
             output_tokens += scale * sum(map(self._arrivals.expected_output, examined))
             oldest_s = min(oldest_s, min(queued.request.arrived_s for queued in examined))
         submitted = sum(state.load.waiting for state in core.endpoint_states if state.ready)
-        cases = core.predictor.running_work(core.running_requests).cases
         return Demand(
             waiting=waiting + submitted,
             waiting_prompt_tokens=prompt_tokens * uncached_share
             + sum(state.load.waiting_prompt_tokens for state in core.endpoint_states if state.ready),
             waiting_output_tokens=output_tokens,
             running=max(0, core.running - submitted),
-            running_output_tokens=sum(steps for case in cases for steps, _ in case) / len(cases),
             oldest_wait_s=max(0.0, now_s - oldest_s),
             window=self._arrivals.take_window(now_s, uncached_share),
         )

@@ -46,8 +46,6 @@ class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether other gateways may start and stop its replicas, too."""
     usd_per_hour: float = 0.0
     """Price of one replica."""
-    region: str = ""
-    zone: str = ""
 
 
 class StartPhase(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,8 +72,6 @@ class BackendReplica(msgspec.Struct, frozen=True, kw_only=True):
     """Measured parts of its last complete start; together they are the whole."""
     failure: str = ""
     """Reason why it does not run; empty while it does."""
-    region: str = ""
-    zone: str = ""
 
 
 class ReplicaBackend(Protocol):

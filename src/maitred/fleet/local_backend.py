@@ -100,8 +100,6 @@ class LocalBackend:
             since_s=now_s,
             engine=engine,
             start_kind=self._facts.start_kind,
-            region=self._facts.region,
-            zone=self._facts.zone,
         )
         engine.on_transition = lambda: self._on_transition(name, engine)
         self._stopped[name] = asyncio.Event()

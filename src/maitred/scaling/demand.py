@@ -30,8 +30,6 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """Expected output tokens of the waiting requests."""
     running: int = 0
     """Requests that replicas compute."""
-    running_output_tokens: float = 0.0
-    """Output tokens that the running requests are still expected to get."""
     oldest_wait_s: float = 0.0
     window: ArrivalWindow
     """What has arrived since the last decision."""

@@ -32,8 +32,3 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Remaining seconds until it serves, as it reports them itself; None: the start-up times tell."""
     start_kind: StartKind = StartKind.COLD
     """Kind of its start, while it starts or wakes."""
-
-    @property
-    def is_committed(self) -> bool:
-        """Whether it serves or is about to."""
-        return self.phase in (ReplicaPhase.SERVING, ReplicaPhase.STARTING, ReplicaPhase.WAKING)

@@ -361,7 +361,6 @@ scaler_leases = Table(
     Column("renewals", BigInteger, nullable=False),
     Column("desired", Integer),
     Column("asleep", Integer, nullable=False),
-    Column("decided_s", Double),
     Column("override_replicas", Integer),
     Column("override_until_s", Double),
     Column("updated_s", Double, nullable=False),

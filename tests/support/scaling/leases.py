@@ -41,7 +41,7 @@ class PaperLeases:
         renewed = await self.renew(lease)
         if renewed is None:
             return None
-        self.leases[lease.pool] = replace(renewed, desired=desired, asleep=asleep, decided_s=self._clock.wall_s())
+        self.leases[lease.pool] = replace(renewed, desired=desired, asleep=asleep)
         self.written.append((renewed.owner, renewed.epoch, desired, decision))
         self.on_write()
         return self.leases[lease.pool]

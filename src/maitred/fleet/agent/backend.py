@@ -202,8 +202,6 @@ class AgentBackend:
             since_s=self._clock.monotonic_s() - replica.age_s,
             engine=self._connections.replicas()[replica.name].engine,
             start_kind=replica.start_kind,
-            region=self._state.facts.region,
-            zone=self._state.facts.zone,
         )
 
     # --- what there is ---

@@ -390,8 +390,6 @@ class RayBackend:
             start_kind=self._facts.start_kind,
             start_phases=slot.start_phases,
             failure=failure,
-            region=self._facts.region,
-            zone=self._facts.zone,
         )
         self._notify()
 

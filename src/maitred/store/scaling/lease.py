@@ -38,8 +38,6 @@ class ScalerLease(Struct, frozen=True, kw_only=True):
     """Replicas that should serve; None: nobody has decided yet."""
     asleep: int = 0
     """Replicas that should sleep beside them."""
-    decided_s: float | None = None
-    """Wall time of the last decision that was written."""
     override_replicas: int | None = None
     """Number that an operator has set; None: none."""
     override_until_s: float | None = None
@@ -119,7 +117,7 @@ class ScalerLeases:
             now = await _read(connection, lease.pool, lock=True)
             if now.epoch != lease.epoch:
                 return None
-            decided = replace(now, desired=desired, asleep=asleep, decided_s=now_s, renewals=now.renewals + 1)
+            decided = replace(now, desired=desired, asleep=asleep, renewals=now.renewals + 1)
             values = {name: value for name, value in asdict(decided).items() if name != "pool"}
             await connection.execute(_update(lease.pool).values(**values, updated_s=now_s))
             row = {"pool": lease.pool, "at_s": now_s, "epoch": lease.epoch, "decision": decision}

@@ -17,7 +17,6 @@ def upgrade() -> None:
         sa.Column("renewals", sa.BigInteger, nullable=False),
         sa.Column("desired", sa.Integer),
         sa.Column("asleep", sa.Integer, nullable=False),
-        sa.Column("decided_s", sa.Double),
         sa.Column("override_replicas", sa.Integer),
         sa.Column("override_until_s", sa.Double),
         sa.Column("updated_s", sa.Double, nullable=False),
