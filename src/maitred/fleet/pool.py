@@ -39,12 +39,10 @@ from maitred.fleet.policy.reconciler import (
 from maitred.fleet.pool_member import NEXT_REPLICA, NextReplica, PoolMember
 from maitred.fleet.sleepable_replica import SleepableReplica
 from maitred.scaling.replica_status import ReplicaPhase, ReplicaStatus
-from maitred.scaling.startup_times import StartKind, StartupTimes
+from maitred.scaling.startup_times import StartKind, StartupTimes, remaining_s
 
 _PROMISED_QUANTILE = 0.9
 """Share of the starts that are over within the time that callers are told."""
-_OVERDUE_SHARE, _LATE_SHARE = 0.1, 0.5
-"""Estimated rest of an overdue start: a part of its usual time plus a part of its delay, whose cause may go on."""
 _log = logging.getLogger(__name__)
 
 
@@ -217,10 +215,8 @@ class ReplicaPool:
         """Returns the seconds until a replica serves that starts or wakes; None: it does neither."""
         if member.phase not in (ReplicaPhase.STARTING, ReplicaPhase.WAKING):
             return None
-        expected_s = self._expected_s(member.start_kind, member)
         since_s = member.since_s if member.ordered_s is None else member.ordered_s
-        late_s = now_s - since_s - expected_s
-        return max(-late_s, _OVERDUE_SHARE * expected_s + _LATE_SHARE * max(0.0, late_s))
+        return remaining_s(self._expected_s(member.start_kind, member), now_s - since_s)
 
     # --- listeners ---
 

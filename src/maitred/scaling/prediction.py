@@ -10,12 +10,10 @@ from maitred.scaling.fluid_queue import FluidQueue, QueuePlayback
 from maitred.scaling.forecast import DemandForecast
 from maitred.scaling.objectives import ScalingObjectives
 from maitred.scaling.replica_status import ReplicaPhase, ReplicaStatus
-from maitred.scaling.startup_times import StartKind, StartupTimes
+from maitred.scaling.startup_times import StartKind, StartupTimes, remaining_s
 
 _LEAD_QUANTILE = 0.9
 """Share of starts that must be complete by the time from which a replica counts."""
-_OVERDUE_SHARE = 0.1
-"""Rest of an overdue start, as a share of its usual time."""
 _MISSED_SHARE = 0.005
 """Share of missed requests that is not worth a replica."""
 _LEAST_AHEAD_S = 10.0
@@ -59,7 +57,7 @@ class ReadyTimes:
                     insort(self._ready_s, 0.0)
                 case ReplicaPhase.STARTING | ReplicaPhase.WAKING:
                     self.coming += 1
-                    insort(self._ready_s, _remaining_s(replica, startup_times, now_s))
+                    insort(self._ready_s, _ready_in_s(replica, startup_times, now_s))
                 case ReplicaPhase.DRAINING:
                     reserve_s.append(0.0)
                 case ReplicaPhase.ASLEEP:
@@ -91,13 +89,12 @@ class ReadyTimes:
         return known
 
 
-def _remaining_s(replica: ReplicaStatus, startup_times: StartupTimes, now_s: float) -> float:
+def _ready_in_s(replica: ReplicaStatus, startup_times: StartupTimes, now_s: float) -> float:
     """Returns the seconds until a replica that starts or wakes serves."""
     if replica.ready_in_s is not None:
         return max(0.0, replica.ready_in_s)
     kind = StartKind.ASLEEP if replica.phase is ReplicaPhase.WAKING else replica.start_kind
-    usual_s = startup_times.quantile(kind, _LEAD_QUANTILE)
-    return max(usual_s - (now_s - replica.since_s), _OVERDUE_SHARE * usual_s)
+    return remaining_s(startup_times.quantile(kind, _LEAD_QUANTILE), now_s - replica.since_s)
 
 
 class ScalingPrediction:

@@ -2,13 +2,15 @@
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 _KEPT = 32
 """Measurements that are kept of each kind."""
 _UNKNOWN_S = 120.0
 """Seconds of a start of which nothing is known."""
+_OVERDUE_SHARE, _LATE_SHARE = 0.1, 0.5
+"""Estimated rest of an overdue start: a part of its usual time plus a part of its delay, whose cause may go on."""
 
 
 class StartKind(StrEnum):
@@ -61,6 +63,17 @@ class StartupTimes:
                 return guess_s
         return _UNKNOWN_S
 
+    @property
+    def measured(self) -> Mapping[StartKind, Sequence[float]]:
+        """The measurements that are kept, the oldest of each kind first."""
+        return {kind: [*times] for kind, times in self._measured.items()}
+
     def count(self, kind: StartKind) -> int:
         """Returns the number of measurements that are kept of this kind."""
         return len(self._measured.get(kind, ()))
+
+
+def remaining_s(usual_s: float, elapsed_s: float) -> float:
+    """Returns the estimated seconds that are left of a start after so many; `usual_s` is its usual duration."""
+    late_s = elapsed_s - usual_s
+    return max(-late_s, _OVERDUE_SHARE * usual_s + _LATE_SHARE * max(0.0, late_s))

@@ -1,4 +1,4 @@
-from maitred.scaling.startup_times import StartKind, StartupTimes
+from maitred.scaling.startup_times import StartKind, StartupTimes, remaining_s
 
 
 def test_quantiles_are_those_of_the_measured_starts():
@@ -35,3 +35,9 @@ def test_old_measurements_are_forgotten():
 
 def test_nothing_known_is_a_long_time():
     assert StartupTimes({}).quantile(StartKind.ASLEEP, 0.5) == 120.0
+
+
+def test_what_is_left_of_a_start_is_never_nothing_and_grows_with_its_delay():
+    assert remaining_s(30.0, 10.0) == 20.0
+    assert remaining_s(30.0, 30.0) == 3.0
+    assert remaining_s(30.0, 50.0) == 13.0

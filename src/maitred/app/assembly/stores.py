@@ -29,11 +29,12 @@ from maitred.core.clock import Clock
 from maitred.core.counters import Counters
 from maitred.core.ids import new_object_id
 from maitred.store.counters.memory import MemoryCounters
-from maitred.store.database import data_folder, open_database
+from maitred.store.database import open_database
 from maitred.store.directory import DirectoryStore
 from maitred.store.feedback import FeedbackStore
 from maitred.store.journal import Journal
 from maitred.store.ledger import UsageLedger
+from maitred.store.location import data_folder
 from maitred.store.orphan_journal import NOTHING_SURVIVED, SurvivingWork
 from maitred.store.response_claims import ResponseClaims
 from maitred.store.responses import ResponseStore

@@ -94,7 +94,8 @@ def _startup_times(backend: ReplicaBackend, config: Config) -> StartupTimes:
     guesses = {backend.facts.start_kind: backend.facts.expected_start_s}
     if not config.model.autoscaling.enabled:
         return StartupTimes(guesses)
-    return StoredStartupTimes(data_folder(config.store) / "startup_times.json", guesses)
+    folder = str(config.model.folder.expanduser().absolute())
+    return StoredStartupTimes(data_folder(config.store) / "startup_times.json", folder, guesses)
 
 
 def make_local_backend(

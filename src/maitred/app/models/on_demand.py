@@ -27,7 +27,7 @@ from maitred.fleet.residency.manager import ModelManager
 from maitred.fleet.residency.on_demand_replica import ModelDescription, OnDemandReplica
 from maitred.observe.metrics.residency import ResidencyState, ResidentState
 from maitred.routing.catalog import ServedModel
-from maitred.store.database import data_folder
+from maitred.store.location import data_folder
 from maitred.text.answer_format import AnswerFormat
 from maitred.text.generation_defaults import GenerationDefaults
 from maitred.text.tokenizer import Tokenizer

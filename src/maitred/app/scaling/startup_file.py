@@ -9,9 +9,6 @@ from pathlib import Path
 
 from maitred.scaling.startup_times import StartKind, StartupTimes
 
-_KEPT = 32
-"""Starts of each kind that are kept."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -19,47 +16,52 @@ class StoredStartupTimes(StartupTimes):
     """Start-up times that are kept in a file from one run of the gateway to the next.
 
     Args:
-        file: The file. What cannot be read is forgotten, and what cannot be written is kept until the end of this run:
-            a prediction is not worth more.
+        file: The file; it has the times of several models. What cannot be read is forgotten, and what cannot be written
+            is kept until the end of this run: a prediction is not worth more.
+        model: The model, by what tells it from another one that is served from the same data folder at another time.
         guesses: See `StartupTimes`.
     """
 
-    def __init__(self, file: Path, guesses: Mapping[StartKind, float]) -> None:
+    def __init__(self, file: Path, model: str, guesses: Mapping[StartKind, float]) -> None:
         super().__init__(guesses)
         self._file = file
-        self._kept: dict[StartKind, list[float]] = {}
-        for kind, times in _read(file).items():
+        self._model = model
+        for kind, times in _times_of(_read(file).get(model)).items():
             for seconds in times:
-                self._keep(kind, seconds)
+                super().observe(kind, seconds)
 
     def observe(self, kind: StartKind, seconds: float) -> None:
         """Adds the duration of a complete start and writes the file."""
-        self._keep(kind, seconds)
+        super().observe(kind, round(seconds, 3))
+        known = _read(self._file) | {self._model: self.measured}
         temporary_file = self._file.with_name(f"{self._file.name}.{os.getpid()}")
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             temporary_file.touch(mode=0o600)
-            temporary_file.write_text(json.dumps(self._kept, indent=1), encoding="utf-8")
+            temporary_file.write_text(json.dumps(known, indent=1), encoding="utf-8")
             temporary_file.replace(self._file)
         except OSError as error:
             _log.warning("The time of a start could not be written to %s: %s", self._file, error)
 
-    def _keep(self, kind: StartKind, seconds: float) -> None:
-        super().observe(kind, seconds)
-        self._kept[kind] = [*self._kept.get(kind, []), round(seconds, 3)][-_KEPT:]
 
-
-def _read(file: Path) -> dict[StartKind, list[float]]:
-    """Returns the times of the file; empty if it has none."""
+def _read(file: Path) -> dict[str, object]:
+    """Returns what the file has of each model; empty if it has nothing."""
     with suppress(OSError, ValueError):
         known = json.loads(file.read_bytes())
         if isinstance(known, dict):
-            return {
-                StartKind(kind): [float(seconds) for seconds in times if _is_time(seconds)]
-                for kind, times in known.items()
-                if kind in list(StartKind) and isinstance(times, list)
-            }
+            return known
     return {}
+
+
+def _times_of(known: object) -> dict[StartKind, list[float]]:
+    """Returns the times that the file has of a model."""
+    if not isinstance(known, dict):
+        return {}
+    return {
+        StartKind(kind): [float(seconds) for seconds in times if _is_time(seconds)]
+        for kind, times in known.items()
+        if kind in list(StartKind) and isinstance(times, list)
+    }
 
 
 def _is_time(value: object) -> bool:
