@@ -105,7 +105,7 @@ def explain_scaling(model: str | None, *, as_json: bool, url: str, key: str | No
 
 
 def _print_all(models: "list[ScalingBody]") -> None:
-    phases = ("serving", "starting", "asleep", "draining", "failed")
+    phases = ("serving", "starting", "waking", "asleep", "draining", "failed")
     print_table(
         ("MODEL", "DESIRED", *(phase.upper() for phase in phases), "WHY"),
         (

@@ -15,7 +15,7 @@ from maitred.scaling.replica_status import ReplicaStatus
 from maitred.scaling.startup_times import StartKind, StartupTimes
 
 _DOWN_CONFIDENCE = 0.25
-"""How much of the rest of the confidence remains for going down: 0.95 becomes 0.9875."""
+"""How much of the rest of the confidence remains for going down: 0.9 becomes 0.975."""
 _DOWN_UTILISATION = 0.95
 """Share of the target utilisation that a smaller number may have."""
 _SETTLED_S = 10.0

@@ -39,7 +39,7 @@ class AutoscalingConfig(Struct, frozen=True, kw_only=True):
             ge=1,
             le=_MOST_REPLICAS,
             description="Most replicas that serve or are about to. Each gets its part of this machine, as if so many "
-            "were running.",
+            "were running as the gateway was started with: a reload changes their number, and a restart the parts.",
             extra={"unit": "replicas"},
         ),
     ] = 1

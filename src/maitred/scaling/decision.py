@@ -32,7 +32,7 @@ class ScalingReason(StrEnum):
     UNREACHABLE = "unreachable"
     """The objective would be missed with any number of replicas: more would not help, and none are added for it."""
     UNKNOWN_CAPACITY = "unknown_capacity"
-    """No replica has been measured yet: the number follows from slots alone."""
+    """No replica has been measured yet: none goes, and one is there for what is asked for."""
     OVERRIDE = "override"
     """A person has set the number for a time."""
 

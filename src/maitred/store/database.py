@@ -19,11 +19,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from maitred.core.errors import MaitredError, StoreUnavailable
 from maitred.store.config import StoreConfig
 from maitred.store.driver import DEADLINE_OPTION, WRITES_OPTION, SqliteChangeProbe, make_breaker, make_engine
-from maitred.store.location import data_folder, database_url, make_folder
+from maitred.store.location import database_url, make_folder
 from maitred.store.migration import migrate
 from maitred.store.outage import first_line, is_full, is_outage
 
-__all__ = ["Database", "data_folder", "open_database"]
+__all__ = ["Database", "open_database"]
 
 _MIGRATION_DEADLINE_S = 120.0
 _POLL_S = 0.05
