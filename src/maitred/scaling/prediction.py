@@ -10,7 +10,7 @@ from maitred.scaling.fluid_queue import FluidQueue, QueuePlayback
 from maitred.scaling.forecast import DemandForecast
 from maitred.scaling.objectives import ScalingObjectives
 from maitred.scaling.replica_status import ReplicaPhase, ReplicaStatus
-from maitred.scaling.startup_times import StartKind, StartupTimes, remaining_s
+from maitred.scaling.startup_times import StartKind, StartupTimes
 
 _LEAD_QUANTILE = 0.9
 """Share of starts that must be complete by the time from which a replica counts."""
@@ -57,7 +57,7 @@ class ReadyTimes:
                     insort(self._ready_s, 0.0)
                 case ReplicaPhase.STARTING | ReplicaPhase.WAKING:
                     self.coming += 1
-                    insort(self._ready_s, _ready_in_s(replica, startup_times, now_s))
+                    insort(self._ready_s, replica.serves_in_s(startup_times, _LEAD_QUANTILE, now_s))
                 case ReplicaPhase.DRAINING:
                     reserve_s.append(0.0)
                 case ReplicaPhase.ASLEEP:
@@ -87,14 +87,6 @@ class ReadyTimes:
         known.extend([self.new_s] * (number - len(known)))
         known.sort()
         return known
-
-
-def _ready_in_s(replica: ReplicaStatus, startup_times: StartupTimes, now_s: float) -> float:
-    """Returns the seconds until a replica that starts or wakes serves."""
-    if replica.ready_in_s is not None:
-        return max(0.0, replica.ready_in_s)
-    kind = StartKind.ASLEEP if replica.phase is ReplicaPhase.WAKING else replica.start_kind
-    return remaining_s(startup_times.quantile(kind, _LEAD_QUANTILE), now_s - replica.since_s)
 
 
 class ScalingPrediction:

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
-from maitred.scaling.startup_times import StartKind
+from maitred.scaling.startup_times import StartKind, StartupTimes, remaining_s
 
 
 class ReplicaPhase(StrEnum):
@@ -32,3 +32,16 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Remaining seconds until it serves, as it reports them itself; None: the start-up times tell."""
     start_kind: StartKind = StartKind.COLD
     """Kind of its start, while it starts or wakes."""
+
+    def serves_in_s(self, startup_times: StartupTimes, quantile: float, now_s: float) -> float:
+        """Returns the seconds until it serves, while it starts or wakes.
+
+        Args:
+            startup_times: How long starts take.
+            quantile: Share of the starts that are complete by then.
+            now_s: The present time.
+        """
+        if self.ready_in_s is not None:
+            return max(0.0, self.ready_in_s)
+        kind = StartKind.ASLEEP if self.phase is ReplicaPhase.WAKING else self.start_kind
+        return remaining_s(startup_times.quantile(kind, quantile), now_s - self.since_s)
