@@ -108,9 +108,12 @@ def _while_it_runs(
 def main() -> None:
     """Starts the cluster, says where it is, and stops it when standard input ends."""
     import ray
+    from ray._private.utils import get_ray_address_file
     from ray.cluster_utils import Cluster
 
     folder = mkdtemp(prefix="ray-")
+    # Ray writes an address here, whatever its own folder is.
+    Path(get_ray_address_file(None)).parent.mkdir(exist_ok=True)
     cluster = Cluster(
         initialize_head=True,
         head_node_args={
@@ -118,6 +121,7 @@ def main() -> None:
             "num_cpus": CPUS,
             "include_dashboard": True,
             "dashboard_host": "127.0.0.1",
+            "dashboard_port": free_port(),
             "object_store_memory": _STORE_BYTES,
             "temp_dir": folder,
         },

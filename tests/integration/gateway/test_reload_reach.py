@@ -42,6 +42,10 @@ PASSED_BY = (type, types.ModuleType, types.FrameType, types.TracebackType, Confi
 ELSEWHERE = {
     "server.drain_grace_s": "the shutdown",
     "server.unread_tokens": "engines, of which there are none here",
+    **{
+        f"model.autoscaling.{name}": "scalers, of which there are none here"
+        for name in ("ttft_s", "itl_s", "confidence", "target_utilisation", "max_usd_per_hour", "usd_per_hour")
+    },
 }
 """Settings that are kept outside of what is walked, and where."""
 

@@ -48,7 +48,8 @@ def test_serving_imports_nothing_of_any_extra():
     imported = {canonicalize_name(name) for module in modules for name in MODULES.get(module, ())}
     ours = installed_with("maitred")
     assert {"aiohappyeyeballs", "sqlalchemy"} <= imported & ours
-    assert imported - ours == set()
+    # uvicorn takes what watches files where anything else has brought it.
+    assert imported - ours <= {"watchfiles"}
 
 
 def test_an_engine_does_not_wait_for_what_only_the_gateway_needs():

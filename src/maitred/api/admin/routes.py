@@ -70,7 +70,7 @@ def admin_routes(
         *BudgetRoutes(admin, budgets).routes(),
         *UsageRoutes(admin, usage).routes(),
         *ReplicaRoutes(admin, replicas).routes(),
-        *ScalingRoutes(admin, replicas.scaling).routes(),
+        *ScalingRoutes(admin, replicas).routes(),
         *RolloutRoutes(admin, rollouts).routes(),
         *OnDemandModelRoutes(admin, sleepables).routes(),
         *PinRoutes(admin, pins).routes(),

@@ -1,7 +1,7 @@
 """Routes of scaling: how many replicas models have and why, and numbers that operators set for a time."""
 
 from maitred.api.admin.directory_admin import DirectoryAdmin
-from maitred.api.admin.service import ScalingService
+from maitred.api.admin.service import ReplicaService
 from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
 from maitred.core.tenancy import Scope
@@ -24,12 +24,12 @@ class ScalingRoutes:
 
     Args:
         admin: The parts that admin routes share.
-        scaling: The scaled models of this gateway.
+        replicas: The replicas of this gateway, with its scaled models.
     """
 
-    def __init__(self, admin: DirectoryAdmin, scaling: ScalingService) -> None:
+    def __init__(self, admin: DirectoryAdmin, replicas: ReplicaService) -> None:
         self._admin = admin
-        self._scaling = scaling
+        self._replicas = replicas
 
     def routes(self) -> list[Route]:
         """Returns the routes in the order of the documentation."""
@@ -66,21 +66,21 @@ class ScalingRoutes:
 
     async def list(self, exchange: HttpExchange) -> None:
         """Answers with all scaled models."""
-        await self._admin.reply(exchange, ScalingList(data=[*self._scaling.all()]))
+        await self._admin.reply(exchange, ScalingList(data=[*self._replicas.scaling.all()]))
 
     async def decisions(self, exchange: HttpExchange) -> None:
         """Answers with a page of decisions of one model."""
         query = decode_query(exchange.query, ScalingHistoryQuery)
         rules.check_page(query.limit, query.after)
         rules.check_number_cursor(query.after)
-        await self._admin.reply(exchange, await self._scaling.decisions(query))
+        await self._admin.reply(exchange, await self._replicas.scaling.decisions(query))
 
     async def set_override(self, exchange: HttpExchange) -> None:
         """Sets the number of a model's replicas, until a time has passed."""
         wish = decode_body(exchange.body, SetScalingOverride)
-        await self._admin.reply(exchange, await self._scaling.set_override(wish))
+        await self._admin.reply(exchange, await self._replicas.scaling.set_override(wish))
 
     async def end_override(self, exchange: HttpExchange) -> None:
         """Ends an override before its time."""
         query = decode_query(exchange.query, EndScalingOverride)
-        await self._admin.reply(exchange, await self._scaling.end_override(query.model))
+        await self._admin.reply(exchange, await self._replicas.scaling.end_override(query.model))

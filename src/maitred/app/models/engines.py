@@ -9,7 +9,6 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from maitred.app.models.ray_engines import make_ray_backend
 from maitred.app.scaling.startup_file import StoredStartupTimes
 from maitred.app.workers.ipc import IpcFolder
 from maitred.config.tree import Config
@@ -49,6 +48,8 @@ async def make_pool(config: Config, command: CommandFactory | None, clock: Clock
     addresses = config.model.attached
     fingerprint_check = FingerprintCheck(await asyncio.to_thread(fingerprint_of, find_model(config.model.folder)))
     if config.model.backend == "ray":
+        from maitred.app.models.ray_engines import make_ray_backend  # slow to import
+
         return pool_of(make_ray_backend(config, fingerprint_check, clock), config, clock)
     facts = BackendFacts(max_replicas=len(addresses), max_starts=len(addresses), outlives_gateway=True)
     backend = LocalBackend(
