@@ -9,6 +9,7 @@ from maitred.core.replica import AdminStatus
 from maitred.fleet.policy.reconciler import DesiredReplicas
 from maitred.fleet.pool import ReplicaPool
 from maitred.fleet.pool_member import NEXT_REPLICA
+from maitred.scaling.prediction import ReadyTimes
 from maitred.scaling.replica_status import ReplicaPhase
 from maitred.scaling.startup_times import StartKind, StartupTimes
 from tests.support.clock import FakeClock
@@ -286,7 +287,8 @@ async def test_a_replica_in_maintenance_is_replaced_until_it_is_back(clock):
         assert phases(pool) == {"r0": "serving"}, "nobody scales it"
         pool.set_desired(1)
         assert phases(pool) == {"r0": "maintenance", "r1": "starting"}
-        assert not pool.replicas()[0].is_committed
+        times = ReadyTimes(pool.replicas(), pool.startup_times, start_kind=StartKind.COLD, now_s=clock.monotonic_s())
+        assert (times.ready, times.coming) == (0, 1), "one in maintenance serves nobody"
         assert names(pool) == [NEXT_REPLICA, "r0", "r1"]
         assert retry_after_s(pool) == 4.0
         backend.become("r1", ReplicaPhase.SERVING)
