@@ -22,8 +22,12 @@ _IMPORT_PATH = "maitred.fleet.ray.application:app"
 _MAX_FAULT_CHARACTERS = 500
 
 
-class ServeRefusal(ReplicaUnavailable):
+class ServeRefusal(Exception):
     """Refusal of one request by Serve, which answers others."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
 
 
 class ServeReplica(msgspec.Struct, frozen=True):
@@ -138,7 +142,11 @@ class ServeApi:
         if self._config.replica.scaling == "policy":
             names = [f"{SLOT_PREFIX}{number}" for number in range(self._config.replica.max_replicas)]
             configuration = with_target(configuration, names, names[0], 0)
-        await self._put(await self._details(), configuration)
+        details = await self._details()
+        try:
+            await self._put(details, configuration)
+        except ServeRefusal as refusal:
+            raise ReplicaUnavailable(refusal.message) from refusal
 
     async def scale(self, deployment: str, replicas: int) -> None:
         """Sets the target of a deployment, 0 or 1. Serve follows it later.
@@ -164,9 +172,11 @@ class ServeApi:
         await self._put(details, with_target(found.deployed_app_config, found.deployments, deployment, replicas))
 
     async def _details(self) -> ServeDetails:
-        answer = await self._request("GET", "/api/serve/applications/")
         try:
+            answer = await self._request("GET", "/api/serve/applications/")
             return msgspec.json.decode(answer, type=ServeDetails)
+        except ServeRefusal as refusal:
+            raise ReplicaUnavailable(refusal.message) from refusal
         except msgspec.DecodeError as error:
             raise ReplicaUnavailable(
                 f"What answers at {self._config.address} is not the dashboard of a Ray cluster with Serve: {error}. "
@@ -198,8 +208,8 @@ class ServeApi:
             )
         if response.status != 200:
             fault = answer.decode(errors="replace").strip()[:_MAX_FAULT_CHARACTERS]
-            kind = ServeRefusal if 400 <= response.status < 500 else ReplicaUnavailable
-            raise kind(f"Ray Serve refused {method} {path} with {response.status}: {fault}")
+            message = f"Ray Serve refused {method} {path} with {response.status}: {fault}"
+            raise ServeRefusal(message) if 400 <= response.status < 500 else ReplicaUnavailable(message)
         return answer
 
 
