@@ -98,9 +98,10 @@ class ReplicaPool:
         self._is_open = True
         replicas = self.backend.replicas()
         self._found = {name for name, replica in replicas.items() if replica.phase is not ReplicaPhase.DRAINING}
+        self.is_scaled = self._has_served = self.backend.desired is not None
         self._update_members()  # those that are there are nobody's order
         if self.backend.desired is not None:
-            self.desired, self.is_scaled, self._has_served = self.backend.desired, True, True
+            self.desired = self.backend.desired
         elif self._found:
             self.desired = DesiredReplicas(len(self._found))
         elif not replicas and self.backend.facts.can_scale:

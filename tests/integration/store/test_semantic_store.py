@@ -18,7 +18,14 @@ from maitred.core.tenancy import Tenant
 from maitred.store.config import StoreConfig
 from maitred.store.database import open_database
 from maitred.store.directory import DirectoryStore
-from maitred.store.schema import metadata, semantic_labels, semantic_scopes, semantic_verifiers
+from maitred.store.schema import (
+    metadata,
+    scaler_leases,
+    scaling_decisions,
+    semantic_labels,
+    semantic_scopes,
+    semantic_verifiers,
+)
 from maitred.store.semantic import SemanticStore
 from tests.support.clock import FakeClock
 from tests.support.stores import DEADLINE_S
@@ -319,10 +326,14 @@ async def test_scopes_that_nobody_asks_are_deleted_with_their_texts(store_config
         assert await rows(store, semantic_labels) == 1
 
 
+LATER = [scaling_decisions, scaler_leases]
+"""Tables of later versions."""
+
+
 async def test_a_database_of_the_version_before_gets_the_tables(store_config):
     tables = [semantic_labels, semantic_verifiers, semantic_scopes]
     async with stores(store_config, 1) as (store,), store._database.begin() as connection:
-        await connection.run_sync(partial(metadata.drop_all, tables=tables))
+        await connection.run_sync(partial(metadata.drop_all, tables=[*tables, *LATER]))
         await connection.execute(text("UPDATE alembic_version SET version_num = '0009'"))
         await connection.execute(text("UPDATE directory_version SET version = 7"))
     async with stores(store_config, 1) as (store,):
@@ -335,7 +346,7 @@ async def test_a_database_of_the_version_before_gets_the_tables(store_config):
 async def test_what_was_learnt_for_encoders_of_before_is_deleted(store_config):
     tables = [semantic_labels, semantic_verifiers, semantic_scopes]
     async with stores(store_config, 1) as (store,), store._database.begin() as connection:
-        await connection.run_sync(partial(metadata.drop_all, tables=tables))
+        await connection.run_sync(partial(metadata.drop_all, tables=[*tables, *LATER]))
         for statement in (
             "CREATE TABLE semantic_scopes (scope TEXT PRIMARY KEY, updated_s DOUBLE PRECISION)",
             "CREATE INDEX ix_semantic_scopes_updated_s ON semantic_scopes (updated_s)",
