@@ -19,6 +19,7 @@ from maitred.replica.engine.client import EngineClient
 from maitred.testing.replica_conformance import ReplicaUnderTest, exercise_replica
 from maitred.testing.script import AnswerFault, ScriptedAnswer
 from maitred.testing.scripted_engine import ScriptedEngine
+from maitred.wire.address import parse_address
 from maitred.wire.link.config import LinkConfig
 from tests.integration.engine.test_remote_engines import SECRET, engine
 from tests.support.certificates import Authority
@@ -77,7 +78,9 @@ def remote(folder):
         tls = ("--cert-file", own.certificate, "--key-file", own.key, "--ca-file", authority.file)
         async with (
             engine(*tls) as (port, process),
-            make_remote_engine(f"tcp://127.0.0.1:{port}", link_config, FingerprintCheck(ModelFingerprint())) as there,
+            make_remote_engine(
+                parse_address(f"tcp://127.0.0.1:{port}"), link_config, FingerprintCheck(ModelFingerprint()).check
+            ) as there,
         ):
             await there.wait_started()
 

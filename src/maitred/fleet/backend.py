@@ -52,7 +52,7 @@ class StartPhase(msgspec.Struct, frozen=True, kw_only=True):
     """Measured part of a complete start."""
 
     name: str
-    """What was done, such as `process` or `model`."""
+    """Name of the part, such as `process` or `model`."""
     seconds: float
 
 

@@ -18,7 +18,7 @@ from maitred.core.request import ModelFingerprint
 from maitred.fleet.local import engine_phase
 from maitred.replica.engine.client import EngineClient
 from maitred.scaling.replica_status import ReplicaPhase
-from maitred.wire.address import Address, parse_address
+from maitred.wire.address import Address
 from maitred.wire.link.config import LinkConfig
 from maitred.wire.link.credentials import Credentials, gateway_credentials
 
@@ -149,21 +149,20 @@ class FingerprintCheck:
         self._dtype = card.dtype
 
 
-def make_remote_engine(address: str, config: LinkConfig, fingerprint_check: FingerprintCheck) -> RemoteEngine:
-    """Makes the remote engine at an address of the configuration.
+def make_remote_engine(address: Address, config: LinkConfig, check_card: Callable[[ModelCard], None]) -> RemoteEngine:
+    """Makes the remote engine at an address.
 
     Args:
-        address: The address as it is configured.
+        address: The address.
         config: Settings by which the two ends trust each other.
-        fingerprint_check: Check of the model that the engine runs.
+        check_card: See `RemoteEngine`.
 
     Raises:
-        ConfigInvalid: The text is not an address, or the settings do not allow a connection to it.
+        ConfigInvalid: The settings do not allow a connection to this address.
     """
-    parsed = parse_address(address)
     return RemoteEngine(
-        parsed,
-        credentials=gateway_credentials(parsed, config),
+        address,
+        credentials=gateway_credentials(address, config),
         silence_timeout_s=config.silence_timeout_s,
-        check_card=fingerprint_check.check,
+        check_card=check_card,
     )

@@ -50,7 +50,7 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     ttft_s: float
     """95th percentile of the time to first token; infinite where the queue grows."""
     bound: KneeBound | None = None
-    """What keeps the load from being higher; None: the rate was given."""
+    """Bound that keeps the load from being higher; None: the rate was given."""
 
 
 class ReplicaCapacity(msgspec.Struct, frozen=True, kw_only=True):

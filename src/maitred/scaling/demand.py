@@ -32,7 +32,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that replicas compute."""
     oldest_wait_s: float = 0.0
     window: ArrivalWindow
-    """What has arrived since the last decision."""
+    """Arrivals since the last decision."""
 
     @property
     def any(self) -> bool:

@@ -18,7 +18,7 @@ class ReplicaPhase(StrEnum):
     FAILED = "failed"
     """Its start or its process has failed; it is not running."""
     MAINTENANCE = "maintenance"
-    """It runs, and an operator has it take no new request."""
+    """State of a replica that runs, and that an operator has take no new request."""
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,9 @@
-"""Locations of the data folder and the database, as a path and a SQLAlchemy URL."""
+"""Locations of the data folder and the database, as a path and a SQLAlchemy URL, and small files of that folder."""
 
+import json
 import os
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +43,28 @@ def make_folder(folder: Path) -> None:
         raise ConfigInvalid(
             f"store.folder: {folder} cannot be made ({error.strerror}). Name a folder that this user may write to."
         ) from None
+
+
+def read_object(file: Path) -> dict[str, object]:
+    """Returns the JSON object of a file; empty if there is none that can be read."""
+    with suppress(OSError, ValueError):
+        known = json.loads(file.read_bytes())
+        if isinstance(known, dict):
+            return known
+    return {}
+
+
+def write_object(file: Path, known: Mapping[str, object]) -> None:
+    """Writes a JSON object into a file that only its owner can read. Whoever reads it finds the old or the new one.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    temporary_file = file.with_name(f"{file.name}.{os.getpid()}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary_file.touch(mode=0o600)
+    temporary_file.write_text(json.dumps(known, indent=1, sort_keys=True), encoding="utf-8")
+    temporary_file.replace(file)
 
 
 def database_url(config: StoreConfig) -> "URL":

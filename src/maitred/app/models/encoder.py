@@ -20,6 +20,7 @@ from maitred.fleet.local import LocalEngine, engine_command
 from maitred.fleet.remote import FingerprintCheck, RemoteEngine, make_remote_engine
 from maitred.routing.catalog import ServedModel
 from maitred.text.tokenizer import Tokenizer
+from maitred.wire.address import parse_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ async def open_encoders(config: Config, taken_name: str, clock: Clock) -> AsyncI
     engine: LocalEngine | RemoteEngine
     if settings.engine_address is not None:
         same = FingerprintCheck(await asyncio.to_thread(fingerprint_of, folder))
-        engine = make_remote_engine(settings.engine_address, config.engine_link, same)
+        engine = make_remote_engine(parse_address(settings.engine_address), config.engine_link, same.check)
     else:
         silence_timeout_s = config.engine_link.silence_timeout_s
         command = engine_command(folder, settings.engine(), log=config.log)

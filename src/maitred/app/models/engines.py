@@ -53,7 +53,7 @@ async def make_pool(config: Config, command: CommandFactory | None, clock: Clock
         return pool_of(make_ray_backend(config, fingerprint_check, clock), config, clock)
     facts = BackendFacts(max_replicas=len(addresses), max_starts=len(addresses), outlives_gateway=True)
     backend = LocalBackend(
-        lambda address: make_remote_engine(address, config.engine_link, fingerprint_check),
+        lambda address: make_remote_engine(parse_address(address), config.engine_link, fingerprint_check.check),
         facts,
         addresses.__getitem__,
         clock,

@@ -1,13 +1,11 @@
 """Start-up times of a model's replicas that outlive the gateway, in a file."""
 
-import json
 import logging
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from maitred.scaling.startup_times import StartKind, StartupTimes
+from maitred.store.location import read_object, write_object
 
 _log = logging.getLogger(__name__)
 
@@ -26,31 +24,18 @@ class StoredStartupTimes(StartupTimes):
         super().__init__(guesses)
         self._file = file
         self._model = model
-        for kind, times in _times_of(_read(file).get(model)).items():
+        for kind, times in _times_of(read_object(file).get(model)).items():
             for seconds in times:
                 super().observe(kind, seconds)
 
     def observe(self, kind: StartKind, seconds: float) -> None:
         """Adds the duration of a complete start and writes the file."""
         super().observe(kind, round(seconds, 3))
-        known = _read(self._file) | {self._model: self.measured}
-        temporary_file = self._file.with_name(f"{self._file.name}.{os.getpid()}")
+        known = read_object(self._file) | {self._model: self.measured}
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            temporary_file.touch(mode=0o600)
-            temporary_file.write_text(json.dumps(known, indent=1), encoding="utf-8")
-            temporary_file.replace(self._file)
+            write_object(self._file, known)
         except OSError as error:
             _log.warning("The time of a start could not be written to %s: %s", self._file, error)
-
-
-def _read(file: Path) -> dict[str, object]:
-    """Returns what the file has of each model; empty if it has nothing."""
-    with suppress(OSError, ValueError):
-        known = json.loads(file.read_bytes())
-        if isinstance(known, dict):
-            return known
-    return {}
 
 
 def _times_of(known: object) -> dict[StartKind, list[float]]:

@@ -421,7 +421,7 @@ async def _open_engines(config: Config, controller: ControllerClient, clock: Clo
 
     def make_engine(address: str) -> RemoteEngine:
         if not config.model.starts_here:
-            return make_remote_engine(address, config.engine_link, fingerprint_check)
+            return make_remote_engine(parse_address(address), config.engine_link, fingerprint_check.check)
         return RemoteEngine(parse_address(address), silence_timeout_s=config.engine_link.silence_timeout_s)
 
     return WorkerEngines(make_engine, controller, config.server.unread_tokens, clock)

@@ -1,7 +1,7 @@
 // What the cache of answers keeps, and how it is removed, with its similar questions: through the administration's API
 // like everybody else.
 
-import { ask, el, field, panel, row, table } from "./dom.js";
+import { ask, attempt, el, field, panel, row, table } from "./dom.js";
 import { count } from "./format.js";
 import { similarPanel } from "./similar.js";
 import { get, send } from "./server.js";
@@ -17,19 +17,13 @@ export function answersPage() {
   const node = el("div", { class: "grid single" }, fault, kept.node, similar.node);
 
   /** Does something, shows what went wrong, and looks at what is kept now. */
-  async function doing(work) {
-    fault.textContent = "";
-    try {
-      await work();
-      const { store, data } = await get("/admin/v1/cache");
-      kept.hint.textContent = store.backend === "redis" ? "in the Redis that gateways share" : `${count(store.bytes)} of ${count(store.max_bytes)} bytes`;
-      list.rows.replaceChildren(...(data.length ? data.map(keptRow)
-        : [el("tr", {}, el("td", { colspan: KEPT.length, class: "empty" }, "Nothing is kept."))]));
-    } catch (error) {
-      fault.textContent = error.message;
-      fault.scrollIntoView({ block: "nearest" });
-    }
-  }
+  const doing = (work) => attempt(fault, async () => {
+    await work();
+    const { store, data } = await get("/admin/v1/cache");
+    kept.hint.textContent = store.backend === "redis" ? "in the Redis that gateways share" : `${count(store.bytes)} of ${count(store.max_bytes)} bytes`;
+    list.rows.replaceChildren(...(data.length ? data.map(keptRow)
+      : [el("tr", {}, el("td", { colspan: KEPT.length, class: "empty" }, "Nothing is kept."))]));
+  });
 
   function keptRow(group) {
     const { tenant, model, epoch } = group;

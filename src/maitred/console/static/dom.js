@@ -55,6 +55,18 @@ export function refill(place, key, nodes) {
   place.replaceChildren(...nodes());
 }
 
+/** Does something; `fault` shows what went wrong. Returns what came of it, or null. */
+export async function attempt(fault, work) {
+  fault.textContent = "";
+  try {
+    return await work();
+  } catch (error) {
+    fault.textContent = error.message;
+    fault.scrollIntoView({ block: "nearest" });
+    return null;
+  }
+}
+
 /** A bar for a share, with its words. */
 export function meter(share, label, tone = "") {
   const bar = el("span", { class: `fill ${tone}` });

@@ -1,6 +1,6 @@
 // Tenants, keys and limits, through the administration's API like everybody else.
 
-import { ask, el, field, panel, row, table } from "./dom.js";
+import { ask, attempt, el, field, panel, row, table } from "./dom.js";
 import { amount, date, words } from "./format.js";
 import { everything, send } from "./server.js";
 
@@ -23,19 +23,12 @@ export function keysPage(me) {
   const node = el("div", { class: "grid single" }, fault, said, tenantNames, keys.node, limits.node);
 
   /** Does something, shows what went wrong, and looks at everything again. */
-  async function doing(work, done) {
-    fault.textContent = "";
-    try {
-      const made = await work();
-      said.textContent = done;
-      await load();
-      return made;
-    } catch (error) {
-      fault.textContent = error.message;
-      fault.scrollIntoView({ block: "nearest" });
-      return null;
-    }
-  }
+  const doing = (work, done) => attempt(fault, async () => {
+    const made = await work();
+    said.textContent = done;
+    await load();
+    return made;
+  });
 
   async function load() {
     const [allKeys, allLimits, tenants] = await Promise.all([everything("/admin/v1/keys"), everything("/admin/v1/limits"), everything("/admin/v1/tenants")]);

@@ -1,8 +1,8 @@
 // How many replicas models have, why, and whether it turns out as predicted. For administrators.
 
-import { ask, el, panel, refill, row, table } from "./dom.js";
+import { ask, attempt, el, panel, refill, row, table } from "./dom.js";
 import { count, date, percent, span, words } from "./format.js";
-import { get, send } from "./server.js";
+import { get, poll, send } from "./server.js";
 
 const EVERY_MS = 2_000;
 const MOST = 50;
@@ -16,28 +16,11 @@ export function scalingPanel() {
   const fault = el("p", { class: "fault", role: "alert" });
   body.append(fault, list.node);
   node.hidden = true;
-  let timer = 0;
-  let ended = false;
 
   async function load() {
     const { data } = await get("/admin/v1/scaling");
     node.hidden = !data.length;
     refill(list.rows, JSON.stringify(data.map(shownOf)), () => data.map(modelRow));
-  }
-
-  async function follow() {
-    if (!document.hidden) await load().catch(() => {}); // The page says that the server is away; what is here stays.
-    if (!ended) timer = setTimeout(follow, EVERY_MS);
-  }
-
-  async function doing(work) {
-    fault.textContent = "";
-    try {
-      await work();
-    } catch (error) {
-      fault.textContent = error.message;
-      fault.scrollIntoView({ block: "nearest" });
-    }
   }
 
   function modelRow(scaling) {
@@ -48,8 +31,8 @@ export function scalingPanel() {
       actualOf(scaling),
       [decision && el("span", { class: `badge ${tone}` }, words(decision.reason)), el("span", { class: "hint" }, ` ${whyOf(scaling)}`)],
       forecastOf(decision), firstTokenOf(scaling),
-      [el("button", { type: "button", class: "quiet", "aria-label": `Decisions on ${model}`, onclick: () => doing(() => showDecisions(model)) }, "Decisions"),
-        override && el("button", { type: "button", class: "quiet danger", "aria-label": `End override of ${model}`, onclick: () => doing(() => endOverride(model)) }, "End override")]]);
+      [el("button", { type: "button", class: "quiet", "aria-label": `Decisions on ${model}`, onclick: () => attempt(fault, () => showDecisions(model)) }, "Decisions"),
+        override && el("button", { type: "button", class: "quiet danger", "aria-label": `End override of ${model}`, onclick: () => attempt(fault, () => endOverride(model)) }, "End override")]]);
   }
 
   async function endOverride(model) {
@@ -57,14 +40,7 @@ export function scalingPanel() {
     await load();
   }
 
-  return {
-    node,
-    enter: follow,
-    leave() {
-      ended = true;
-      clearTimeout(timer);
-    },
-  };
+  return { node, ...poll(load, EVERY_MS) };
 }
 
 async function showDecisions(model) {

@@ -43,6 +43,21 @@ export async function request(method, path, { body, headers = {}, signal } = {})
 export const get = async (path) => (await request("GET", path)).json();
 export const send = async (method, path, body) => (await request(method, path, { body })).json();
 
+/** Calls `load` from `enter` to `leave`, every so often while somebody can see the page. */
+export function poll(load, everyMs) {
+  let timer = 0;
+  let ended = false;
+  async function enter() {
+    if (!document.hidden) await load().catch(() => {}); // The page says that the server is away; what is here stays.
+    if (!ended) timer = setTimeout(enter, everyMs);
+  }
+  function leave() {
+    ended = true;
+    clearTimeout(timer);
+  }
+  return { enter, leave };
+}
+
 /** All pages of a list. */
 export async function everything(path) {
   const found = [];

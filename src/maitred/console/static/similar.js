@@ -1,8 +1,8 @@
 // Scopes of the semantic cache: how each stands, which questions were compared, and a new beginning. For administrators.
 
-import { ask, el, meter, panel, refill, row, table } from "./dom.js";
+import { ask, attempt, el, meter, panel, refill, row, table } from "./dom.js";
 import { count, date, words } from "./format.js";
-import { get, send } from "./server.js";
+import { get, poll, send } from "./server.js";
 
 const EVERY_MS = 10_000;
 const MOST = 50;
@@ -17,8 +17,6 @@ export function similarPanel() {
   const fault = el("p", { class: "fault", role: "alert" });
   body.append(fault, list.node);
   node.hidden = true;
-  let timer = 0;
-  let ended = false;
 
   async function load() {
     const page = await get(`/admin/v1/cache/semantic?limit=${MOST}`);
@@ -27,28 +25,13 @@ export function similarPanel() {
     refill(list.rows, JSON.stringify(page.data), () => page.data.map(scopeRow));
   }
 
-  async function follow() {
-    if (!document.hidden) await load().catch(() => {}); // The page says that the server is away; what is here stays.
-    if (!ended) timer = setTimeout(follow, EVERY_MS);
-  }
-
-  async function doing(work) {
-    fault.textContent = "";
-    try {
-      await work();
-    } catch (error) {
-      fault.textContent = error.message;
-      fault.scrollIntoView({ block: "nearest" });
-    }
-  }
-
   function scopeRow(scope) {
     const who = whoOf(scope);
     return row(SCOPES, [scope.model, who,
       [el("span", { class: `badge ${TONES[scope.state]}` }, scope.state), el("span", { class: "hint" }, ` ${progressOf(scope)}`)], boundOf(scope),
       count(scope.same), count(scope.different), count(scope.lookups), count(scope.served), count(scope.saved_tokens),
-      [el("button", { type: "button", class: "quiet", "aria-label": `Labels of ${scope.model}, ${who}`, onclick: () => doing(() => showLabels(scope)) }, "Labels"),
-        el("button", { type: "button", class: "quiet danger", "aria-label": `Reset ${scope.model}, ${who}`, onclick: () => doing(() => reset(scope)) }, "Reset")]]);
+      [el("button", { type: "button", class: "quiet", "aria-label": `Labels of ${scope.model}, ${who}`, onclick: () => attempt(fault, () => showLabels(scope)) }, "Labels"),
+        el("button", { type: "button", class: "quiet danger", "aria-label": `Reset ${scope.model}, ${who}`, onclick: () => attempt(fault, () => reset(scope)) }, "Reset")]]);
   }
 
   async function reset(scope) {
@@ -60,14 +43,7 @@ export function similarPanel() {
     await load();
   }
 
-  return {
-    node,
-    enter: follow,
-    leave() {
-      ended = true;
-      clearTimeout(timer);
-    },
-  };
+  return { node, ...poll(load, EVERY_MS) };
 }
 
 async function showLabels(scope) {

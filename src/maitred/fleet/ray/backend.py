@@ -29,11 +29,10 @@ from maitred.fleet.backend import BackendFacts, BackendReplica, StartPhase
 from maitred.fleet.policy.reconciler import DesiredReplicas
 from maitred.fleet.ray.config import SLOT_PREFIX, RayConfig
 from maitred.fleet.ray.serve_api import ServeApi, ServeApplication, ServeDeployment, ServeRefusal
-from maitred.fleet.remote import RemoteEngine
+from maitred.fleet.remote import RemoteEngine, make_remote_engine
 from maitred.scaling.replica_status import ReplicaPhase
 from maitred.wire.address import TcpAddress
 from maitred.wire.link.config import LinkConfig
-from maitred.wire.link.credentials import gateway_credentials
 
 BUSY_POLL_S = 0.2
 """Interval of the questions to Serve while a replica starts or stops."""
@@ -340,16 +339,10 @@ class RayBackend:
             address = TcpAddress(actor.node_ip, deployment.port)
             if slot.engine is None:
                 try:
-                    credentials, slot.fault = gateway_credentials(address, self._link), ""
+                    engine, slot.fault = make_remote_engine(address, self._link, self._check_card), ""
                 except ConfigInvalid as error:
                     slot.fault = error.message
                     return
-                engine = RemoteEngine(
-                    address,
-                    credentials=credentials,
-                    silence_timeout_s=self._link.silence_timeout_s,
-                    check_card=self._check_card,
-                )
                 engine.on_transition = lambda: self._on_transition(slot)
                 connection = slot.open(engine)
                 self._connections.add(connection)

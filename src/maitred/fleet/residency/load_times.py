@@ -5,11 +5,10 @@ which the guess was calibrated, and the first callers after a start would get th
 stored in a file; this costs a few bytes per load.
 """
 
-import json
 import logging
-import os
-from contextlib import suppress
 from pathlib import Path
+
+from maitred.store.location import read_object, write_object
 
 _log = logging.getLogger(__name__)
 
@@ -24,15 +23,11 @@ class LoadTimes:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._seconds: dict[str, float] = {}
-        with suppress(OSError, ValueError):
-            known = json.loads(file.read_bytes())
-            if isinstance(known, dict):
-                self._seconds = {
-                    model: float(seconds)
-                    for model, seconds in known.items()
-                    if isinstance(seconds, int | float) and 0 < seconds < float("inf")
-                }
+        self._seconds = {
+            model: float(seconds)
+            for model, seconds in read_object(file).items()
+            if isinstance(seconds, int | float) and 0 < seconds < float("inf")
+        }
 
     def expected_load_s(self, model: Path) -> float | None:
         """Returns the expected seconds of the next load from this folder; None: no load was recorded."""
@@ -41,11 +36,7 @@ class LoadTimes:
     def record(self, model: Path, seconds: float) -> None:
         """Records the expected time of the next load and writes the file."""
         self._seconds[str(model.resolve())] = round(seconds, 3)
-        temporary_file = self._file.with_name(f"{self._file.name}.{os.getpid()}")
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            temporary_file.touch(mode=0o600)
-            temporary_file.write_text(json.dumps(self._seconds, indent=1, sort_keys=True), encoding="utf-8")
-            temporary_file.replace(self._file)
+            write_object(self._file, self._seconds)
         except OSError as error:
             _log.warning("The time of a load could not be written to %s: %s", self._file, error)

@@ -31,7 +31,7 @@ class ScalerLease(Struct, frozen=True, kw_only=True):
 
     pool: str
     owner: str = ""
-    """Who decides; empty: nobody has yet."""
+    """Name of the process that decides; empty: none has yet."""
     epoch: int = 0
     renewals: int = 0
     desired: int | None = None

@@ -648,9 +648,8 @@ def slow_admissions(gateway, monkeypatch):
     return admitted
 
 
-async def test_who_joins_the_next_answer_when_the_first_is_lost_is_one_request_in_the_rates(monkeypatch):
-    gateway = Gateway(limits=[limit("key:bob", "requests_per_minute", 10)])
-    admitted = slow_admissions(gateway, monkeypatch)
+async def join_what_is_lost(gateway):
+    """Has Bob join Alice's answer, which is lost before he is admitted; returns his request."""
     first = gateway.start()
     await settle()
     (answer,) = gateway.sharing._coalesced.values()
@@ -660,6 +659,13 @@ async def test_who_joins_the_next_answer_when_the_first_is_lost_is_one_request_i
     await settle()
     with pytest.raises(ReplicaLost):
         await first
+    return second
+
+
+async def test_who_joins_the_next_answer_when_the_first_is_lost_is_one_request_in_the_rates(monkeypatch):
+    gateway = Gateway(limits=[limit("key:bob", "requests_per_minute", 10)])
+    admitted = slow_admissions(gateway, monkeypatch)
+    second = await join_what_is_lost(gateway)
     third = gateway.start()
     await settle()
     admitted.set()
@@ -676,15 +682,7 @@ async def test_who_joins_the_next_answer_when_the_first_is_lost_is_one_request_i
 async def test_an_answer_that_is_lost_while_another_caller_is_admitted_is_computed_for_that_one(monkeypatch):
     gateway = Gateway()
     admitted = slow_admissions(gateway, monkeypatch)
-    first = gateway.start()
-    await settle()
-    (answer,) = gateway.sharing._coalesced.values()
-    second = gateway.start(context=RequestContext("second", 0.0, principal=BOB), principal=BOB)
-    await settle()
-    answer._task.cancel(PeerLost())
-    await settle()
-    with pytest.raises(ReplicaLost):
-        await first
+    second = await join_what_is_lost(gateway)
     admitted.set()
     gateway.replica.let()
     parts, context = await second

@@ -362,7 +362,7 @@ async def test_an_answer_of_something_else_is_named_at_the_start_and_waited_out_
 
 
 async def test_an_error_that_nobody_expected_is_logged_once_and_ends_nothing(serve, caplog, monkeypatch):
-    monkeypatch.setattr(backend_module, "gateway_credentials", Mock(side_effect=OSError))
+    monkeypatch.setattr(backend_module, "make_remote_engine", Mock(side_effect=OSError))
     serve.deploy({"engine-0": 1}, engine_0=1)
     async with make_backend(serve) as backend:
         serve.run("engine-0")
