@@ -99,7 +99,9 @@ class OverflowPlanner:
     def select_late(self, now_s: float) -> list[QueuedRequest]:
         """Selects waiting requests to move because their predictions exceed the allowed objective."""
         ready = self._core.refresh(now_s)
-        if not ready or not self._core.predictor.is_rate_known(ready):
+        if not ready:
+            return self._select_before_start(now_s)
+        if not self._core.predictor.is_rate_known(ready):
             return []
         leaving: list[QueuedRequest] = []
         for group, overflow_state in list(self._states.items()):
@@ -110,6 +112,22 @@ class OverflowPlanner:
         for group in list(self._movable_by_group):
             leaving += self._select_from_group(group, ready, now_s)
         return leaving
+
+    def _select_before_start(self, now_s: float) -> list[QueuedRequest]:
+        """Selects the requests whose objective ends before the first replica is expected to serve.
+
+        That others move would not help them, so the queue does not matter here.
+        """
+        starts_s = [state.ready_in_s for state in self._core.endpoint_states if state.ready_in_s is not None]
+        if not starts_s:
+            return []
+        ready_s = now_s + min(starts_s)
+        return [
+            queued
+            for group in self._movable_by_group
+            for queued in self._movable_of(group)
+            if queued.request.arrived_s + self._objective_s(queued) < ready_s
+        ]
 
     def _select_from_group(self, group: Group, ready: list[EndpointState], now_s: float) -> list[QueuedRequest]:
         entries = self._movable_of(group)

@@ -1,6 +1,7 @@
 """A replica that comes because requests wait for it."""
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -125,3 +126,22 @@ async def test_a_request_that_waited_too_long_learns_that_the_model_still_loads(
         with pytest.raises(ModelLoading) as failure:
             await waiting
         assert failure.value.retry_after_s == 8.0
+
+
+async def test_requests_leave_whose_deadline_ends_before_the_start_that_is_late():
+    setup = ColdSetup()
+    deadlines_s = {1: 9.0, 2: 20.0, 3: 9.0}
+    async with AsyncExitStack() as stack:
+        entries = {}
+        for number, within_s in deadlines_s.items():
+            entry = setup.enqueue(number, movable=number != 3, ttft_deadline_s=setup.clock.now_s + within_s)
+            entries[number] = await stack.enter_async_context(entry)
+        setup.dispatcher.check_overflow()
+        assert [number for number, entry in entries.items() if entry.overflow_answer] == [], "8 s are in time for all"
+        setup.clock.now_s += 4.0
+        setup.replica.become(ModelLoading(retry_after_s=6.0))
+        setup.dispatcher.check_overflow()
+        assert [number for number, entry in entries.items() if entry.overflow_answer] == [1]
+        setup.replica.become(ModelLoading(retry_after_s=30.0))
+        setup.dispatcher.check_overflow()
+        assert [number for number, entry in entries.items() if entry.overflow_answer] == [1, 2], "3 may not leave"
