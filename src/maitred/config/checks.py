@@ -49,7 +49,12 @@ def find_conflicts(config: Config) -> Iterator[ConfigConflict]:
         *trace_faults(config.traces),
         *cache_faults(config.cache, has_encoder=bool(config.encoder.path)),
         *ladder_faults(config.model.degradation, "model.degradation"),
-        *autoscaling_faults(config.model.autoscaling, config.model.replicas, is_attached=bool(config.model.attached)),
+        *autoscaling_faults(
+            config.model.autoscaling,
+            config.model.replicas,
+            gpus_per_replica=config.ray.replica.num_gpus if config.model.backend == "ray" else 0.0,
+            is_attached=bool(config.model.attached),
+        ),
         *(
             fault
             for name, model in config.models.items()

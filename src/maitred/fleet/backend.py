@@ -44,6 +44,8 @@ class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its replicas stay when the gateway ends."""
     is_shared: bool = False
     """Whether other gateways may start and stop its replicas, too."""
+    gpus_per_replica: float = 0.0
+    """GPUs of one replica; 0: the backend does not know."""
     usd_per_hour: float = 0.0
     """Price of one replica."""
 

@@ -134,12 +134,17 @@ class Autoscaler:
         if desired > wanted:
             limits.append(ScalingLimit.MIN_REPLICAS)
         if desired < wanted:
-            by_price = objectives.affordable_replicas < objectives.max_replicas
-            limits.append(ScalingLimit.USD_PER_HOUR if by_price else ScalingLimit.MAX_REPLICAS)
+            by_limit = {
+                ScalingLimit.MAX_REPLICAS: objectives.max_replicas,
+                ScalingLimit.GPUS: objectives.replicas_with_gpu,
+                ScalingLimit.USD_PER_HOUR: objectives.affordable_replicas,
+            }
+            limits.append(min(by_limit, key=by_limit.__getitem__))
+        room = min(objectives.replicas_with_gpu, objectives.affordable_replicas) - desired
         return ScalingDecision(
             at_s=now_s,
             desired=desired,
-            asleep=max(0, min(objectives.sleeping_replicas, objectives.affordable_replicas - desired)),
+            asleep=max(0, min(objectives.sleeping_replicas, room)),
             reason=self._reason(demand, times, prediction, need, desired, limits),
             evidence=self._evidence(demand, times, prediction, desired, hold_until_s, tuple(limits)),
             override_until_s=None if override is None else override.until_s,

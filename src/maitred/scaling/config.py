@@ -80,10 +80,26 @@ class AutoscalingConfig(Struct, frozen=True, kw_only=True):
             ge=0,
             le=_MOST_REPLICAS,
             description="Replicas that are kept asleep beside those that serve, because waking one is quicker than a "
-            "start. They count in `max_usd_per_hour`, and not in `max_replicas`.",
+            "start. They count in `max_gpus` and `max_usd_per_hour`, and not in `max_replicas`.",
             extra={"unit": "replicas"},
         ),
     ] = 0
+    gpus_per_replica: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="GPUs of one replica. 0: as many as the backend says (`ray.replica.num_gpus`).",
+            extra={"unit": "GPUs"},
+        ),
+    ] = 0.0
+    max_gpus: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(
+            description="Most GPUs that all replicas together may have, even if `min_replicas` have more. Null: no "
+            "such limit.",
+            extra={"unit": "GPUs"},
+        ),
+    ] = None
     usd_per_hour: Annotated[
         float,
         Meta(
@@ -118,6 +134,8 @@ class AutoscalingConfig(Struct, frozen=True, kw_only=True):
             itl_s=self.itl_s,
             min_replicas=self.min_replicas,
             max_replicas=self.max_replicas,
+            gpus_per_replica=self.gpus_per_replica,
+            max_gpus=self.max_gpus,
             usd_per_hour=self.usd_per_hour,
             max_usd_per_hour=self.max_usd_per_hour,
             target_utilisation=self.target_utilisation,
@@ -126,12 +144,15 @@ class AutoscalingConfig(Struct, frozen=True, kw_only=True):
         )
 
 
-def autoscaling_faults(config: AutoscalingConfig, replicas: int, *, is_attached: bool) -> Iterator[tuple[str, str]]:
+def autoscaling_faults(
+    config: AutoscalingConfig, replicas: int, gpus_per_replica: float, *, is_attached: bool
+) -> Iterator[tuple[str, str]]:
     """Yields the settings of `model.autoscaling` that do not fit together, each with the reason.
 
     Args:
         config: The settings.
         replicas: `model.replicas`.
+        gpus_per_replica: GPUs of one replica as the backend says; 0: it does not say.
         is_attached: Whether the engines of the model are named, so that others start and stop them.
     """
     if not config.enabled:
@@ -149,3 +170,5 @@ def autoscaling_faults(config: AutoscalingConfig, replicas: int, *, is_attached:
         yield f"{key}.max_replicas", f"{config.max_replicas} is less than model.replicas, {replicas}, of the start."
     if config.max_usd_per_hour is not None and config.usd_per_hour == 0:
         yield f"{key}.max_usd_per_hour", "It needs usd_per_hour, the price of one replica."
+    if config.max_gpus is not None and not (config.gpus_per_replica or gpus_per_replica):
+        yield f"{key}.max_gpus", "It needs gpus_per_replica, the GPUs of one replica."

@@ -42,6 +42,7 @@ class ScalingLimit(StrEnum):
 
     MIN_REPLICAS = "min_replicas"
     MAX_REPLICAS = "max_replicas"
+    GPUS = "gpus"
     USD_PER_HOUR = "usd_per_hour"
 
 

@@ -2,6 +2,8 @@
 
 import msgspec
 
+_UNLIMITED = 1_000_000
+
 
 class ScalingObjectives(msgspec.Struct, frozen=True, kw_only=True):
     """Objectives of a model's replicas, and the limits within which their number is chosen."""
@@ -18,6 +20,10 @@ class ScalingObjectives(msgspec.Struct, frozen=True, kw_only=True):
     """Price of one replica."""
     max_usd_per_hour: float | None = None
     """Most that serving and sleeping replicas together may cost. It holds even where `min_replicas` cost more."""
+    gpus_per_replica: float = 0.0
+    """GPUs of one replica."""
+    max_gpus: float | None = None
+    """Most GPUs of serving and sleeping replicas together. It holds even where `min_replicas` have more."""
     target_utilisation: float = 0.95
     """Highest share of the capacity within the objectives that the forecast may need."""
     confidence: float = 0.9
@@ -27,12 +33,20 @@ class ScalingObjectives(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def most_replicas(self) -> int:
-        """Most replicas by number and by price."""
-        return min(self.max_replicas, self.affordable_replicas)
+        """Most replicas by number, GPUs and price."""
+        return min(self.max_replicas, self.replicas_with_gpu, self.affordable_replicas)
 
     @property
     def affordable_replicas(self) -> int:
         """Most replicas by price."""
-        if self.max_usd_per_hour is None or self.usd_per_hour <= 0:
-            return 1_000_000
-        return int(self.max_usd_per_hour / self.usd_per_hour + 1e-9)
+        return _most(self.max_usd_per_hour, self.usd_per_hour)
+
+    @property
+    def replicas_with_gpu(self) -> int:
+        """Most replicas by GPUs."""
+        return _most(self.max_gpus, self.gpus_per_replica)
+
+
+def _most(limit: float | None, each: float) -> int:
+    """Returns how many replicas a limit allows of which each takes this much."""
+    return _UNLIMITED if limit is None or each <= 0 else int(limit / each + 1e-9)

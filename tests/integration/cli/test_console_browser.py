@@ -317,7 +317,10 @@ def scaled_model(model, *, override=None, decision=None, outcomes=(), **fields):
     scaling = {
         **{"model": model, "desired": 2, "asleep": 0, "actual": {"serving": 1, "starting": 1}, "reachable": True},
         **{"override": override, "decision": decided, "deciding": True, "owner": "here", "epoch": 1},
-        "objectives": {**objectives, "target_utilisation": 0.85, "usd_per_hour": 0.0, "max_usd_per_hour": None},
+        "objectives": {
+            **{**objectives, "target_utilisation": 0.85, "gpus_per_replica": 0.0, "max_gpus": None},
+            **{"usd_per_hour": 0.0, "max_usd_per_hour": None},
+        },
         **{"replicas": [], "starts": [], "outcomes": list(outcomes), **fields},
     }
     return json.loads(msgspec.json.encode(msgspec.convert(scaling, ScalingBody)))

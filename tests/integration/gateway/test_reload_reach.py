@@ -44,7 +44,10 @@ ELSEWHERE = {
     "server.unread_tokens": "engines, of which there are none here",
     **{
         f"model.autoscaling.{name}": "scalers, of which there are none here"
-        for name in ("ttft_s", "itl_s", "confidence", "target_utilisation", "max_usd_per_hour", "usd_per_hour")
+        for name in (
+            *("ttft_s", "itl_s", "confidence", "target_utilisation"),
+            *("gpus_per_replica", "max_gpus", "usd_per_hour", "max_usd_per_hour"),
+        )
     },
 }
 """Settings that are kept outside of what is walked, and where."""

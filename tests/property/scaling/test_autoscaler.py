@@ -74,16 +74,19 @@ EVENTS = st.lists(
     least=st.integers(0, 3),
     most=st.integers(3, 12),
     usd=st.floats(0.5, 5.0),
+    gpus=st.sampled_from([0.0, 0.5, 1.0, 3.0]),
     sleeping=st.integers(0, 3),
     override=st.none() | st.tuples(st.integers(0, 30), st.floats(0.0, 300.0)),
 )
 @settings(max_examples=150, deadline=None)
-def test_limits_hold_in_every_state(events, least, most, usd, sleeping, override):
+def test_limits_hold_in_every_state(events, least, most, usd, gpus, sleeping, override):
     scaler = autoscaler(
         min_replicas=least,
         max_replicas=most,
         usd_per_hour=usd,
         max_usd_per_hour=20.0,
+        gpus_per_replica=gpus,
+        max_gpus=8.0,
         sleeping_replicas=sleeping,
     )
     if override is not None:
@@ -97,10 +100,11 @@ def test_limits_hold_in_every_state(events, least, most, usd, sleeping, override
         ]
         demand = Demand(waiting=waiting, running=running, window=window(now_s, rate * length_s, length_s))
         decision = scaler.decide(demand, statuses, CAPACITY if is_known else None, now_s)
-        affordable = int(20.0 / usd + 1e-9)
+        affordable = min(int(20.0 / usd + 1e-9), int(8.0 / gpus) if gpus else 1000)
         assert min(least, affordable) <= decision.desired <= min(most, affordable)
         assert 0 <= decision.asleep <= sleeping
         assert (decision.desired + decision.asleep) * usd <= 20.0 + 1e-6
+        assert (decision.desired + decision.asleep) * gpus <= 8.0
         if override is not None:
             assert (decision.override_until_s is not None) == (now_s < override[1])
         if not decision.desired:

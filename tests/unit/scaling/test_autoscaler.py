@@ -92,6 +92,13 @@ class TestLimits:
         assert (decision.desired, decision.asleep) == (4, 0)
         assert decision.evidence.limits == (ScalingLimit.USD_PER_HOUR,)
 
+    def test_gpus(self):
+        limits = {"gpus_per_replica": 2.0, "max_gpus": 7.0, "usd_per_hour": 1.0, "max_usd_per_hour": 4.0}
+        scaler, now_s = warmed(rate=200.0, sleeping_replicas=2, **limits)
+        decision = decide(scaler, now_s + 1, requests=200.0, waiting=500, running=32)
+        assert (decision.desired, decision.asleep) == (3, 0)
+        assert decision.evidence.limits == (ScalingLimit.GPUS,)
+
     def test_the_fewest_replicas(self):
         scaler, now_s = warmed(rate=1.0, min_replicas=3, replicas=2)
         decision = decide(scaler, now_s + 1, requests=1.0, replicas=2)

@@ -146,6 +146,8 @@ class ScalingAdmin:
                 max_replicas=config.max_replicas,
                 sleeping_replicas=config.sleeping_replicas,
                 target_utilisation=config.target_utilisation,
+                gpus_per_replica=scaler.autoscaler.objectives.gpus_per_replica,
+                max_gpus=config.max_gpus,
                 usd_per_hour=scaler.autoscaler.objectives.usd_per_hour,
                 max_usd_per_hour=config.max_usd_per_hour,
             ),

@@ -34,7 +34,12 @@ def make_ray_backend(config: Config, fingerprint_check: FingerprintCheck, clock:
         config.engine_link,
         check_card=fingerprint_check.check,
         settings=engine_settings(config),
-        facts=BackendFacts(max_replicas=ray.replica.max_replicas, max_starts=_MAX_STARTS, expected_start_s=30.0),
+        facts=BackendFacts(
+            max_replicas=ray.replica.max_replicas,
+            max_starts=_MAX_STARTS,
+            expected_start_s=30.0,
+            gpus_per_replica=ray.replica.num_gpus,
+        ),
         clock=clock,
     )
 

@@ -6,6 +6,7 @@ from maitred.scaling.decision import ScalingDecision, ScalingLimit, ScalingReaso
 
 _LIMITS = {
     ScalingLimit.MAX_REPLICAS: "max_replicas allows no more",
+    ScalingLimit.GPUS: "max_gpus allows no more",
     ScalingLimit.USD_PER_HOUR: "max_usd_per_hour allows no more",
 }
 

@@ -147,9 +147,11 @@ class ModelScaler:
         facts = self.pool.backend.facts
         self.autoscaler.start_kind = facts.start_kind
         objectives = self.config.objectives
-        if not objectives.usd_per_hour:
-            objectives = replace(objectives, usd_per_hour=facts.usd_per_hour)
-        self.autoscaler.objectives = objectives
+        self.autoscaler.objectives = replace(
+            objectives,
+            usd_per_hour=objectives.usd_per_hour or facts.usd_per_hour,
+            gpus_per_replica=objectives.gpus_per_replica or facts.gpus_per_replica,
+        )
         self.autoscaler.override = self._override(now_s)
         await self._act(self.autoscaler.decide(demand, replicas, capacity, now_s))
 

@@ -118,6 +118,8 @@ class ScalingObjectivesBody(Struct, frozen=True, kw_only=True):
     max_replicas: int
     sleeping_replicas: int
     target_utilisation: float
+    gpus_per_replica: float
+    max_gpus: float | None
     usd_per_hour: float
     max_usd_per_hour: float | None
 
