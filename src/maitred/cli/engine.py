@@ -82,8 +82,8 @@ def engine(
             "engine_link.ca_file": ("--ca-file", ca_file),
         },
         # What a token counts is said where requests wait, and has to be the same here.
-        sections=("model", "engine", "dispatch", "engine_link", "log"),
+        sections=("model", "engine", "dispatch", "engine_link", "log", "region"),
     )
     folder, ours = require_model(loaded), loaded.config
     parse_address(listen)
-    run(folder, ours.engine, listen, ours.dispatch.service.weights, ours.engine_link, ours.log)
+    run(folder, ours.engine, listen, ours.dispatch.service.weights, ours.engine_link, ours.log, ours.region)

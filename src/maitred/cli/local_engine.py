@@ -47,7 +47,13 @@ def main(arguments: "Sequence[str]") -> int:
 
 
 def run(
-    model: Path, config: EngineConfig, listen: str, weights: ServiceWeights, link: LinkConfig | None, log: LogConfig
+    model: Path,
+    config: EngineConfig,
+    listen: str,
+    weights: ServiceWeights,
+    link: LinkConfig | None,
+    log: LogConfig,
+    region: str | None = None,
 ) -> None:
     """Runs an engine in this process; see `maitred.engine.process.serve`.
 
@@ -64,7 +70,7 @@ def run(
         with needing("engine", "The engine"):
             import_lean_torch()
             from maitred.engine.process import serve
-        serve(model, config, listen, weights, link)
+        serve(model, config, listen, weights, link, region)
     finally:
         gc.enable()
 

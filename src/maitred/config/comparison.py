@@ -27,6 +27,7 @@ RESTART: Mapping[str, str] = {
     "model.autoscaling.warm_up_s": "its replicas are watched from the start of the server on",
     "engine": _AT_ENGINE_START,
     "engine_link": _AT_ENGINE_START,
+    "region": "a process is in one region from its start to its end",
     "ray": _AT_ENGINE_START,
     "encoder": _AT_ENGINE_START,
     "residency": "the memory is shared out when the server starts",

@@ -151,7 +151,12 @@ class ServedModelConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = "local"
     autoscaling: AutoscalingConfig = AutoscalingConfig()
-    region: Region = None
+    region: Annotated[
+        str | None,
+        Meta(
+            description="Where those engines are that do not tell their region. Null: where the gateway is, `region`."
+        ),
+    ] = None
     tool_parser: _ToolParser = "auto"
     reasoning_parser: _ReasoningParser = "auto"
     control_tokens: _ControlTokens = "text"
@@ -269,6 +274,14 @@ class Config(Struct, frozen=True, kw_only=True):
             description="What the installation is for: a set of defaults for one person, for 5 to 20 people, or for "
             "hundreds; see [profiles](profiles.md). Every other setting can still be set. Null: the defaults as they "
             "stand here."
+        ),
+    ] = None
+    region: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(
+            description="Where this process is, such as `eu`. A gateway prefers engines of its own region; an engine "
+            "tells gateways its region. An engine that tells none counts as in the region of `model.region`, or else "
+            "as in that of its gateway. See [regions](regions.md)."
         ),
     ] = None
     server: ServerConfig = ServerConfig()

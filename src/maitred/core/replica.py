@@ -108,6 +108,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     """Fingerprint of the files that the model was loaded from."""
     feature_version: int = 0
     """Version of the features by which its verifiers judge pairs of questions; 0: it compares no questions."""
+    region: str | None = None
+    """Region of its process; None: it does not tell one."""
 
     @property
     def max_sequence_tokens(self) -> int:

@@ -137,6 +137,16 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the principal may use the model."""
         return self.models is None or model in self.models
 
+    def regions_for(self, requested: frozenset[str] | None) -> frozenset[str] | None:
+        """Returns the regions in which a request may be computed; None: in all regions.
+
+        Args:
+            requested: Regions that the request allows; None: all that its caller may use.
+        """
+        if requested is None or self.regions is None:
+            return self.regions if requested is None else requested
+        return self.regions & requested
+
 
 ANONYMOUS = Principal(
     key="anonymous",

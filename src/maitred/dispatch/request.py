@@ -39,6 +39,8 @@ class DispatchRequest(Struct, frozen=True):
     """Whether the request may move to another model while it waits (see `DispatchEntry.wait_dispatched`)."""
     session: str | None = None
     """Requests of one session go to the same replica if possible; a session belongs to one organisation."""
+    regions: frozenset[str] | None = None
+    """Regions in which the request may be computed; None: in all regions."""
     timeline: RequestTimeline = msgspec.field(default_factory=RequestTimeline)
     """Timeline in which the events of the request are recorded."""
 
@@ -56,6 +58,10 @@ class Endpoint(Generic[R]):
     """Administrative state of the replica, and its number of running requests."""
     external_load: Callable[[float], ExternalLoad] | None = field(default=None, compare=False)
     """Returns the load from other clients at a monotonic time, for replicas whose reports lack it. None: unknown."""
+    region: str | None = None
+    """Region of the replica if its card tells none; None: no named region."""
+    round_trip_s: Callable[[], float | None] | None = field(default=None, compare=False)
+    """Returns the measured round-trip time to the replica in seconds; None: it is not measured."""
 
 
 AnyEndpoint = Endpoint[Any]

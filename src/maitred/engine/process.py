@@ -38,6 +38,7 @@ def serve(
     listen: str,
     weights: ServiceWeights,
     link: LinkConfig | None = None,
+    region: str | None = None,
 ) -> None:
     """Runs an engine in this process until SIGTERM, or until the parent process has exited.
 
@@ -48,6 +49,7 @@ def serve(
         weights: Service that the fair queue charges per token.
         link: The `engine_link` section; None for an engine that its gateway starts. Then only this gateway connects and
             both use the same files.
+        region: Region of this process, which gateways are told; None: it tells none.
 
     Raises:
         ConfigInvalid: The model, the device or the address is not available; the message says what to do.
@@ -68,7 +70,7 @@ def serve(
         model_s = time.perf_counter() - start_s
         server = EngineServer(
             engine,
-            card,
+            replace(card, region=region),
             listener,
             clock,
             credentials=credentials,

@@ -82,6 +82,8 @@ class AdmitRequest(msgspec.Struct, frozen=True, array_like=True, tag="asks"):
     """Output tokens of the longest choice of that answer."""
     bill: bytes = b""
     """Digest of the answer whose bill its callers share; empty: nobody does."""
+    regions: frozenset[str] | None = None
+    """Regions in which the request may be computed; None: in all regions."""
 
 
 class TokensUsed(msgspec.Struct, frozen=True, array_like=True, tag="took"):

@@ -210,22 +210,20 @@ def _sticky_key(sticky: str, request: InferenceRequest, principal: Principal, re
 
 def _pool_of(model: TextModelConfig | None, config: Config) -> PoolConfig:
     if model is None:
-        return PoolConfig(region=config.model.region)
+        return PoolConfig(region=config.model.region or config.region)
     local = model.local
     if local is None:
         local = all(UpstreamUrl(upstream.url).is_private for upstream in model.upstreams)
-    return PoolConfig(capabilities=model.capabilities, local=local, region=model.region)
+    region = model.region or (config.region if model.path else None)
+    return PoolConfig(capabilities=model.capabilities, local=local, region=region)
 
 
 def _needs_of(request: InferenceRequest, principal: Principal) -> RequestRequirements:
-    regions = principal.regions
-    if request.regions is not None:
-        regions = request.regions if regions is None else regions & request.regions
     return RequestRequirements(
         request.model,
         capabilities=_capabilities_of(request, _CAPABILITIES),
         local_only=request.local_only or LOCAL_ONLY in principal.tags,
-        regions=regions,
+        regions=principal.regions_for(request.regions),
         allowed=principal.may_use,
     )
 

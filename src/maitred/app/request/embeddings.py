@@ -63,6 +63,7 @@ class _EmbeddingRequest:
     """Indices of inputs that are dispatched together."""
     flow: Flow
     organisation: str
+    regions: frozenset[str] | None
     dispatcher: Dispatcher
 
     def dispatch_request(self, chunk: Sequence[int]) -> DispatchRequest:
@@ -79,6 +80,7 @@ class _EmbeddingRequest:
             choices=len(texts),
             arrived_s=context.started_s,
             ttft_deadline_s=context.started_s + min(deadlines) if deadlines else None,
+            regions=self.regions,
             timeline=context.timeline,
         )
 
@@ -204,6 +206,7 @@ class Embedder:
                 chunks=[missing[chunk.start : chunk.stop] for chunk in chunks],
                 flow=flow,
                 organisation=principal.tenants[-1],
+                regions=principal.regions_for(request.regions),
                 dispatcher=self._dispatchers[model.name],
             )
             span.facts |= {

@@ -594,6 +594,7 @@ def _make_admit_request(
         cache=admission_request.cache,
         cached_tokens=admission_request.cached_tokens,
         bill=admission_request.bill,
+        regions=None if dispatch_request is None else dispatch_request.regions,
     )
 
 

@@ -363,6 +363,7 @@ class WorkerRequest:
             arrived_s=admit_request.arrived_s,
             ttft_deadline_s=admit_request.deadline_s,
             session=admit_request.session,
+            regions=admit_request.regions,
             timeline=self.context.timeline,
         )
 
