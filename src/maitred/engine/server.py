@@ -36,6 +36,7 @@ from maitred.wire.frames import (
     EngineHello,
     Pause,
     Ping,
+    Pong,
     Rejection,
     ResendBlocks,
     SleepCommand,
@@ -289,8 +290,8 @@ class EngineServer:
                     self._engine.unpin(scope, name)
                 case UpdateSimilar():
                     self._engine.update_similar(message)
-                case Ping():
-                    pass  # the next report answers it
+                case Ping(number):
+                    connection.send(Pong(number))  # the next report answers it, too
 
     def _submit(self, connection: GatewayConnection, request: EngineRequest) -> None:
         if self._drain_until_s is not None:

@@ -362,7 +362,9 @@ class ReplicaPool:
         is_back = replica.phase is ReplicaPhase.SERVING and member.backend.phase is not ReplicaPhase.SERVING
         member.backend = replica
         if member.endpoint is None and (engine := replica.engine) is not None:
-            member.endpoint = Endpoint(member.name, SleepableReplica(engine.client))
+            member.endpoint = Endpoint(
+                member.name, SleepableReplica(engine.client), round_trip_s=engine.client.round_trip_s
+            )
             if self.is_scaled:
                 member.endpoint.replica.ready_in_s = self.ready_in_s
             if member.is_leaving:

@@ -38,6 +38,7 @@ from maitred.wire.frames import (
     FrameReader,
     Pause,
     Ping,
+    Pong,
     Rejection,
     SleepCommand,
     Step,
@@ -232,7 +233,8 @@ class _Connection(asyncio.Protocol):
                     self._engine.note_cancel(message)
                     for key in [k for k in self._runs if k[0] == request_id and index in (None, k[1])]:
                         del self._runs[key]
-                case Ping():
+                case Ping(number):
+                    self._send(Pong(number))
                     self._send_step([], [])
                 case SleepCommand(asleep):
                     self._engine.asleep = asleep

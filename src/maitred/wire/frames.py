@@ -4,7 +4,7 @@ A frame is a 4-byte big-endian length and that many bytes of msgpack. The engine
 proofs of `link.handshake`, if it has a secret). After that the gateway sends `Submit`, `Cancel`, `Pause`,
 `SleepCommand` and `Ping` at any time, and the engine sends each gateway one `Step` after every model step (or, if no
 step runs, after a message), with the new tokens of *all* requests of that gateway: with a hundred running sequences
-this is one system call and one decode instead of a hundred.
+this is one system call and one decode instead of a hundred. A `Ping` also has a `Pong` as its answer.
 
 `Step.sequence` increases by one per message on a connection, from 1; a gap means a lost message, and the reader must
 treat the connection as dead. `EngineHello.epoch` is different after each start of an engine, so a gateway never
@@ -28,7 +28,7 @@ from maitred.core.prefix import BlockUpdate
 from maitred.core.replica import LoadReport, ModelCard
 from maitred.core.request import EngineRequest, TokenDelta
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
 
@@ -66,8 +66,17 @@ class Pause(msgspec.Struct, frozen=True, array_like=True, tag="pause"):
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
     """Gateway to engine: asks the engine for a reply.
 
-    The engine answers with a `Step`, as to every message.
+    The engine answers with a `Pong` as soon as it reads the message, and with a `Step`, as to every message.
     """
+
+    number: int = 0
+    """Number that the answer repeats."""
+
+
+class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
+    """Engine to gateway: the answer to a `Ping`, for the round-trip time."""
+
+    number: int = 0
 
 
 class ResendBlocks(msgspec.Struct, frozen=True, array_like=True, tag="recount"):
@@ -172,7 +181,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
 
 
 ToEngine = Submit | Cancel | Pause | Ping | ResendBlocks | SleepCommand | Unpin | UpdateSimilar
-ToGateway = EngineHello | Step
+ToGateway = EngineHello | Step | Pong
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -40,6 +40,9 @@ class PaperClient:
             raise ReplicaUnavailable
         return SCRIPTED_CARD
 
+    def round_trip_s(self):
+        return None
+
     def load(self):
         return self.report
 

@@ -123,6 +123,10 @@ class EngineClient:
         """Weight of the replica among its peers; always 1. Implements `core.replica.ReplicaBase`."""
         return 1.0
 
+    def round_trip_s(self) -> float | None:
+        """Returns the round-trip time to the engine in seconds; None: it has not been measured since it connected."""
+        return None if self._connection is None else self._connection.round_trip.seconds
+
     def on_change(self, listener: Callable[[], None]) -> None:
         """Calls `listener` after every load report, and when the engine is connected or lost.
 

@@ -20,6 +20,7 @@ from maitred.core.prefix import BlockUpdate
 from maitred.core.replica import LoadReport
 from maitred.core.request import EngineRequest
 from maitred.core.secret import Secret
+from maitred.replica.engine.round_trip import RoundTrip
 from maitred.replica.engine.stream import PAUSE_AT_TOKENS, EngineStream
 from maitred.wire.frames import (
     PROTOCOL_VERSION,
@@ -28,6 +29,7 @@ from maitred.wire.frames import (
     FrameReader,
     Pause,
     Ping,
+    Pong,
     ResendBlocks,
     SleepCommand,
     Step,
@@ -122,6 +124,7 @@ class EngineConnection(asyncio.Protocol):
         ended: Future of the reason for the end of the connection.
         load: Last load report of the engine.
         unreported: Number of submitted requests that the engine had not read when it wrote `load`.
+        round_trip: Round-trip time of the connection.
         is_alive: Whether the engine has sent its hello and the connection has not ended.
     """
 
@@ -133,11 +136,12 @@ class EngineConnection(asyncio.Protocol):
         secret: Secret | None = None,
         silence_timeout_s: float | None = None,
     ) -> None:
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         self.hello: asyncio.Future[EngineHello] = loop.create_future()
         self.ended: asyncio.Future[str] = loop.create_future()
         self.load = LoadReport()
         self.unreported = 0
+        self.round_trip = RoundTrip()
         self.is_alive = False
         self._transport: asyncio.Transport | None = None
         self._frame_reader: FrameReader[ToGateway] = FrameReader(ToGateway)
@@ -248,6 +252,8 @@ class EngineConnection(asyncio.Protocol):
             for message in self._frame_reader.messages(data):
                 if isinstance(message, Step):
                     self._on_step(message, pushed_streams)
+                elif isinstance(message, Pong):
+                    self.round_trip.on_pong(message.number, self._loop.time())
                 else:
                     self._on_hello(message)
         except ProtocolViolation as violation:
@@ -287,7 +293,12 @@ class EngineConnection(asyncio.Protocol):
         self.is_alive = True
         if hello.blocks is not None:
             self._on_blocks(hello.blocks)
+        if self._heartbeat is not None:
+            self._ping()
         self._schedule_heartbeat()
+
+    def _ping(self) -> None:
+        self._write(encode_frame(Ping(self.round_trip.on_ping(self._loop.time()))))
 
     def _schedule_heartbeat(self) -> None:
         """Starts the timer of the next heartbeat interval, if `silence_timeout_s` is set."""
@@ -302,7 +313,7 @@ class EngineConnection(asyncio.Protocol):
                 self.end("it does not answer; its process hangs, or the network is cut")
                 return
             case HeartbeatAction.PING:
-                self._write(encode_frame(Ping()))
+                self._ping()
             case HeartbeatAction.NOTHING:
                 pass
         self._schedule_heartbeat()
