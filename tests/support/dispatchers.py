@@ -110,9 +110,9 @@ def leave(entry):
 class DispatchSetup:
     """A dispatcher with its replica and a clock that stands still."""
 
-    def __init__(self, config=None, *, replicas=1, reports_capacity=True, **settings):
+    def __init__(self, config=None, *, replicas=1, reports_capacity=True, clock=None, **settings):
         settings = {"headroom": 0.0, "unknown_output_share": 1.0} | settings
-        self.clock = FakeClock()
+        self.clock = clock or FakeClock()
         self.replicas = [ScriptedReplica() for _ in range(replicas)]
         self.replica = self.replicas[0]
         endpoints = [

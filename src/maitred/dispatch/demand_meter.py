@@ -1,5 +1,7 @@
 """Meter of the demand for one model: what has arrived, what waits and what runs."""
 
+from msgspec.structs import replace
+
 from maitred.dispatch.arrivals import ArrivalCounter
 from maitred.dispatch.core import DispatchCore
 from maitred.scaling.demand import Demand
@@ -25,6 +27,13 @@ class DemandMeter:
 
     def read(self, now_s: float) -> Demand:
         """Returns the demand now, with what has arrived since the last call."""
+        return self.add_replicas(self.read_own(now_s))
+
+    def read_own(self, now_s: float) -> Demand:
+        """Returns the demand of this gateway alone, with what has arrived since the last call.
+
+        Its requests at replicas count as running: which of them wait there, a replica does not tell by gateway.
+        """
         core, uncached_share = self._core, self._core.predictor.expected_uncached_tokens(1)
         waiting, prompt_tokens, output_tokens, oldest_s = 0, 0.0, 0.0, now_s
         for queue in core.queues:
@@ -36,13 +45,22 @@ class DemandMeter:
             prompt_tokens += scale * sum(queued.request.prompt_tokens for queued in examined)
             output_tokens += scale * sum(map(self._arrivals.expected_output, examined))
             oldest_s = min(oldest_s, min(queued.request.arrived_s for queued in examined))
-        submitted = sum(state.load.waiting for state in core.endpoint_states if state.ready)
         return Demand(
-            waiting=waiting + submitted,
-            waiting_prompt_tokens=prompt_tokens * uncached_share
-            + sum(state.load.waiting_prompt_tokens for state in core.endpoint_states if state.ready),
+            waiting=waiting,
+            waiting_prompt_tokens=prompt_tokens * uncached_share,
             waiting_output_tokens=output_tokens,
-            running=max(0, core.running - submitted),
+            running=core.running,
             oldest_wait_s=max(0.0, now_s - oldest_s),
             window=self._arrivals.take_window(now_s, uncached_share),
+        )
+
+    def add_replicas(self, demand: Demand) -> Demand:
+        """Adds what waits at the replicas to the demand of all gateways that use them; it does not run."""
+        ready = [state.load for state in self._core.endpoint_states if state.ready]
+        submitted = sum(load.waiting for load in ready)
+        return replace(
+            demand,
+            waiting=demand.waiting + submitted,
+            waiting_prompt_tokens=demand.waiting_prompt_tokens + sum(load.waiting_prompt_tokens for load in ready),
+            running=max(0, demand.running - submitted),
         )

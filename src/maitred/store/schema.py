@@ -18,7 +18,8 @@ users whose answers were compared, and `semantic_verifiers` what was learnt from
 because the state beside them is written every second.
 
 `scaler_leases` says which gateway decides on the number of a pool's replicas, and how many there should be;
-`scaling_decisions` has its last decisions with their evidence.
+`scaling_decisions` has its last decisions with their evidence. In `scaling_demands`, gateways that share a pool tell
+each other their demand.
 
 A new database is made from these tables. The migrations in `maitred.store.migrations` make them, too, from those of
 earlier versions; a test compares the two.
@@ -374,6 +375,17 @@ scaling_decisions = Table(
     Column("at_s", Double, nullable=False),
     Column("epoch", BigInteger, nullable=False),
     Column("decision", LargeBinary, nullable=False),
+)
+
+scaling_demands = Table(
+    "scaling_demands",
+    metadata,
+    Column("pool", Text, primary_key=True),
+    # Name of the process.
+    Column("gateway", Text, primary_key=True),
+    # It grows with each write.
+    Column("sequence", BigInteger, nullable=False),
+    Column("demand", LargeBinary, nullable=False),
 )
 
 spend = Table(

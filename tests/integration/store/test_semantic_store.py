@@ -22,6 +22,7 @@ from maitred.store.schema import (
     metadata,
     scaler_leases,
     scaling_decisions,
+    scaling_demands,
     semantic_labels,
     semantic_scopes,
     semantic_verifiers,
@@ -326,7 +327,7 @@ async def test_scopes_that_nobody_asks_are_deleted_with_their_texts(store_config
         assert await rows(store, semantic_labels) == 1
 
 
-LATER = [scaling_decisions, scaler_leases]
+LATER = [scaling_decisions, scaling_demands, scaler_leases]
 """Tables of later versions."""
 
 

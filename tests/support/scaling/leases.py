@@ -1,10 +1,11 @@
-"""A store of scalers' leases in memory, which can be away and slow."""
+"""Stores of scalers' leases and of their demand in memory, which can be away and slow."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
 from maitred.core.errors import StoreUnavailable
+from maitred.store.scaling.demand import GatewayDemand
 from maitred.store.scaling.lease import ScalerLease, StoredDecision
 
 
@@ -58,3 +59,23 @@ class PaperLeases:
     def _check(self) -> None:
         if self.away:
             raise StoreUnavailable
+
+
+class PaperExchange:
+    """Does what `DemandExchange` does."""
+
+    def __init__(self) -> None:
+        self.told: dict[tuple[str, str], GatewayDemand] = {}
+        self.away: set[str] = set()
+        """Gateways that do not reach it."""
+
+    async def exchange(self, pool: str, own: GatewayDemand) -> Sequence[GatewayDemand]:
+        if own.gateway in self.away:
+            raise StoreUnavailable
+        self.told[pool, own.gateway] = own
+        return [one for (of, gateway), one in self.told.items() if of == pool and gateway != own.gateway]
+
+    async def remove(self, pool: str, gone: Mapping[str, int]) -> None:
+        for gateway, sequence in gone.items():
+            if self.told[pool, gateway].sequence == sequence:
+                del self.told[pool, gateway]

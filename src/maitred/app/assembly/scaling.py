@@ -6,6 +6,7 @@ from pathlib import Path
 
 from maitred.app.scaling.lease import LeaseClaim
 from maitred.app.scaling.scaler import ModelScaler
+from maitred.app.scaling.shared_demand import SharedDemand
 from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.core.errors import ConfigInvalid
@@ -13,6 +14,7 @@ from maitred.core.ids import new_object_id
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.fleet.pool import ReplicaPool
 from maitred.store.location import data_folder, make_folder
+from maitred.store.scaling.demand import DemandExchange
 from maitred.store.scaling.lease import ScalerLeases
 
 _NAMES_FILE = "gateway.names"
@@ -23,13 +25,15 @@ def make_scalers(
     pools: Mapping[str, ReplicaPool],
     dispatchers: Mapping[str, Dispatcher],
     leases: ScalerLeases,
+    exchange: DemandExchange,
     clock: Clock,
 ) -> dict[str, ModelScaler]:
     """Makes the scalers of the models whose number of replicas follows the demand; `ModelScaler.run` starts one.
 
     The replicas of the `model` section belong to one gateway, so each gateway has a lease of its own for them. Its name
     stays with the data folder, so an override outlives the process, the container and the machine. Replicas on Ray
-    belong to all gateways of their Serve application, which share one lease if they share the database.
+    belong to all gateways of their Serve application, which share one lease, and their demand, if they share the
+    database.
 
     Raises:
         ConfigInvalid: The data folder cannot be read or written.
@@ -37,22 +41,24 @@ def make_scalers(
     if not config.model.autoscaling.enabled:
         return {}
     gateway, owner, former_owner = name_process(data_folder(config.store))
-    return {
-        model: ModelScaler(
+    scalers = dict[str, ModelScaler]()
+    for model, pool in pools.items():
+        shared_pool = _shared_pool(config)
+        name = shared_pool or f"{model}@{gateway}"
+        scalers[model] = ModelScaler(
             pool,
             dispatchers[model],
-            lease=LeaseClaim(leases, _pool_name(config, model, gateway), owner, clock, former_owner=former_owner),
+            lease=LeaseClaim(leases, name, owner, clock, former_owner=former_owner),
             config=config.model.autoscaling,
             clock=clock,
+            shared=SharedDemand(exchange, name, owner, clock) if shared_pool else None,
         )
-        for model, pool in pools.items()
-    }
+    return scalers
 
 
-def _pool_name(config: Config, model: str, gateway: str) -> str:
-    if config.model.backend == "ray":
-        return f"{config.ray.application}@{config.ray.address}"
-    return f"{model}@{gateway}"
+def _shared_pool(config: Config) -> str | None:
+    """Returns the name of the pool that other gateways share; None: there is none."""
+    return f"{config.ray.application}@{config.ray.address}" if config.model.backend == "ray" else None
 
 
 def name_process(folder: Path) -> tuple[str, str, str]:

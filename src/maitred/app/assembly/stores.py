@@ -7,7 +7,7 @@
              <- feedback on ledger entries
              <- responses, written with ledger entries
              <- scopes of the semantic cache
-             <- leases and decisions of scalers
+             <- leases, decisions and shared demand of scalers
     counters (memory | Redis)
     answers in the cache (memory | Redis)
 
@@ -39,6 +39,7 @@ from maitred.store.orphan_journal import NOTHING_SURVIVED, SurvivingWork
 from maitred.store.response_claims import ResponseClaims
 from maitred.store.responses import ResponseStore
 from maitred.store.rollouts import RolloutStore
+from maitred.store.scaling.demand import DemandExchange
 from maitred.store.scaling.lease import ScalerLeases
 from maitred.store.semantic import SemanticStore
 from maitred.store.usage import UsageQueries
@@ -64,6 +65,7 @@ class GatewayStores:
     counters: Counters
     rollouts: RolloutStore
     scaler_leases: ScalerLeases
+    scaling_demands: DemandExchange
     semantic: SemanticStore
     answers: "MemoryBackend | RedisBackend"
 
@@ -117,6 +119,7 @@ async def open_stores(
             counters=counters,
             rollouts=RolloutStore(database, clock),
             scaler_leases=ScalerLeases(database, clock),
+            scaling_demands=DemandExchange(database),
             semantic=semantic,
             answers=await stack.enter_async_context(open_backend(config.cache, clock)),
         )

@@ -21,6 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from maitred.app.scaling.lease import LeaseClaim
+from maitred.app.scaling.shared_demand import SharedDemand
 from maitred.app.scaling.ttft_outcome import TTFTRecorder
 from maitred.core.clock import Clock
 from maitred.core.errors import ReplicaUnavailable
@@ -66,11 +67,13 @@ class ModelScaler:
         lease: Lease of the pool.
         config: Objectives and limits.
         clock: The clock.
+        shared: Demand of all gateways of the pool; None: it belongs to this gateway alone.
 
     Attributes:
         model: The model.
         pool: The pool.
         lease: Its lease.
+        shared: Demand of all its gateways; None: it belongs to this one alone.
         config: Objectives and limits.
         autoscaler: What decides.
         outcomes: Predicted and measured times to first token.
@@ -79,7 +82,14 @@ class ModelScaler:
     """
 
     def __init__(
-        self, pool: ReplicaPool, dispatcher: Dispatcher, lease: LeaseClaim, config: AutoscalingConfig, clock: Clock
+        self,
+        pool: ReplicaPool,
+        dispatcher: Dispatcher,
+        lease: LeaseClaim,
+        config: AutoscalingConfig,
+        clock: Clock,
+        *,
+        shared: SharedDemand | None = None,
     ) -> None:
         now_s = clock.monotonic_s()
         self.model = dispatcher.model
@@ -92,6 +102,7 @@ class ModelScaler:
         self.autoscaler = Autoscaler(
             config.objectives, pool.startup_times, DemandForecast(start_s=clock.wall_s() - now_s)
         )
+        self.shared = shared
         self._dispatcher = dispatcher
         self._clock = clock
         self._estimator = CapacityEstimator(warm_up_s=config.warm_up_s)
@@ -138,8 +149,9 @@ class ModelScaler:
     async def step(self) -> None:
         """Makes one decision, if this gateway decides."""
         is_held = await self.lease.hold()
-        now_s = self._clock.monotonic_s()
-        demand, replicas = self._meter.read(now_s), self.pool.replicas()
+        own = self._meter.read_own(self._clock.monotonic_s())
+        demand = self._meter.add_replicas(own if self.shared is None else await self.shared.add_others(own))
+        now_s, replicas = self._clock.monotonic_s(), self.pool.replicas()
         capacity = self._learn(replicas, now_s)
         if not is_held:
             self.autoscaler.forecast.observe(demand.window)

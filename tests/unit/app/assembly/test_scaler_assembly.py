@@ -8,7 +8,7 @@ from maitred.fleet.policy.reconciler import DesiredReplicas
 from maitred.fleet.pool import ReplicaPool
 from maitred.scaling.startup_times import StartKind, StartupTimes
 from tests.support.dispatchers import DispatchSetup
-from tests.support.scaling.leases import PaperLeases
+from tests.support.scaling.leases import PaperExchange, PaperLeases
 from tests.support.servers.paper_fleet import PaperBackend
 
 SHARED = (
@@ -29,8 +29,14 @@ def lease_of(tmp_path):
         paper = PaperBackend(setup.clock)
         pool = ReplicaPool(paper, DesiredReplicas(1), StartupTimes({StartKind.WEIGHTS_CACHED: 4.0}), setup.clock)
         (scaler,) = make_scalers(
-            config, {model: pool}, {model: setup.dispatcher}, PaperLeases(setup.clock), setup.clock
+            config,
+            {model: pool},
+            {model: setup.dispatcher},
+            leases=PaperLeases(setup.clock),
+            exchange=PaperExchange(),
+            clock=setup.clock,
         ).values()
+        assert (scaler.shared is None) == (backend == "local"), "nobody else has a demand for what is its own"
         return scaler.lease.lease.pool
 
     return find

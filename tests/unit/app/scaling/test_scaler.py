@@ -8,47 +8,12 @@ import pytest
 from maitred.app.scaling.lease import LeaseClaim
 from maitred.app.scaling.scaler import ModelScaler, RecordedDecision
 from maitred.core.replica import StepTimes
-from maitred.fleet.backend import BackendFacts, BackendReplica
-from maitred.fleet.policy.reconciler import DesiredReplicas
 from maitred.scaling.config import AutoscalingConfig
 from maitred.scaling.decision import ScalingReason
-from maitred.scaling.replica_status import ReplicaPhase, ReplicaStatus
-from maitred.scaling.startup_times import StartKind, StartupTimes
+from maitred.scaling.replica_status import ReplicaPhase
 from tests.support.dispatchers import DispatchSetup, enter, leave, make_dispatch_request
 from tests.support.scaling.leases import PaperLeases
-
-TIMES = StepTimes(fixed_s=0.02, token_s=0.0005, decode_s=0.001)
-
-
-class Backend:
-    facts = BackendFacts(max_replicas=8, start_kind=StartKind.WEIGHTS_CACHED, usd_per_hour=2.0)
-
-    def __init__(self, pool):
-        self._pool = pool
-
-    def replicas(self):
-        return {
-            status.name: BackendReplica(name=status.name, phase=status.phase, since_s=status.since_s)
-            for status in self._pool.statuses
-        }
-
-
-class Pool:
-    """Has the replicas that the test says, and remembers what is desired."""
-
-    def __init__(self, clock):
-        self.backend = Backend(self)
-        self.startup_times = StartupTimes({StartKind.WEIGHTS_CACHED: 5.0})
-        self.desired = DesiredReplicas(1)
-        self.orders = []
-        self.statuses = [ReplicaStatus(name="replica-0", phase=ReplicaPhase.SERVING, since_s=clock.now_s - 1_000.0)]
-
-    def set_desired(self, serving, asleep=0):
-        self.desired = DesiredReplicas(serving, asleep)
-        self.orders.append((serving, asleep))
-
-    def replicas(self):
-        return self.statuses
+from tests.support.scaling.pools import TIMES, PaperPool
 
 
 class Setup(DispatchSetup):
@@ -58,7 +23,7 @@ class Setup(DispatchSetup):
         super().__init__()
         self.replica.say(times=TIMES)
         self.leases = PaperLeases(self.clock)
-        self.pool = Pool(self.clock)
+        self.pool = PaperPool(self.clock)
         self.settings = {"enabled": True, "max_replicas": 4, "ttft_s": 1.0, "itl_s": 0.2} | settings
         self.lease = LeaseClaim(self.leases, "chat", "here", self.clock)
         self.scaler = ModelScaler(
