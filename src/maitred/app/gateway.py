@@ -255,13 +255,15 @@ async def open_gateway(
         await rollouts.open(config.routing.rollouts)
         rollout_observer = RolloutObserver(live_rollouts, rollouts, clock)
         always = {name: (queues.all[name], pool) for name, pool in registry.pools.items()}
-        scalers |= make_scalers(
-            config,
-            registry.pools,
-            dispatchers=queues.all,
-            leases=stores.scaler_leases,
-            exchange=stores.scaling_demands,
-            clock=clock,
+        scalers |= background.enter_context(
+            make_scalers(
+                config,
+                registry.pools,
+                dispatchers=queues.all,
+                leases=stores.scaler_leases,
+                exchange=stores.scaling_demands,
+                clock=clock,
+            )
         )
         sleepables = SleepableModelAdmin(on_demand.loadables(clock), always)
         pins = PinAdmin(registry.pinnable, clock)

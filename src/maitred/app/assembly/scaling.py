@@ -1,7 +1,9 @@
 """Assembly of the scalers: which models' replicas follow the demand, and under which name this gateway decides."""
 
-from collections.abc import Mapping
-from contextlib import suppress
+import fcntl
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from maitred.app.scaling.lease import LeaseClaim
@@ -17,9 +19,10 @@ from maitred.store.location import data_folder, make_folder
 from maitred.store.scaling.demand import DemandExchange
 from maitred.store.scaling.lease import ScalerLeases
 
-_NAMES_FILE = "gateway.names"
+_NAMES_FILE = "gateway{}.names"
 
 
+@contextmanager
 def make_scalers(
     config: Config,
     pools: Mapping[str, ReplicaPool],
@@ -27,8 +30,10 @@ def make_scalers(
     leases: ScalerLeases,
     exchange: DemandExchange,
     clock: Clock,
-) -> dict[str, ModelScaler]:
+) -> Iterator[dict[str, ModelScaler]]:
     """Makes the scalers of the models whose number of replicas follows the demand; `ModelScaler.run` starts one.
+
+    They decide under names that are theirs in the block.
 
     The replicas of the `model` section belong to one gateway, so each gateway has a lease of its own for them. Its name
     stays with the data folder, so an override outlives the process, the container and the machine. Replicas on Ray
@@ -38,22 +43,22 @@ def make_scalers(
     Raises:
         ConfigInvalid: The data folder cannot be read or written.
     """
-    if not config.model.autoscaling.enabled:
-        return {}
-    gateway, owner, former_owner = name_process(data_folder(config.store))
     scalers = dict[str, ModelScaler]()
-    for model, pool in pools.items():
-        shared_pool = _shared_pool(config)
-        name = shared_pool or f"{model}@{gateway}"
-        scalers[model] = ModelScaler(
-            pool,
-            dispatchers[model],
-            lease=LeaseClaim(leases, name, owner, clock, former_owner=former_owner),
-            config=config.model.autoscaling,
-            clock=clock,
-            shared=SharedDemand(exchange, name, owner, clock) if shared_pool else None,
-        )
-    return scalers
+    with ExitStack() as stack:
+        if config.model.autoscaling.enabled:
+            gateway, process, former_process = stack.enter_context(name_process(data_folder(config.store)))
+            for model, pool in pools.items():
+                shared_pool = _shared_pool(config)
+                name = shared_pool or f"{model}@{gateway}"
+                scalers[model] = ModelScaler(
+                    pool,
+                    dispatchers[model],
+                    lease=LeaseClaim(leases, name, process, clock, former_owner=former_process),
+                    config=config.model.autoscaling,
+                    clock=clock,
+                    shared=SharedDemand(exchange, name, process, clock) if shared_pool else None,
+                )
+        yield scalers
 
 
 def _shared_pool(config: Config) -> str | None:
@@ -61,28 +66,39 @@ def _shared_pool(config: Config) -> str | None:
     return f"{config.ray.application}@{config.ray.address}" if config.model.backend == "ray" else None
 
 
-def name_process(folder: Path) -> tuple[str, str, str]:
-    """Gives this process a name, and writes it to the data folder that it holds.
+@contextmanager
+def name_process(folder: Path) -> Iterator[tuple[str, str, str]]:
+    """Gives this process a name, and writes it to the data folder; the name of its gateway is its own in the block.
 
-    The folder may be a copy that another gateway uses, too. So the name of the gateway alone does not tell who decides.
+    Several gateways may use the folder at the same time, if they count in one Redis: each has another name of it. And
+    the folder may be a copy that a gateway elsewhere uses, so the name of the gateway alone does not tell who decides.
 
-    Returns:
-        Name of the gateway, which stays with the folder; name of this process; name of the process that had the folder
-        before, which is gone, or "".
+    Yields:
+        Name of the gateway, which stays with the folder; name of this process; name of the process that was this
+        gateway before and is gone, or "".
 
     Raises:
         ConfigInvalid: The file of the names cannot be read or written.
     """
-    file, names = folder / _NAMES_FILE, list[str]()
-    make_folder(folder)
-    try:
-        with suppress(FileNotFoundError):
-            names = file.read_text(encoding="utf-8").split()
-        gateway = names[0] if names else new_object_id("gateway")
-        owner = new_object_id("process")
-        temporary_file = file.with_name(f"{_NAMES_FILE}.new")
-        temporary_file.write_text(f"{gateway}\n{owner}\n", encoding="utf-8")
-        temporary_file.replace(file)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigInvalid(f"{file} cannot be read or written: {error}. It has the name of this gateway.") from None
-    return gateway, owner, names[1] if len(names) > 1 else ""
+    with ExitStack() as stack:
+        for number in itertools.count(1):
+            file, names = folder / _NAMES_FILE.format("" if number == 1 else f"-{number}"), list[str]()
+            try:
+                make_folder(folder)
+                lock = stack.enter_context(file.with_suffix(".names.lock").open("w"))
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with suppress(FileNotFoundError):
+                    names = file.read_text(encoding="utf-8").split()
+                gateway = names[0] if names else new_object_id("gateway")
+                process = new_object_id("process")
+                temporary_file = file.with_suffix(".names.new")
+                temporary_file.write_text(f"{gateway}\n{process}\n", encoding="utf-8")
+                temporary_file.replace(file)
+            except BlockingIOError:
+                continue  # another gateway that runs has this name
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigInvalid(
+                    f"{file} cannot be read or written: {error}. It has the name of this gateway."
+                ) from None
+            break
+        yield gateway, process, names[1] if len(names) > 1 else ""

@@ -1,5 +1,7 @@
 """Which gateways share the lease of a model's replicas."""
 
+from contextlib import ExitStack
+
 import pytest
 
 from maitred.app.assembly.scaling import make_scalers
@@ -18,28 +20,32 @@ SHARED = (
 
 @pytest.fixture
 def lease_of(tmp_path):
-    """The name of the lease of a gateway with its own data folder."""
+    """The name of the lease of a gateway that uses a data folder, and goes on to run or ends."""
 
-    def find(gateway, model="chat", backend="ray", ray="{}"):
+    def find(folder, model="chat", backend="ray", ray="{}", *, runs=False):
         file = tmp_path / "maitred.yaml"
-        text = f"store: {{folder: {tmp_path / gateway}}}\nray: {ray}\n"
+        text = f"store: {{folder: {tmp_path / folder}}}\nray: {ray}\n"
         file.write_text(SHARED.replace("BACKEND", backend) + text)
         config = load(file, {"L": "correct horse battery staple"}).config
         setup = DispatchSetup()
         paper = PaperBackend(setup.clock)
         pool = ReplicaPool(paper, DesiredReplicas(1), StartupTimes({StartKind.WEIGHTS_CACHED: 4.0}), setup.clock)
-        (scaler,) = make_scalers(
+        made = make_scalers(
             config,
             {model: pool},
             {model: setup.dispatcher},
             leases=PaperLeases(setup.clock),
             exchange=PaperExchange(),
             clock=setup.clock,
-        ).values()
+        )
+        (scaler,) = running.enter_context(made).values()
         assert (scaler.shared is None) == (backend == "local"), "nobody else has a demand for what is its own"
+        if not runs:
+            running.close()
         return scaler.lease.lease.pool
 
-    return find
+    with ExitStack() as running:
+        yield find
 
 
 async def test_gateways_of_one_ray_application_share_a_lease(lease_of):
@@ -51,3 +57,9 @@ async def test_gateways_of_one_ray_application_share_a_lease(lease_of):
 async def test_replicas_of_the_gateway_have_a_lease_of_its_own(lease_of):
     assert lease_of("a", backend="local") != lease_of("b", backend="local")
     assert lease_of("a", backend="local") == lease_of("a", backend="local")
+
+
+async def test_gateways_that_use_one_folder_at_the_same_time_have_a_lease_each(lease_of):
+    one = lease_of("a", backend="local", runs=True)
+    assert lease_of("a", backend="local") != one
+    assert lease_of("a", backend="local") == one, "neither runs any more"
