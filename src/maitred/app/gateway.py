@@ -205,7 +205,7 @@ async def open_gateway(
         scalers: dict[str, ModelScaler] = {}
         scaling = ScalingAdmin(scalers, stores.scaler_leases, clock)
         replicas = ReplicaAdmin(queues.all, registry.pools, clock, scaling)
-        live_rollouts = LiveRollouts()
+        live_rollouts = LiveRollouts(config.region)
         controller = ControllerServer(
             in_flight,
             stores.directory,

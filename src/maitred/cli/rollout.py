@@ -26,6 +26,8 @@ Examples:
     maitred rollout start chat --canary chat-v2 --weight 0.05 --shadow 0.1
 
     maitred rollout start chat --canary chat-v2 --sticky session --automatic promote
+
+    maitred rollout start chat --canary chat-v2 --region eu
 """
 WEIGHT_EXAMPLES = """
 Examples:
@@ -99,6 +101,10 @@ def start(
         float | None, typer.Option("--weight", metavar="SHARE", help="Share of the keys that the canary serves.")
     ] = None,
     shadow: ShadowOption = None,
+    regions: Annotated[
+        list[str] | None,
+        typer.Option("--region", metavar="NAME", help="Whose gateways take part. Repeatable; all: --region ''."),
+    ] = None,
     sticky: Annotated[
         str | None, typer.Option("--sticky", metavar="WHAT", help="What stays at one version: key, session, request.")
     ] = None,
@@ -115,6 +121,7 @@ def start(
         "stable": stable,
         "weight": weight,
         "shadow": shadow,
+        "regions": None if regions is None else [region for region in regions if region],
         "sticky": sticky,
         "automatic": automatic,
     }

@@ -145,7 +145,7 @@ class RolloutAdmin:
         """
         live = self._live.items()
         return RolloutMetricsState(
-            weight={name: rollout.state.weight for name, rollout in live},
+            weight={name: rollout.split.weight for name, rollout in live},
             requests={(name, version): n for name, rollout in live for version, n in rollout.requests.items()},
             evidence={
                 (name, fault): share for name, rollout in live for fault, share in rollout.trial.evidence().items()
@@ -323,6 +323,7 @@ def _body(rollout: LiveRollout) -> RolloutBody:
         phase=state.phase,
         weight=state.weight,
         shadow=state.shadow,
+        regions=list(config.regions),
         sticky=config.sticky,
         automatic=config.automatic,
         why=state.why,

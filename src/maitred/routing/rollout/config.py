@@ -108,6 +108,13 @@ class RolloutConfig(Struct, frozen=True, kw_only=True):
     shadow_limit: Annotated[
         int, Meta(ge=1, description="Copies under way at one time; what comes beyond them is not copied.")
     ] = 8
+    regions: Annotated[
+        tuple[Annotated[str, Meta(min_length=1)], ...],
+        Meta(
+            description="Regions whose gateways take part (`region` of a gateway); in all others the stable model "
+            "serves. Empty: everywhere."
+        ),
+    ] = ()
     sticky: Annotated[
         Literal["key", "session", "request"],
         Meta(
@@ -127,7 +134,7 @@ class RolloutConfig(Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> dict[str, object]:
         """Returns the settings as JSON types, for the store."""
-        plain: dict[str, object] = msgspec.to_builtins(self)
+        plain: dict[str, object] = msgspec.json.decode(msgspec.json.encode(self))
         return plain
 
 

@@ -19,16 +19,19 @@ class LiveRollout:
 
     Args:
         state: Shared state, with the last decision.
+        region: Region of this gateway; None: it is in no named region.
 
     Attributes:
         state: Shared state, with the last decision.
         config: Settings of the rollout.
-        split: Split of the requests between the versions.
+        split: Split of the requests between the versions at this gateway; in a region that takes no part, the stable
+            version serves all.
         trial: Trial of the canary.
         requests: Maps each version to its number of completed trial requests, over all trials.
     """
 
-    def __init__(self, state: RolloutState) -> None:
+    def __init__(self, state: RolloutState, region: str | None = None) -> None:
+        self._region = region
         self.requests = dict.fromkeys(RolloutVersion, 0)
         self._set_state(state)
         self._start_trial()
@@ -43,10 +46,12 @@ class LiveRollout:
     def _set_state(self, state: RolloutState) -> None:
         self.state = state
         self.config = msgspec.convert(state.settings, RolloutConfig)
-        self.split = TrafficSplit(rollout=state.name, weight=state.weight, shadow=state.shadow)
+        split = TrafficSplit(rollout=state.name, weight=state.weight, shadow=state.shadow)
+        takes_part = not self.config.regions or self._region in self.config.regions
+        self.split = split if takes_part else split.to_stable()
 
     def _start_trial(self) -> None:
-        self.trial = CanaryTrial(self.config.trial.make_rules(compares=self.state.shadow > 0))
+        self.trial = CanaryTrial(self.config.trial.make_rules(compares=self.split.shadow > 0))
         self._observations = OrderedObservations(self._observe, self.config.trial.patience_s)
 
     def _observe(self, version: RolloutVersion, observation: TrialObservation) -> None:
@@ -69,7 +74,7 @@ class LiveRollout:
     @property
     def default_model(self) -> str:
         """Model of requests that are on neither side of the rollout."""
-        return self.config.canary if self.state.weight >= 1 else self.config.stable
+        return self.config.canary if self.split.weight >= 1 else self.config.stable
 
     def add_pending(self, pending: PendingObservation) -> None:
         """Adds a trial request that begins."""
@@ -91,7 +96,15 @@ class LiveRollout:
 
 
 class LiveRollouts(dict[str, LiveRollout]):
-    """Rollouts that have not ended, by the name that requests ask for."""
+    """Rollouts that have not ended, by the name that requests ask for.
+
+    Args:
+        region: Region of this gateway; None: it is in no named region.
+    """
+
+    def __init__(self, region: str | None = None) -> None:
+        super().__init__()
+        self._region = region
 
     @property
     def default_models(self) -> dict[str, str]:
@@ -107,7 +120,7 @@ class LiveRollouts(dict[str, LiveRollout]):
                 continue
             live = previous.get(state.name)
             if live is None:
-                live = LiveRollout(state)
+                live = LiveRollout(state, self._region)
             elif live.state != state:
                 live.apply_state(state)
             self[state.name] = live

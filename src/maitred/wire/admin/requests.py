@@ -238,6 +238,9 @@ class StartRollout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     weight: Annotated[float, Meta(ge=0, le=1)] | UnsetType = UNSET
     shadow: Annotated[float, Meta(ge=0, le=1)] | UnsetType = UNSET
     shadow_limit: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
+    regions: (
+        Annotated[list[str], Meta(description="Regions whose gateways take part; empty: everywhere.")] | UnsetType
+    ) = UNSET
     sticky: Literal["key", "session", "request"] | UnsetType = UNSET
     automatic: Literal["none", "abort", "promote"] | UnsetType = UNSET
     trial: (

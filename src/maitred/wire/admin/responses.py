@@ -432,6 +432,7 @@ class RolloutBody(Struct, frozen=True, kw_only=True):
     phase: Annotated[RolloutPhase, Meta(description="Only a `running` one is on trial.")]
     weight: Annotated[float, Meta(description="Share of the keys that the canary serves.")]
     shadow: Annotated[float, Meta(description="Share of the stable version's requests that are copied to it.")]
+    regions: Annotated[list[str], Meta(description="Regions whose gateways take part; empty: everywhere.")]
     sticky: str
     automatic: str
     why: Annotated[str, Meta(description="The reason of the last change; empty: it began, or its shares were changed.")]
