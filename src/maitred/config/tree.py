@@ -14,6 +14,7 @@ from maitred.console.config import ConsoleConfig
 from maitred.dispatch.config import DispatchConfig
 from maitred.engine.config import EngineConfig
 from maitred.engine.encoder.config import EncoderConfig
+from maitred.fleet.agent.config import AgentConfig
 from maitred.fleet.ray.config import RayConfig
 from maitred.fleet.residency.config import ResidencyConfig
 from maitred.identity.config import IdentityConfig
@@ -144,10 +145,12 @@ class ServedModelConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = 1
     backend: Annotated[
-        Literal["local", "ray"],
+        Literal["local", "agents", "ray"],
         Meta(
-            description="What starts the engines. `local`: the gateway, on this machine. `ray`: Ray Serve, on the "
-            "machines of a cluster; see the section `ray` and [Ray](ray.md)."
+            description="What starts the engines. `local`: the gateway, on this machine. `agents`: processes on other "
+            "machines (`maitred agent`), which connect to the gateway; see the section `agents` and "
+            "[agents](agents.md). `ray`: Ray Serve, on the machines of a cluster; see the section `ray` and "
+            "[Ray](ray.md)."
         ),
     ] = "local"
     autoscaling: AutoscalingConfig = AutoscalingConfig()
@@ -296,6 +299,7 @@ class Config(Struct, frozen=True, kw_only=True):
     residency: ResidencyConfig = ResidencyConfig()
     engine: EngineConfig = EngineConfig()
     engine_link: LinkConfig = LinkConfig()
+    agents: AgentConfig = AgentConfig()
     ray: RayConfig = RayConfig()
     encoder: EncoderConfig = EncoderConfig()
     identity: IdentityConfig = IdentityConfig()

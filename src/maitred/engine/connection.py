@@ -26,7 +26,7 @@ from maitred.wire.frames import (
     encode_frame,
 )
 from maitred.wire.link.credentials import Credentials
-from maitred.wire.link.handshake import EngineHandshake
+from maitred.wire.link.handshake import ListenerHandshake
 
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
 _READ_BYTES = 256 * 1024
@@ -69,7 +69,7 @@ class GatewayConnection:
         if credentials.tls is not None:
             sock = self._tls = credentials.tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         self._secured = self._tls is None
-        self._handshake = EngineHandshake(credentials.secret, credentials.binding) if credentials.secret else None
+        self._handshake = ListenerHandshake(credentials.secret, credentials.binding) if credentials.secret else None
         self._hello = hello
         self.socket = sock
         self.established = False

@@ -27,7 +27,7 @@ from maitred.engine.process_stats import ProcessStats
 from maitred.engine.server import EngineServer, StepEngine
 from maitred.wire.address import TcpAddress, UnixAddress, parse_address
 from maitred.wire.link.config import LinkConfig
-from maitred.wire.link.credentials import engine_credentials
+from maitred.wire.link.credentials import listener_credentials
 
 logger = logging.getLogger("maitred.engine")
 
@@ -56,7 +56,7 @@ def serve(
     """
     start_s = time.perf_counter()
     address = parse_address(listen)
-    credentials = engine_credentials(address, link or LinkConfig())
+    credentials = listener_credentials(address, link or LinkConfig())
     listener = _listen(address)
     # Reading all weights takes longer than mapping them, so a thread does it while the model is built.
     digest = ThreadPoolExecutor(1, "model digest").submit(_digest_of, model)

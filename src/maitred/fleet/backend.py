@@ -46,6 +46,8 @@ class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether other gateways may start and stop its replicas, too."""
     gpus_per_replica: float = 0.0
     """GPUs of one replica; 0: the backend does not know."""
+    follows: bool = False
+    """Whether another gateway gives the orders now, so that this one only takes over what there is."""
     usd_per_hour: float = 0.0
     """Price of one replica."""
 
@@ -94,7 +96,7 @@ class ReplicaBackend(Protocol):
         ...
 
     def name_of(self, number: int) -> str:
-        """Returns the name of the replica of this number, from 0; the same name for the same number."""
+        """Returns the name for a new replica; if that of number 0 exists already, the next number has another."""
         ...
 
     def on_change(self, listener: Callable[[], None]) -> None:

@@ -20,7 +20,7 @@ from maitred.replica.engine.client import EngineClient
 from maitred.scaling.replica_status import ReplicaPhase
 from maitred.wire.address import Address
 from maitred.wire.link.config import LinkConfig
-from maitred.wire.link.credentials import Credentials, gateway_credentials
+from maitred.wire.link.credentials import Credentials, dialer_credentials
 
 HELLO_TIMEOUT_S = 30.0
 """Time limit of a hello, long enough for an engine whose steps take seconds: a handshake takes some turns of its event
@@ -162,7 +162,7 @@ def make_remote_engine(address: Address, config: LinkConfig, check_card: Callabl
     """
     return RemoteEngine(
         address,
-        credentials=gateway_credentials(address, config),
+        credentials=dialer_credentials(address, config),
         silence_timeout_s=config.silence_timeout_s,
         check_card=check_card,
     )

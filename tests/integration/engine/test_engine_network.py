@@ -26,8 +26,8 @@ from maitred.testing.scripted_engine import ScriptedEngine
 from maitred.wire.address import TcpAddress, UnixAddress
 from maitred.wire.frames import TokenOutput
 from maitred.wire.link.config import LinkConfig
-from maitred.wire.link.credentials import engine_credentials, gateway_credentials
-from maitred.wire.link.handshake import MAGIC, NONCE_BYTES, GatewayHandshake
+from maitred.wire.link.credentials import dialer_credentials, listener_credentials
+from maitred.wire.link.handshake import MAGIC, NONCE_BYTES, DialerHandshake
 from tests.support.certificates import Authority
 
 LIMIT_S = 300.0
@@ -90,7 +90,7 @@ def engine(config=LinkConfig(), *, stranger_s=30.0):  # noqa: B008 - frozen
     address = TcpAddress("127.0.0.1", listener.getsockname()[1])
     steps = Counting()
     server = EngineServer(
-        steps, SCRIPTED_CARD, listener, SystemClock(), engine_credentials(address, config), stranger_s=stranger_s
+        steps, SCRIPTED_CARD, listener, SystemClock(), listener_credentials(address, config), stranger_s=stranger_s
     )
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -105,7 +105,7 @@ def engine(config=LinkConfig(), *, stranger_s=30.0):  # noqa: B008 - frozen
 
 
 def link_to(address, config):
-    return EngineClient(address, credentials=gateway_credentials(address, config))
+    return EngineClient(address, credentials=dialer_credentials(address, config))
 
 
 async def answer_of(link, prompt=(1, 2, 3), max_tokens=3):
@@ -193,7 +193,7 @@ async def test_a_recorded_handshake_opens_nothing():
     async with asyncio.timeout(LIMIT_S):
         with engine(LinkConfig(secret=SECRET)) as (address, _):
             reader, writer = await asyncio.open_connection(address.host, address.port)
-            recorded = GatewayHandshake(SECRET).feed(await reader.readexactly(OPENING_BYTES))
+            recorded = DialerHandshake(SECRET).feed(await reader.readexactly(OPENING_BYTES))
             writer.write(recorded)
             assert len(await reader.readexactly(32)) == 32
             assert await reader.readexactly(4), "the hello follows"

@@ -6,7 +6,7 @@ from maitred.core.errors import ConfigInvalid
 from maitred.core.secret import Secret
 from maitred.wire.address import parse_address
 from maitred.wire.link.config import LinkConfig
-from maitred.wire.link.credentials import engine_credentials, gateway_credentials
+from maitred.wire.link.credentials import dialer_credentials, listener_credentials
 from tests.support.certificates import Authority
 
 SECRET = Secret("sixteen letters.", "{env: A}")
@@ -15,7 +15,7 @@ HERE = ["tcp:127.0.0.1:9100", "tcp:[::1]:9100", "tcp:localhost:9100", "unix:/run
 
 
 @pytest.mark.parametrize("address", EVERYWHERE)
-@pytest.mark.parametrize("of_end", [engine_credentials, gateway_credentials])
+@pytest.mark.parametrize("of_end", [listener_credentials, dialer_credentials])
 def test_a_network_needs_a_secret_and_tls(address, of_end, tmp_path):
     parsed = parse_address(address)
     with pytest.raises(ConfigInvalid, match=r"Set engine_link.secret to \{env: NAME\}"):
@@ -31,7 +31,7 @@ def test_a_network_needs_a_secret_and_tls(address, of_end, tmp_path):
 
 @pytest.mark.parametrize("address", HERE)
 def test_this_machine_needs_nothing(address):
-    for of_end in (engine_credentials, gateway_credentials):
+    for of_end in (listener_credentials, dialer_credentials):
         credentials = of_end(parse_address(address), LinkConfig())
         assert (credentials.secret, credentials.tls) == (None, None)
 
@@ -45,14 +45,14 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
         (LinkConfig(ca_file=str(empty)), "engine_link.ca_file"),
     ]:
         with pytest.raises(ConfigInvalid, match=says):
-            gateway_credentials(address, config)
+            dialer_credentials(address, config)
     for config in (
         LinkConfig(certificate_file="/nowhere.pem"),
         LinkConfig(certificate_file=str(empty)),
         LinkConfig(certificate_file=Authority(tmp_path).issue("no-key").certificate),
     ):
         with pytest.raises(ConfigInvalid, match=r"engine_link.certificate_file"):
-            engine_credentials(address, config)
+            listener_credentials(address, config)
 
 
 def test_a_secret_that_can_be_guessed_and_a_key_without_a_certificate_are_conflicts():

@@ -4,6 +4,7 @@ The agent may be away for a while. Its engines serve meanwhile, and orders are g
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -13,14 +14,21 @@ from msgspec.structs import replace
 
 from maitred.core.backoff import BackoffCeiling
 from maitred.core.clock import Clock
+from maitred.core.errors import ConfigInvalid
 from maitred.fleet.agent.connection import MessageConnection
 from maitred.fleet.agent.protocol import (
+    AgentHello,
+    AgentRejection,
     AgentReplica,
     AgentState,
+    ControllerHello,
+    Order,
+    OrderRefused,
     SetDesired,
     StartReplica,
     StopReplica,
     ToController,
+    version_fault,
 )
 from maitred.fleet.backend import BackendFacts, BackendReplica
 from maitred.fleet.local_backend import LocalBackend
@@ -30,30 +38,42 @@ from maitred.scaling.replica_status import ReplicaPhase
 
 _RECONNECT_BACKOFF = BackoffCeiling(first_s=0.02, most_s=1.0)
 
+_log = logging.getLogger(__name__)
+
 
 class AgentBackend:
-    """Backend at an agent. Implements `ReplicaBackend`.
+    """Backend at one agent. Implements `ReplicaBackend`.
 
     Args:
-        path: Unix socket at which the agent takes orders.
+        path: Unix socket at which the agent takes orders; None: the agent dials, and `on_open` gets its connections.
         make_engine: Makes the connection to the engine at an address.
         facts: The facts until the agent has told its own.
         name_of: Returns the name of the replica of a number.
         clock: The clock.
+        epoch: Returns the epoch in which this process may give orders now; None: it may give none.
+
+    Attributes:
+        hello: Who and where the agent is.
+        state: What it has told last.
+        away_since_s: Since when it has had no connection; None: it has one.
     """
 
     def __init__(
         self,
-        path: Path,
+        path: Path | None,
         make_engine: Callable[[str], RemoteEngine],
         facts: BackendFacts,
         name_of: Callable[[int], str],
         clock: Clock,
+        epoch: Callable[[], int | None] = lambda: 0,
     ) -> None:
+        self.hello = AgentHello()
+        self.state = AgentState(facts, [], desired=None)
+        self.away_since_s: float | None = clock.monotonic_s()
         self._path = path
         self._name_of = name_of
         self._clock = clock
-        self._state = AgentState(facts, [], desired=None)
+        self._epoch = epoch
         self._kept: DesiredReplicas | None = None
         """Desired numbers of this process, which an agent that has been away is told again."""
         self._addresses: dict[str, str] = {}
@@ -65,7 +85,8 @@ class AgentBackend:
         self._connections = LocalBackend(lambda name: make_engine(self._addresses[name]), facts, name_of, clock)
         self._connections.on_change(self._on_connection_change)
         self._listeners: list[Callable[[], None]] = []
-        self._connection: MessageConnection[ToController] | None = None
+        self._lines: list[MessageConnection[ToController]] = []
+        """Connections with the agent; one that dials by several addresses of this machine has several."""
         self._is_known = asyncio.Event()
         self._is_lost = asyncio.Event()
         self._connect_task: asyncio.Task[None] | None = None
@@ -73,12 +94,12 @@ class AgentBackend:
     @property
     def facts(self) -> BackendFacts:
         """Facts of the agent. Implements `ReplicaBackend`."""
-        return replace(self._state.facts, outlives_gateway=True)
+        return replace(self.state.facts, outlives_gateway=True)
 
     @property
     def desired(self) -> DesiredReplicas | None:
         """Desired numbers that the agent has been told. Implements `ReplicaBackend`."""
-        return self._state.desired
+        return self.state.desired
 
     def replicas(self) -> Mapping[str, BackendReplica]:
         """Returns the replicas of the agent, and those that it is to start. Implements `ReplicaBackend`."""
@@ -97,6 +118,10 @@ class AgentBackend:
         self._kept = desired
         self._send(SetDesired(desired))
 
+    def claim(self) -> None:
+        """Tells the agent the epoch of this process, so that it takes no order of an earlier one."""
+        self._send(SetDesired(self._kept))
+
     def start(self, name: str) -> None:
         """Orders the start of a replica. Implements `ReplicaBackend`."""
         if name not in self._replicas:
@@ -105,7 +130,7 @@ class AgentBackend:
                 name=name,
                 phase=ReplicaPhase.STARTING,
                 since_s=self._clock.monotonic_s(),
-                start_kind=self._state.facts.start_kind,
+                start_kind=self.state.facts.start_kind,
             )
             self._send(StartReplica(name))
             self._notify()
@@ -130,56 +155,100 @@ class AgentBackend:
         await self._connections.wait_started()
 
     async def __aenter__(self) -> Self:
-        """Waits until the agent has told what it has."""
+        """Waits until the agent has told what it has, if it is dialed."""
         await self._connections.__aenter__()
-        self._connect_task = asyncio.create_task(self._keep_connected(), name="agent connection")
-        await self._is_known.wait()
+        if self._path is not None:
+            self._connect_task = asyncio.create_task(self._keep_connected(self._path), name="agent connection")
+            await self._is_known.wait()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Closes the connections; the agent keeps its engines."""
-        assert self._connect_task is not None
-        self._connect_task.cancel()
-        await asyncio.wait({self._connect_task})
+        if self._connect_task is not None:
+            self._connect_task.cancel()
+            await asyncio.wait({self._connect_task})
+        for line in list(self._lines):
+            line.close()
         await self._connections.__aexit__(kind, error, trace)
 
     # --- the agent ---
 
-    async def _keep_connected(self) -> None:
+    async def _keep_connected(self, path: Path) -> None:
         loop = asyncio.get_running_loop()
         failures = 0
         while True:
             try:
-                _, connection = await loop.create_unix_connection(
-                    lambda: MessageConnection(ToController, self._on_state, self._is_lost.set), str(self._path)
-                )
+                _, line = await loop.create_unix_connection(self._make_line, str(path))
             except OSError:
                 failures += 1
                 await asyncio.sleep(_RECONNECT_BACKOFF.after(failures))
                 continue
             failures = 0
             self._is_lost.clear()
-            self._connection = connection
-            if self._kept is not None:
-                self._send(SetDesired(self._kept))
-            for name in self._starting:
-                self._send(StartReplica(name))
-            for name in self._stopping:
-                self._send(StopReplica(name))
             try:
                 await self._is_lost.wait()
             finally:
-                self._connection = None
-                connection.close()
+                line.close()
 
-    def _send(self, order: StartReplica | StopReplica | SetDesired) -> None:
-        if self._connection is not None:
-            self._connection.send(order)
+    def _make_line(self) -> MessageConnection[ToController]:
+        line: MessageConnection[ToController] = MessageConnection(
+            ToController,
+            lambda message: self.on_message(line, message),
+            on_end=lambda: self.on_end(line),
+            on_open=lambda: self.on_open(line),
+        )
+        return line
+
+    def on_open(self, line: MessageConnection[ToController]) -> None:
+        """Handles a new connection with the agent: gives again the orders that it may not have got."""
+        self._lines.append(line)
+        self.away_since_s = None
+        line.send(ControllerHello())
+        if self._kept is not None or self._epoch():
+            self._send(SetDesired(self._kept))
+        for name in self._starting:
+            self._send(StartReplica(name))
+        for name in self._stopping:
+            self._send(StopReplica(name))
+
+    def on_end(self, line: MessageConnection[ToController]) -> None:
+        """Handles the end of a connection with the agent."""
+        self._is_lost.set()
+        if line in self._lines:
+            self._lines.remove(line)
+            if not self._lines:
+                self.away_since_s = self._clock.monotonic_s()
+                self._notify()
+
+    def on_message(self, line: MessageConnection[ToController], message: ToController) -> None:
+        """Handles what the agent tells."""
+        match message:
+            case AgentHello():
+                if fault := version_fault(message.protocol):
+                    line.send(AgentRejection(fault))
+                    line.reject(fault)
+                elif message.instance != self.hello.instance:
+                    self.state = replace(self.state, number=0)
+                self.hello = message
+            case AgentState():
+                if message.number > self.state.number:
+                    self._on_state(message)
+            case OrderRefused():
+                _log.warning(
+                    "The agent %s refuses the orders of this gateway: another one has given orders in epoch %d.",
+                    self.hello.name,
+                    message.epoch,
+                )
+
+    def _send(self, order: Order) -> None:
+        """Sends an order with the epoch of this process, if it may give orders."""
+        if self._lines and (epoch := self._epoch()) is not None:
+            self._lines[-1].send(replace(order, epoch=epoch))
 
     def _on_state(self, state: AgentState) -> None:
-        self._state = state
+        self.state = state
         found = {replica.name: replica for replica in state.replicas}
         self._starting.difference_update(found)
         for name, replica in found.items():
@@ -190,17 +259,49 @@ class AgentBackend:
         self._update()
         self._is_known.set()
 
+    def forget_orders(self) -> None:
+        """Forgets the orders that the agent has not carried out, because another process gives them from now on."""
+        self._kept = None
+        self._starting.clear()
+        self._stopping.clear()
+        self._update()
+
+    def drop_lost(self, after_s: float) -> None:
+        """Gives up the replicas of an agent that is away for so long, if their engines do not answer either."""
+        now_s = self._clock.monotonic_s()
+        if self.away_since_s is None or now_s - self.away_since_s < after_s:
+            return
+        connections = self._connections.replicas()
+        lost = {
+            name
+            for name in self._replicas
+            if (connection := connections.get(name)) is None
+            or (connection.phase is not ReplicaPhase.SERVING and now_s - connection.since_s >= after_s)
+        }
+        if lost:
+            _log.error("The agent %s is away, and so are its replicas %s.", self.hello.name, ", ".join(sorted(lost)))
+            self.state = replace(self.state, replicas=[told for told in self.state.replicas if told.name not in lost])
+            self._starting -= lost
+            for name in lost:
+                self._connections.stop(name)
+            self._update()
+
     def _adopt(self, replica: AgentReplica) -> None:
         """Connects to the engine of a replica of the agent."""
         if replica.name in self._stopping or replica.name in self._connections.replicas():
             return
         self._addresses[replica.name] = replica.address
-        self._connections.start(replica.name)
+        try:
+            self._connections.start(replica.name)
+        except ConfigInvalid as error:
+            if replica.name not in self._replicas:
+                _log.error("The replica %s of an agent cannot be used: %s", replica.name, error.message)
+        connection = self._connections.replicas().get(replica.name)
         self._replicas[replica.name] = BackendReplica(
             name=replica.name,
             phase=replica.phase,
             since_s=self._clock.monotonic_s() - replica.age_s,
-            engine=self._connections.replicas()[replica.name].engine,
+            engine=None if connection is None else connection.engine,
             start_kind=replica.start_kind,
         )
 
@@ -212,7 +313,7 @@ class AgentBackend:
 
     def _update(self) -> None:
         """Brings the replicas up to date with the agent and with the connections to its engines."""
-        found = {replica.name: replica for replica in self._state.replicas}
+        found = {replica.name: replica for replica in self.state.replicas}
         connections = self._connections.replicas()
         for name, replica in list(self._replicas.items()):
             if name not in found and name not in connections and name not in self._starting:

@@ -3,15 +3,24 @@
 ::
 
     controller                     agent
+      ControllerHello ------------>
+      <----------------- AgentHello       at once
       <----------------- AgentState       at once, and again after every change
       StartReplica --------------->
       StopReplica ---------------->
       SetDesired ----------------->
+      <--------------- OrderRefused       the order was of an older epoch
+      AgentRejection ------------->       the agent may not take part; the connection ends
 
 An agent tells its whole state, which is small, so a message that is lost with its connection needs no repair: the next
 controller, or the next connection, reads what there is and orders what is missing. Orders are idempotent. The end of
 the connection changes nothing at the agent: a dead controller leaves the fleet as it is. Clocks of two machines differ,
 so times are ages.
+
+Orders carry the epoch of the lease under which they are given. An agent remembers the highest one, and refuses orders
+of older ones: a controller that has lost its lease without noticing it changes nothing.
+
+The first two messages stay as they are in every version; later versions may append fields.
 """
 
 import msgspec
@@ -20,6 +29,27 @@ from maitred.fleet.backend import BackendFacts, StartPhase
 from maitred.fleet.policy.reconciler import DesiredReplicas
 from maitred.scaling.replica_status import ReplicaPhase
 from maitred.scaling.startup_times import StartKind
+
+AGENT_PROTOCOL = 1
+
+
+class ControllerHello(msgspec.Struct, frozen=True, array_like=True, tag="controller"):
+    """Controller: its version of the protocol."""
+
+    protocol: int = AGENT_PROTOCOL
+
+
+class AgentHello(msgspec.Struct, frozen=True, array_like=True, tag="agent"):
+    """Agent: who and where it is."""
+
+    protocol: int = AGENT_PROTOCOL
+    name: str = ""
+    """Name that it keeps over restarts; its replicas bear it."""
+    instance: str = ""
+    """Differs with every start of an agent."""
+    region: str = ""
+    zone: str = ""
+    """Part of the region that fails as a whole."""
 
 
 class AgentReplica(msgspec.Struct, frozen=True, array_like=True):
@@ -43,25 +73,57 @@ class AgentState(msgspec.Struct, frozen=True, array_like=True, tag="state"):
     replicas: list[AgentReplica]
     desired: DesiredReplicas | None
     """Desired numbers that a controller has had it keep; None: none has."""
+    epoch: int = 0
+    """Highest epoch of an order so far."""
+    number: int = 0
+    """Number of this state; of two connections, one may bring an older state later."""
+
+
+class OrderRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+    """Agent: an order was refused, because it was of an older epoch."""
+
+    epoch: int
+    """Highest epoch of an order so far."""
 
 
 class StartReplica(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     """Controller: the replica is to run."""
 
     name: str
+    epoch: int = 0
 
 
 class StopReplica(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """Controller: the replica, which runs no request any more, is to end."""
 
     name: str
+    epoch: int = 0
 
 
 class SetDesired(msgspec.Struct, frozen=True, array_like=True, tag="desired"):
     """Controller: the next controller is to desire these numbers of replicas."""
 
-    desired: DesiredReplicas
+    desired: DesiredReplicas | None
+    """None: those of before; only the epoch is told."""
+    epoch: int = 0
 
 
-ToAgent = StartReplica | StopReplica | SetDesired
-ToController = AgentState
+class AgentRejection(msgspec.Struct, frozen=True, array_like=True, tag="rejection"):
+    """Controller: the agent may not take part."""
+
+    reason: str
+
+
+Order = StartReplica | StopReplica | SetDesired
+ToAgent = ControllerHello | Order | AgentRejection
+ToController = AgentHello | AgentState | OrderRefused
+
+
+def version_fault(protocol: int) -> str:
+    """Returns why the two ends cannot work together; empty: they can."""
+    if protocol == AGENT_PROTOCOL:
+        return ""
+    return (
+        f"The agent and the gateway speak different protocols: the other end {protocol}, this one {AGENT_PROTOCOL}. "
+        "Run the same version of maitred on both machines."
+    )

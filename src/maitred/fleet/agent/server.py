@@ -1,30 +1,59 @@
 """Server of an agent: tells controllers what its backend has, and passes their orders on to it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from maitred.core.clock import Clock
 from maitred.fleet.agent.connection import MessageConnection
-from maitred.fleet.agent.protocol import AgentReplica, AgentState, SetDesired, StartReplica, StopReplica, ToAgent
+from maitred.fleet.agent.protocol import (
+    AgentHello,
+    AgentRejection,
+    AgentReplica,
+    AgentState,
+    ControllerHello,
+    Order,
+    OrderRefused,
+    SetDesired,
+    StartReplica,
+    StopReplica,
+    ToAgent,
+    version_fault,
+)
 from maitred.fleet.backend import ReplicaBackend
 from maitred.fleet.policy.reconciler import DesiredReplicas
+from maitred.scaling.replica_status import ReplicaPhase
+from maitred.wire.link.credentials import Credentials
+
+_log = logging.getLogger(__name__)
 
 
 class AgentServer:
-    """Server of an agent.
+    """Server of an agent. Controllers dial it at a Unix socket, or it has a connection to each of them (`connect`).
 
     Args:
         backend: Backend that has the engines; its owner opens and closes it.
         clock: The clock of the backend.
+        hello: Who and where the agent is.
+
+    Attributes:
+        epoch: Highest epoch of an order so far.
     """
 
-    def __init__(self, backend: ReplicaBackend, clock: Clock) -> None:
+    def __init__(self, backend: ReplicaBackend, clock: Clock, hello: AgentHello = AgentHello()) -> None:  # noqa: B008
+        self.epoch = 0
         self._backend = backend
         self._clock = clock
+        self._hello = replace(hello, instance=secrets.token_hex(8))
         self._desired: DesiredReplicas | None = None
         self._connections: set[MessageConnection[ToAgent]] = set()
+        self._is_leaving = False
+        self._states = 0
         self._is_scheduled = False
         backend.on_change(self._schedule)
 
@@ -32,36 +61,84 @@ class AgentServer:
     async def listening(self, path: Path) -> AsyncIterator[None]:
         """Accepts controllers at a Unix socket for as long as the block lasts."""
         _remove_stale(path)
-        server = await asyncio.get_running_loop().create_unix_server(self.accept, str(path))
+        server = await asyncio.get_running_loop().create_unix_server(self.connect, str(path))
         try:
             yield
         finally:
             server.close()
-            for connection in list(self._connections):
-                connection.close()
+            self.close()
 
-    def accept(self) -> MessageConnection[ToAgent]:
-        """Returns the end of a new connection from a controller."""
+    def connect(
+        self,
+        on_end: Callable[[], None] = lambda: None,
+        credentials: Credentials = Credentials(),  # noqa: B008 - frozen
+    ) -> MessageConnection[ToAgent]:
+        """Returns the agent's end of a new connection with a controller.
+
+        Args:
+            on_end: Called once when the controller is gone.
+            credentials: Secret that the controller must know; none at a Unix socket.
+        """
+
+        def end() -> None:
+            self._connections.discard(connection)
+            on_end()
+
         connection: MessageConnection[ToAgent] = MessageConnection(
             ToAgent,
-            self._on_order,
-            on_end=lambda: self._connections.discard(connection),
+            lambda message: self._on_message(connection, message),
+            on_end=end,
             on_open=lambda: self._on_open(connection),
+            credentials=credentials,
         )
         return connection
 
+    def leave(self) -> None:
+        """Tells controllers that all replicas end soon, and that none is started here; their owner stops them then."""
+        self._is_leaving = True
+        self._send_state()
+
+    def close(self) -> None:
+        """Closes all connections after what was sent."""
+        for connection in list(self._connections):
+            connection.close()
+
     def _on_open(self, connection: MessageConnection[ToAgent]) -> None:
         self._connections.add(connection)
+        connection.send(self._hello)
         connection.send(self._state())
 
-    def _on_order(self, order: ToAgent) -> None:
+    def _on_message(self, connection: MessageConnection[ToAgent], message: ToAgent) -> None:
+        match message:
+            case ControllerHello():
+                if fault := version_fault(message.protocol):
+                    connection.reject(fault)
+            case AgentRejection():
+                connection.reject(message.reason)
+            case _ if message.epoch < self.epoch:
+                _log.warning(
+                    "An order of epoch %d is refused: another gateway has given orders in epoch %d.",
+                    message.epoch,
+                    self.epoch,
+                )
+                connection.send(OrderRefused(self.epoch))
+            case _:
+                self._obey(message)
+
+    def _obey(self, order: Order) -> None:
+        if order.epoch > self.epoch:
+            self.epoch = order.epoch
+            self._schedule()
         match order:
             case StartReplica():
-                self._backend.start(order.name)
+                if not self._is_leaving:
+                    self._backend.start(order.name)
             case StopReplica():
                 self._backend.stop(order.name)
-            case SetDesired():
-                self._desired = order.desired
+            case SetDesired(desired=DesiredReplicas() as desired):
+                if desired != self._desired:
+                    self._desired = desired
+                    self._schedule()
 
     def _schedule(self) -> None:
         """Has all controllers told the state after the changes of this turn of the event loop."""
@@ -77,13 +154,15 @@ class AgentServer:
 
     def _state(self) -> AgentState:
         now_s = self._clock.monotonic_s()
+        self._states += 1
+        facts = self._backend.facts
         return AgentState(
-            self._backend.facts,
+            replace(facts, max_replicas=0) if self._is_leaving else facts,
             [
                 AgentReplica(
                     name=replica.name,
                     address=str(replica.engine.client.address),
-                    phase=replica.phase,
+                    phase=ReplicaPhase.DRAINING if self._is_leaving else replica.phase,
                     age_s=now_s - replica.since_s,
                     start_kind=replica.start_kind,
                     start_phases=replica.start_phases,
@@ -92,7 +171,9 @@ class AgentServer:
                 for replica in self._backend.replicas().values()
                 if replica.engine is not None
             ],
-            self._desired,
+            desired=self._desired,
+            epoch=self.epoch,
+            number=self._states,
         )
 
 

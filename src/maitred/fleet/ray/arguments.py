@@ -14,7 +14,7 @@ from maitred.fleet.local import LinkAddress, LocalEngine
 from maitred.fleet.ray.config import RayReplicaConfig
 from maitred.wire.address import TcpAddress
 from maitred.wire.link.config import LinkConfig
-from maitred.wire.link.credentials import gateway_credentials
+from maitred.wire.link.credentials import dialer_credentials
 
 
 class ApplicationArguments(RayReplicaConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,7 +67,7 @@ def make_engine(arguments: ApplicationArguments, host: str, port: int) -> LocalE
     address, link = TcpAddress(host, port), arguments.link()
     return LocalEngine(
         lambda listen: engine_arguments(arguments, listen),
-        listens_at=LinkAddress(address, gateway_credentials(address, link)),
+        listens_at=LinkAddress(address, dialer_credentials(address, link)),
         silence_timeout_s=link.silence_timeout_s,
         stop_grace_s=arguments.stop_grace_s,
     )

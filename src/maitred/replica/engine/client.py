@@ -30,7 +30,7 @@ from maitred.wire.link.credentials import Credentials
 CONNECT_RETRY_S = 0.02
 """Time between attempts to connect while nothing listens yet; much shorter than an engine start."""
 
-_KEEPALIVE_OPTIONS = (
+KEEPALIVE_OPTIONS = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
@@ -292,7 +292,7 @@ class EngineClient:
             self._new_connection, self.address.host, self.address.port, ssl=self._credentials.tls
         )
         sock: socket.socket = transport.get_extra_info("socket")
-        for option in _KEEPALIVE_OPTIONS:
+        for option in KEEPALIVE_OPTIONS:
             sock.setsockopt(*option)
         return connection
 

@@ -40,7 +40,7 @@ from maitred.wire.frames import (
     encode_frame,
 )
 from maitred.wire.link.credentials import channel_binding
-from maitred.wire.link.handshake import MAGIC, GatewayHandshake
+from maitred.wire.link.handshake import MAGIC, DialerHandshake
 
 _WAKE_BATCH_SIZE = 8
 """Number of stream readers that are woken in one event loop iteration.
@@ -154,7 +154,7 @@ class EngineConnection(asyncio.Protocol):
         self._last_block_sequence: int | None = None
         """Sequence number of the last block update; None: a snapshot is awaited."""
         self._secret = secret
-        self._handshake: GatewayHandshake | None = None
+        self._handshake: DialerHandshake | None = None
         self._heartbeat = None if silence_timeout_s is None else HeartbeatMonitor(silence_timeout_s)
         self._heartbeat_timer: asyncio.TimerHandle | None = None
 
@@ -233,7 +233,7 @@ class EngineConnection(asyncio.Protocol):
         if self._secret is not None:
             tls = transport.get_extra_info("ssl_object")
             certificate = None if tls is None else tls.getpeercert(binary_form=True)
-            self._handshake = GatewayHandshake(
+            self._handshake = DialerHandshake(
                 self._secret, b"" if certificate is None else channel_binding(certificate)
             )
 
@@ -272,7 +272,7 @@ class EngineConnection(asyncio.Protocol):
             reason = "the engine closed the connection"
         self.end(reason)
 
-    def _continue_handshake(self, handshake: GatewayHandshake, data: bytes) -> bytes:
+    def _continue_handshake(self, handshake: DialerHandshake, data: bytes) -> bytes:
         """Continues the handshake and returns the bytes that follow it."""
         self._write(handshake.feed(data))
         if handshake.rest is None:

@@ -1,4 +1,4 @@
-"""Credentials of one end of a gateway-engine connection, and the rules that require them.
+"""Credentials of one end of a connection between machines, and the rules that require them.
 
 The folder permissions protect a Unix socket, and the logins of the machine protect a loopback address. Every other
 address is on a network: without authentication anyone can use the accelerator of the engine, and without TLS anyone on
@@ -17,6 +17,7 @@ from maitred.core.errors import ConfigInvalid
 from maitred.core.secret import Secret
 from maitred.wire.address import Address, TcpAddress
 from maitred.wire.link.config import LinkConfig
+from maitred.wire.link.handshake import ENGINE_LINK, LinkKind
 from maitred.wire.loopback import is_loopback
 
 MIN_SECRET_CHARACTERS = 16
@@ -30,24 +31,24 @@ class Credentials:
     secret: Secret | None = None
     tls: ssl.SSLContext | None = None
     binding: bytes = b""
-    """Digest of the certificate of this end, if this end is an engine; see `channel_binding`."""
+    """Digest of the certificate of this end, if this end listens; see `channel_binding`."""
 
 
 def channel_binding(certificate: bytes) -> bytes:
-    """Computes the binding of the proofs to a connection: the digest of the engine's certificate (DER)."""
+    """Computes the binding of the proofs to a connection: the digest of the listener's certificate (DER)."""
     return hashlib.sha256(certificate).digest()
 
 
-def engine_credentials(address: Address, config: LinkConfig) -> Credentials:
-    """Loads the credentials of an engine that listens at an address.
+def listener_credentials(address: Address, config: LinkConfig, kind: LinkKind = ENGINE_LINK) -> Credentials:
+    """Loads the credentials of an engine, or of another listener, at an address.
 
     Raises:
-        ConfigInvalid: Other parties on the network could use the engine or read the traffic, or a file cannot be used.
+        ConfigInvalid: Other parties on the network could use it or read the traffic, or a file cannot be used.
     """
     if not isinstance(address, TcpAddress):
         return Credentials(config.secret)
     if fault := _exposure_fault(address, config, "engine_link.certificate_file", config.certificate_file):
-        raise ConfigInvalid(f"The engine would listen on {address}, which other machines can reach. {fault}")
+        raise ConfigInvalid(f"The {kind.listener} would listen on {address}, which other machines can reach. {fault}")
     if config.certificate_file is None:
         return Credentials(config.secret)
     tls = _tls_context(ssl.PROTOCOL_TLS_SERVER, config)
@@ -58,7 +59,7 @@ def engine_credentials(address: Address, config: LinkConfig) -> Credentials:
     return Credentials(config.secret, tls, channel_binding(ssl.PEM_cert_to_DER_cert(found[0])))
 
 
-def gateway_credentials(address: Address, config: LinkConfig) -> Credentials:
+def dialer_credentials(address: Address, config: LinkConfig, kind: LinkKind = ENGINE_LINK) -> Credentials:
     """Loads the credentials of a gateway that connects to an address.
 
     Raises:
@@ -68,7 +69,7 @@ def gateway_credentials(address: Address, config: LinkConfig) -> Credentials:
     if not isinstance(address, TcpAddress):
         return Credentials(config.secret)
     if fault := _exposure_fault(address, config, "engine_link.ca_file", config.ca_file):
-        raise ConfigInvalid(f"The engine at {address} is on another machine. {fault}")
+        raise ConfigInvalid(f"The {kind.listener} at {address} is on another machine. {fault}")
     return Credentials(config.secret, None if config.ca_file is None else _tls_context(ssl.PROTOCOL_TLS_CLIENT, config))
 
 
