@@ -215,6 +215,7 @@ async def open_gateway(
                 frozenset(live_rollouts),
                 resources.upstreams.context_tokens_by_pool(),
                 registry.addresses(),
+                stays_ready=any(pool.stays_ready for pool in registry.pools.values()),
             ),
             clock=clock,
             answers=resources.stores.answers,

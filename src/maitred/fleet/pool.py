@@ -60,7 +60,7 @@ class ReplicaPool:
         desired: The desired numbers.
         startup_times: Durations of starts by kind.
         engines: Engines by replica. The mapping object is always the same.
-        is_scaled: Whether somebody has set the desired numbers, here or in an earlier gateway.
+        is_scaled: Whether somebody sets the desired numbers, here or in an earlier gateway.
         past_output_tokens: Output tokens of the engines that are gone.
         pause_at_tokens: Number of unread tokens at which a stream pauses its engine; None: the default.
     """
@@ -136,15 +136,21 @@ class ReplicaPool:
         desired = DesiredReplicas(serving, asleep)
         if desired != self.desired:
             _log.info("%d replicas are to serve and %d to sleep.", serving, asleep)
-        self.desired, self.is_scaled = desired, True
+        self.desired = desired
         self.backend.keep_desired(desired)
         self._has_served = self._has_served or not serving
-        for member in self._members.values():
-            if member.endpoint is not None:
-                member.endpoint.replica.ready_in_s = self.ready_in_s
+        self.let_requests_wait()
         self._reconcile()
         for listener in self._change_listeners:
             listener()
+
+    def let_requests_wait(self) -> None:
+        """Lets requests wait from now on while no replica serves, because somebody sets the desired numbers."""
+        self.is_scaled = True
+        for member in self._members.values():
+            if member.endpoint is not None:
+                member.endpoint.replica.ready_in_s = self.ready_in_s
+        self._update_endpoints()
 
     def refresh(self) -> None:
         """Compares again after an operator has given a replica an order."""
@@ -178,8 +184,12 @@ class ReplicaPool:
         return any(engine.client.is_ready for engine in self.engines.values())
 
     @property
-    def lets_wait(self) -> bool:
-        """Whether requests may wait while no replica serves; not before the first of a new gateway has served."""
+    def stays_ready(self) -> bool:
+        """Whether the model is ready for requests while no replica serves, since they bring one.
+
+        Not before the first replica of a new gateway has served: requests may wait for it, but a load balancer has
+        others to send them to.
+        """
         return self.is_scaled and self._has_served
 
     @property

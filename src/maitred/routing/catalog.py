@@ -40,6 +40,7 @@ class ServedModel(_CatalogModel):
         answer_format: Format of the answers; None means the format that the chat template shows.
         defaults: Sampling settings for requests that do not set their own.
         coming_card: Returns the card of a replica that requests may wait for while none serves; None: they may not.
+        stays_ready: Returns whether the model is ready while no replica serves.
     """
 
     def __init__(
@@ -50,18 +51,20 @@ class ServedModel(_CatalogModel):
         answer_format: AnswerFormat | None = None,
         defaults: GenerationDefaults = GenerationDefaults(),  # noqa: B008 - frozen
         coming_card: Callable[[], ModelCard | None] = lambda: None,
+        stays_ready: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(name, replicas)
         self.tokenizer = tokenizer
         self.defaults = defaults
         self._answer_format = answer_format
         self._coming_card = coming_card
+        self._stays_ready = stays_ready
         self._cards: dict[HasModelCard, ModelCard] = {}
         """Last known card of each replica; without replicas, of those that were there last."""
 
     def is_ready(self) -> bool:
-        """Returns whether a request could run now, or may wait for a replica that comes."""
-        return super().is_ready() or self._coming_card() is not None
+        """Returns whether a request could run now, or is as welcome though no replica serves."""
+        return super().is_ready() or self._stays_ready()
 
     def card(self) -> ModelCard:
         """Returns the card of all replicas together: a request must fit each of them, and their capacities add up.

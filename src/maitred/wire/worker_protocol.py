@@ -392,6 +392,8 @@ class ControllerSnapshot(msgspec.Struct, frozen=True, array_like=True, tag="welc
     """
     engines: dict[str, str]
     """Map from a replica name to the address of an engine of the `model` section."""
+    stays_ready: bool = False
+    """Whether that model is ready while no engine serves."""
 
 
 class AdmitAccepted(msgspec.Struct, frozen=True, array_like=True, tag="seated"):

@@ -1,5 +1,6 @@
 """`maitred serve` as a process: how it starts, what signals do, and what becomes of it when its engine dies."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -224,3 +225,37 @@ def test_a_server_that_still_loads_says_so_and_can_be_stopped():
         run.send_signal(signal.SIGTERM)
         assert run.wait(300) == 0
         assert not psutil.wait_procs(engines, timeout=300)[1]
+
+
+@contextmanager
+def loading_for_ever(**settings):
+    """The address of a gateway whose engine never comes to an end with its start."""
+    arguments = [argument for key, value in settings.items() for argument in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "tests.support.scripted_gateway", "--script", '{"load_s": 3600}', *arguments]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    ) as run:
+        assert run.stdout is not None
+        yield next(line for line in run.stdout if line.startswith("Listening")).split()[2].rstrip(";")
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(300) == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_requests_wait_for_the_first_replica_of_a_scaled_model(workers, tmp_path):
+    settings = {"model.autoscaling.enabled": "true", "server.workers": workers, "store.folder": tmp_path / "data"}
+    transport = httpx.AsyncHTTPTransport(retries=5)
+    with loading_for_ever(**settings) as url:
+        async with httpx.AsyncClient(base_url=url, transport=transport, timeout=300) as client:
+            hurried = {"x-maitred-deadline-ms": "100"}
+            refused = await client.post("/v1/chat/completions", json=BODY, headers=hurried)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "deadline_unmeetable")
+            assert int(refused.headers["retry-after"]) >= 1
+            waiting = asyncio.create_task(client.post("/v1/chat/completions", json=BODY))
+            waits = 'maitred_dispatch_waiting{class="standard",model="maitred-tiny"} 1.0'
+            while waits not in (await client.get("/metrics")).text:
+                assert not waiting.done(), waiting.result().text
+            assert (await client.get("/health/ready")).json() == {"status": "no_replica"}
+            waiting.cancel()
+            await asyncio.wait([waiting])

@@ -36,5 +36,8 @@ class PaperPool:
         self.desired = DesiredReplicas(serving, asleep)
         self.orders.append((serving, asleep))
 
+    def let_requests_wait(self):
+        self.is_scaled = True
+
     def replicas(self):
         return self.statuses

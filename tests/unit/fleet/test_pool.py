@@ -230,23 +230,24 @@ async def test_whoever_watches_engines_hears_of_each(clock):
         assert heard == [("r0", 5), ("r1", 5)]
 
 
-async def test_requests_may_wait_once_a_replica_has_served_or_none_is_to(clock):
+async def test_a_pool_stays_ready_once_a_replica_has_served_or_none_is_to(clock):
     backend = PaperBackend(clock)
     async with pool_at(backend, clock) as pool:
         pool.set_desired(1)
-        assert not pool.lets_wait, "the first start is still to come"
+        assert not pool.stays_ready, "the first start is still to come"
+        assert pool.is_scaled, "but requests wait for it"
         backend.become("r0", ReplicaPhase.SERVING)
         await settle()
-        assert pool.lets_wait
+        assert pool.stays_ready
         pool.set_desired(0)
-        assert pool.lets_wait
+        assert pool.stays_ready
     async with pool_at(PaperBackend(clock), clock) as pool:
         pool.set_desired(0)
-        assert pool.lets_wait
+        assert pool.stays_ready
     async with pool_at(PaperBackend(clock, found=["r0"]), clock) as pool:
-        assert not pool.lets_wait, "nobody scales it"
+        assert not pool.stays_ready, "nobody scales it"
     async with pool_at(PaperBackend(clock, desired=DesiredReplicas(0)), clock) as pool:
-        assert pool.lets_wait
+        assert pool.stays_ready
 
 
 async def test_a_new_pool_desires_what_was_desired_and_not_what_it_finds(clock):

@@ -45,17 +45,23 @@ def test_what_servers_have_said_that_they_run_is_known_behind_a_change_of_settin
 
 
 def test_a_model_that_requests_may_wait_for_is_ready_and_checks_them():
-    waits = False
+    waits = stays_ready = False
     replicas = {}
     model = ServedModel(
-        "m", replicas.values(), None, coming_card=lambda: replace(CARD, dtype="auto") if waits else None
+        "m",
+        replicas.values(),
+        None,
+        coming_card=lambda: replace(CARD, dtype="auto") if waits else None,
+        stays_ready=lambda: stays_ready,
     )
     assert not model.is_ready()
     with pytest.raises(ReplicaUnavailable):
         model.card()
     waits = True
-    assert model.is_ready()
     assert model.card().dtype == "auto"
+    assert not model.is_ready(), "others may have replicas that serve"
+    stays_ready = True
+    assert model.is_ready()
     replicas["r"] = ScriptedReplica(ONE)
     assert model.card() == ONE
     replicas.clear()

@@ -196,7 +196,9 @@ async def open_resources(
             used.
     """
     on_demand = open_local_models(config, clock)
-    local = None if pool is None else local_model(config, pool.engines, lambda: pool.lets_wait)
+    local = None
+    if pool is not None:
+        local = local_model(config, pool.engines, lambda: pool.is_scaled, lambda: pool.stays_ready)
     async with (
         open_traces(config.traces, clock) as traces,
         open_stores(config, clock, outlived) as stores,

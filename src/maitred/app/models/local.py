@@ -62,7 +62,12 @@ class EngineClients(Mapping[str, EngineClient]):
         return len(self._engines)
 
 
-def local_model(config: Config, engines: Mapping[str, ManagedEngine], lets_wait: Callable[[], bool]) -> LocalModel:
+def local_model(
+    config: Config,
+    engines: Mapping[str, ManagedEngine],
+    lets_wait: Callable[[], bool],
+    stays_ready: Callable[[], bool],
+) -> LocalModel:
     """Makes the catalog's model for these engines.
 
     Args:
@@ -70,6 +75,7 @@ def local_model(config: Config, engines: Mapping[str, ManagedEngine], lets_wait:
         engines: The engines, which may come and go.
         lets_wait: Returns whether requests may wait while no engine serves. Until the first has told its card, they are
             checked against the one that the model's files predict.
+        stays_ready: Returns whether the model is ready while no engine serves.
 
     Raises:
         ConfigInvalid: There is no model where the configuration says.
@@ -96,5 +102,6 @@ def local_model(config: Config, engines: Mapping[str, ManagedEngine], lets_wait:
         answer_format=answers,
         defaults=defaults,
         coming_card=lambda: predicted_card() if lets_wait() else None,
+        stays_ready=stays_ready,
     )
     return LocalModel(model, engines)

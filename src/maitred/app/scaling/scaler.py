@@ -113,6 +113,7 @@ class ModelScaler:
         """Set when a decision is due before its time."""
         self._acted: tuple[int, int, int] | None = None
         """Epoch and desired numbers of the last decision that was carried out."""
+        pool.let_requests_wait()
         self._meter = dispatcher.meter_demand(self._wanted.set)
         self._notify_first_token = dispatcher.notify_first_token
         dispatcher.notify_first_token = self._on_first_token

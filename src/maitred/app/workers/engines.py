@@ -31,6 +31,7 @@ class WorkerEngines(AbstractAsyncContextManager["WorkerEngines"]):
         engines: Connections by replica. This object and the next two stay the same.
         endpoints: Endpoints by replica; those of engines that are gone take no request.
         submission_ackers: Submission ackers by replica.
+        pool_stays_ready: Whether the model is ready while no engine serves, as the controller says.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class WorkerEngines(AbstractAsyncContextManager["WorkerEngines"]):
         self.engines: dict[str, ManagedEngine] = {}
         self.endpoints: dict[str, AnyEndpoint] = {}
         self.submission_ackers: dict[str, SubmissionAcker] = {}
+        self.pool_stays_ready = False
         self._controller = controller
         self._pause_at_tokens = pause_at_tokens
         self._addresses: dict[str, str] = {}
@@ -63,6 +65,7 @@ class WorkerEngines(AbstractAsyncContextManager["WorkerEngines"]):
 
     def on_snapshot(self, snapshot: ControllerSnapshot) -> None:
         """Follows the engines of the controller."""
+        self.pool_stays_ready = snapshot.stays_ready
         before, self._addresses = self._addresses, snapshot.engines
         for name in [name for name in self.engines if before.get(name) != snapshot.engines.get(name)]:
             engine = self.engines.pop(name)

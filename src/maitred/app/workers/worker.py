@@ -365,7 +365,9 @@ async def _open_pipeline(
         engines.on_snapshot(snapshot)
         snapshot_feed.listeners.append(engines.on_snapshot)
         # Whether a request may wait is decided by the controller.
-        local = local_model(config, engines.engines, lambda: not config.model.attached)
+        local = local_model(
+            config, engines.engines, lambda: not config.model.attached, lambda: engines.pool_stays_ready
+        )
         models.append(local.model)
         endpoints_by_name[local.name] = engines.endpoints
         submission_ackers[local.name] = engines.submission_ackers
