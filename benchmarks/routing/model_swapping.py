@@ -34,8 +34,8 @@ import uvloop
 
 from benchmarks.support.report import Report
 from maitred.config.tree import BUNDLED_MODEL
+from maitred.fleet.process import process_memory_bytes
 from maitred.fleet.residency.config import ResidencyConfig
-from maitred.fleet.residency.on_demand_replica import process_memory_bytes
 from maitred.testing.server_process import ServerProcess, serving
 from maitred.testing.variants import make_variant
 

@@ -83,23 +83,29 @@ class Machine:
             name: (one.phase_since_s + self.residents.turn_s(one) <= self.now_s, one.next_use_s(self.now_s))
             for name, one in self.residents.models.items()
         }
+        phases = {name: one.phase for name, one in self.residents.models.items()}
         demands = self.demands()
-        orders = self.residents.decide(self.now_s, demands)
-        self.closed = orders.draining
-        for name in orders.draining:
-            assert self.residents[name].phase is ResidencyPhase.LOADED
-            assert not self.residents[name].is_pinned
-        for name in orders.unload:
-            self.left.append((name, self.now_s, before[name][0], before[name][1], demands[name]))
-            self.ends_s[name] = self.now_s + UNLOAD_S
-        for name in orders.sleep:
-            assert not demands[name].running
-            self.dozing.add(name)
-            self.ends_s[name] = self.now_s + UNLOAD_S
-        if orders.load is not None:
-            self.loads.append(orders.load)
-            one = self.residents[orders.load]
-            self.ends_s[orders.load] = self.now_s + (WAKE_S if one.is_asleep else self.loads_s[orders.load])
+        desired = self.residents.decide(self.now_s, demands)
+        self.closed = frozenset(self.residents.draining_since_s)
+        for name, one in self.residents.models.items():
+            is_open = one.phase is ResidencyPhase.LOADED and name not in self.closed
+            assert desired[name].serving == (is_open or one.phase is ResidencyPhase.LOADING)
+            assert desired[name].asleep <= (one.is_asleep or one.sleep_ordered) * (not desired[name].serving)
+            if name in self.closed:
+                assert one.phase is ResidencyPhase.LOADED
+                assert not one.is_pinned
+            if one.phase is phases[name]:
+                continue
+            if one.phase is ResidencyPhase.UNLOADING:
+                self.ends_s[name] = self.now_s + UNLOAD_S
+                if one.sleep_ordered:
+                    assert not demands[name].running
+                    self.dozing.add(name)
+                else:
+                    self.left.append((name, self.now_s, before[name][0], before[name][1], demands[name]))
+            elif one.phase is ResidencyPhase.LOADING:
+                self.loads.append(name)
+                self.ends_s[name] = self.now_s + (WAKE_S if one.is_asleep else self.loads_s[name])
         assert self.residents.used_bytes <= self.residents.budget_bytes
 
     def until(self, now_s):

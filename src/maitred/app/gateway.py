@@ -8,7 +8,7 @@ Directory                   Pipeline -> Admission -> Counters, UsageLedger -> da
      ^                         +------> EngineRegistry, Router
  database                      +------> Dispatcher -> EngineClient     <- ReplicaPool (each engine its own process)
                                                    -> UpstreamReplica  <- HealthProbe -> servers of others
-                                                   -> OnDemandReplica  <- ModelManager: models that come and go
+                                                                       <- ModelManager: pools of models that come and go
                             Embedder -> the same, before an encoder
 
 RequestLog, TraceObserver, ObserverBatch <- one RequestContext per request
@@ -204,7 +204,7 @@ async def open_gateway(
         )
         scalers: dict[str, ModelScaler] = {}
         scaling = ScalingAdmin(scalers, stores.scaler_leases, clock)
-        replicas = ReplicaAdmin(queues.all, registry.pools, clock, scaling)
+        replicas = ReplicaAdmin(queues.all, registry.generating, clock, scaling, on_demand=registry.on_demand)
         live_rollouts = LiveRollouts(config.region)
         controller = ControllerServer(
             in_flight,
@@ -250,16 +250,16 @@ async def open_gateway(
         )
         draft = draft_generation(config, resources.upstreams.current, registry, local, live_rollouts, metrics.requests)
         queues.reconfigure(config, draft.endpoints, draft.ladders)
-        for name, pool in registry.pools.items():
+        for name, pool in registry.generating.items():
             pool.on_endpoints(partial(_set_endpoints, queues, controller, name, pool))
         rollouts = RolloutAdmin(stores.rollouts, live_rollouts, draft.router.names, clock)
         await rollouts.open(config.routing.rollouts)
         rollout_observer = RolloutObserver(live_rollouts, rollouts, clock)
-        always = {name: (queues.all[name], pool) for name, pool in registry.pools.items()}
+        always = {name: (queues.all[name], pool) for name, pool in registry.resident.items()}
         scalers |= background.enter_context(
             make_scalers(
                 config,
-                registry.pools,
+                registry.resident,
                 dispatchers=queues.all,
                 leases=stores.scaler_leases,
                 exchange=stores.scaling_demands,

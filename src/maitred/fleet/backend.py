@@ -9,7 +9,7 @@ A start that fails is tried again by the backend, with back-off, until the repli
 started again under its name. Both show as `ReplicaPhase.FAILED` with the reason until they are over.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -17,12 +17,19 @@ import msgspec
 
 from maitred.fleet.local import LocalEngine
 from maitred.fleet.policy.reconciler import DesiredReplicas
+from maitred.fleet.process import process_memory_bytes
 from maitred.fleet.remote import RemoteEngine
 from maitred.scaling.replica_status import ReplicaPhase
 from maitred.scaling.startup_times import StartKind
 
 ManagedEngine = LocalEngine | RemoteEngine
 """Engine whose connection is kept by its owner."""
+
+
+def engines_memory_bytes(engines: Iterable[ManagedEngine]) -> int | None:
+    """Measures the memory of the processes of engines together; returns None if none is kept on this machine."""
+    pids = [engine.pid for engine in engines if isinstance(engine, LocalEngine)]
+    return sum(process_memory_bytes(pid) for pid in pids if pid is not None) if pids else None
 
 
 class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):

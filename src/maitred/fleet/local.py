@@ -25,6 +25,7 @@ import msgspec
 from maitred.core.clock import Clock, SystemClock
 from maitred.core.errors import ReplicaUnavailable
 from maitred.core.flow import ServiceWeights
+from maitred.core.replica import ModelCard
 from maitred.engine.config import EngineConfig
 from maitred.fleet.process import Backoff, EngineArgs, EngineProcess
 from maitred.observe.config import LogConfig
@@ -131,6 +132,8 @@ class LocalEngine:
         restarts: Starts after the first one.
         failure_reason: Reason of the last death until the next start begins; empty otherwise.
         on_transition: Called when a start begins, and when the engine is ready or has died.
+        check_process: Called with the process id of an engine that is ready, before it gets a request; raises
+            ReplicaUnavailable to end it.
     """
 
     def __init__(
@@ -177,10 +180,12 @@ class LocalEngine:
             expected_downtime_s=self.predicted_ready_s,
             credentials=credentials,
             silence_timeout_s=silence_timeout_s,
+            check_card=self._check_card,
         )
         self.restarts = 0
         self.failure_reason = ""
         self.on_transition: Callable[[], None] = lambda: None
+        self.check_process: Callable[[int], None] = lambda pid: None
 
     @property
     def pid(self) -> int | None:
@@ -316,3 +321,7 @@ class LocalEngine:
             connecting.result()
         finally:
             connecting.cancel()
+
+    def _check_card(self, card: ModelCard) -> None:
+        assert self._process is not None
+        self.check_process(self._process.pid)

@@ -27,6 +27,7 @@ from types import TracebackType
 from msgspec.structs import replace
 
 from maitred.core.clock import Clock
+from maitred.core.errors import ModelLoading, ReplicaUnavailable
 from maitred.dispatch.request import AnyEndpoint, Endpoint
 from maitred.fleet.backend import BackendReplica, ManagedEngine, ReplicaBackend
 from maitred.fleet.policy.reconciler import (
@@ -43,6 +44,7 @@ from maitred.scaling.startup_times import StartKind, StartupTimes, remaining_s
 
 _PROMISED_QUANTILE = 0.9
 """Share of the starts that are over within the time that callers are told."""
+_COMING = "A replica of the model is being started, and requests wait for it. Try again after the time in Retry-After."
 _log = logging.getLogger(__name__)
 
 
@@ -55,6 +57,7 @@ class ReplicaPool:
             of the replicas that it has already.
         startup_times: Durations of starts; the pool adds each complete start.
         clock: The clock.
+        refusal: Returns what callers are told while no replica serves; None: the time until one does.
 
     Attributes:
         desired: The desired numbers.
@@ -66,7 +69,12 @@ class ReplicaPool:
     """
 
     def __init__(
-        self, backend: ReplicaBackend, desired: DesiredReplicas, startup_times: StartupTimes, clock: Clock
+        self,
+        backend: ReplicaBackend,
+        desired: DesiredReplicas,
+        startup_times: StartupTimes,
+        clock: Clock,
+        refusal: Callable[[], ReplicaUnavailable] | None = None,
     ) -> None:
         self.backend = backend
         self.desired = desired
@@ -89,8 +97,9 @@ class ReplicaPool:
         self._reconcile_scheduled = self._is_open = False
         self._has_served = False
         """Whether a replica has served, or none was to."""
-        self._next_endpoint: AnyEndpoint = Endpoint(NEXT_REPLICA, NextReplica(self.ready_in_s))
-        self._endpoints: list[AnyEndpoint] = []
+        self._refusal = refusal or (lambda: ModelLoading(_COMING, retry_after_s=self.ready_in_s()))
+        self._next_endpoint: AnyEndpoint = Endpoint(NEXT_REPLICA, NextReplica(self._refusal))
+        self._endpoints = [self._next_endpoint]
         backend.on_change(self._schedule)
 
     async def __aenter__(self) -> "ReplicaPool":
@@ -149,7 +158,7 @@ class ReplicaPool:
         self.is_scaled = True
         for member in self._members.values():
             if member.endpoint is not None:
-                member.endpoint.replica.ready_in_s = self.ready_in_s
+                member.endpoint.replica.refusal = self._refusal
         self._update_endpoints()
 
     def refresh(self) -> None:
@@ -196,6 +205,11 @@ class ReplicaPool:
     def output_tokens(self) -> int:
         """Number of output tokens of all engines, those that are gone included."""
         return self.past_output_tokens + sum(engine.client.output_tokens for engine in self.engines.values())
+
+    @property
+    def _replaces(self) -> bool:
+        """Whether another replica can take the place of one in maintenance."""
+        return self.is_scaled and self.backend.facts.max_replicas > 1
 
     def endpoints(self) -> list[AnyEndpoint]:
         """Returns the endpoints for dispatch; at least one, which lets requests wait if none serves."""
@@ -337,7 +351,7 @@ class ReplicaPool:
 
     def _on_report(self, member: PoolMember) -> None:
         """Handles a report of a replica that was told to sleep once."""
-        if member.current_phase(is_scaled=self.is_scaled) is not member.phase:
+        if member.current_phase(is_replaced=self._replaces) is not member.phase:
             self._schedule()
 
     # --- members ---
@@ -376,7 +390,7 @@ class ReplicaPool:
                 member.name, SleepableReplica(engine.client), round_trip_s=engine.client.round_trip_s
             )
             if self.is_scaled:
-                member.endpoint.replica.ready_in_s = self.ready_in_s
+                member.endpoint.replica.refusal = self._refusal
             if member.is_leaving:
                 self._drain(member)
             self.engines[member.name] = engine
@@ -388,7 +402,7 @@ class ReplicaPool:
             member.endpoint.replica.reserve()  # an engine that has been started again is awake
         if member.is_leaving and member.endpoint is not None:
             member.endpoint.admin_state.drain()  # an operator may have let it serve again
-        before, member.phase = member.phase, member.current_phase(is_scaled=self.is_scaled)
+        before, member.phase = member.phase, member.current_phase(is_replaced=self._replaces)
         if member.phase is before:
             return False
         now_s = self._clock.monotonic_s()

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
-from maitred.core.errors import ModelLoading
+from maitred.core.errors import ReplicaUnavailable
 from maitred.core.replica import LoadReport, ModelCard, TokenStream
 from maitred.core.request import EngineRequest
 from maitred.dispatch.request import Endpoint
 from maitred.fleet.backend import BackendReplica
 from maitred.fleet.policy.reconciler import PooledReplica
-from maitred.fleet.sleepable_replica import COMING, SleepableReplica
+from maitred.fleet.sleepable_replica import SleepableReplica
 from maitred.replica.engine.client import EngineClient
 from maitred.scaling.replica_status import ReplicaPhase
 
@@ -21,17 +21,17 @@ class NextReplica:
     """Replica that is to come: it never serves, and says when one will. Implements `maitred.core.replica.Replica`.
 
     Args:
-        ready_in_s: Returns the seconds until a replica should serve.
+        refusal: Returns what callers are told: usually `ModelLoading` with the time until a replica should serve.
     """
 
     weight = 1.0
 
-    def __init__(self, ready_in_s: Callable[[], float]) -> None:
-        self._ready_in_s = ready_in_s
+    def __init__(self, refusal: Callable[[], ReplicaUnavailable]) -> None:
+        self._refusal = refusal
 
     def card(self) -> ModelCard:
-        """Returns no card: there is no replica yet. Raises ModelLoading with the time until one serves."""
-        raise ModelLoading(COMING, retry_after_s=self._ready_in_s())
+        """Returns no card: there is no replica yet. Raises ReplicaUnavailable with what callers are told."""
+        raise self._refusal()
 
     def load(self) -> LoadReport:
         """Returns an empty report."""
@@ -45,8 +45,8 @@ class NextReplica:
         """Does nothing: the pool changes the endpoints when a replica serves."""
 
     def generate(self, request: EngineRequest) -> AbstractAsyncContextManager[TokenStream]:
-        """Submits nothing: there is no replica yet. Raises ModelLoading."""
-        raise ModelLoading(COMING, retry_after_s=self._ready_in_s())
+        """Submits nothing: there is no replica yet. Raises ReplicaUnavailable."""
+        raise self._refusal()
 
 
 class PoolMember:
@@ -89,15 +89,15 @@ class PoolMember:
         """Whether it may get new requests: it is not leaving, and no operator has it in maintenance."""
         return not self.is_leaving and (self.endpoint is None or self.endpoint.admin_state.serving)
 
-    def current_phase(self, *, is_scaled: bool) -> ReplicaPhase:
-        """Returns its phase now; in a pool that nobody scales, one in maintenance counts as serving."""
+    def current_phase(self, *, is_replaced: bool) -> ReplicaPhase:
+        """Returns its phase now; one in maintenance counts as serving where no other can take its place."""
         if self.is_reserved and self.client is not None and self.client.is_asleep:
             return ReplicaPhase.ASLEEP
         if self.is_leaving:
             return ReplicaPhase.DRAINING
         if self.backend.phase is ReplicaPhase.SERVING and self.client is not None and self.client.is_asleep:
             return ReplicaPhase.WAKING
-        if self.backend.phase is ReplicaPhase.SERVING and is_scaled and not self.takes_requests:
+        if self.backend.phase is ReplicaPhase.SERVING and is_replaced and not self.takes_requests:
             return ReplicaPhase.MAINTENANCE
         return self.backend.phase
 

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+import psutil
 from msgspec import Struct
 
 from maitred.core.backoff import BackoffCeiling
@@ -171,3 +172,16 @@ class Backoff:
         """Returns the wait after a life of `lived_s` seconds."""
         self._deaths = 1 if lived_s >= self._healthy_s else self._deaths + 1
         return self._ceiling.after(self._deaths)
+
+
+def process_memory_bytes(pid: int) -> int:
+    """Measures the memory of a process: its own and its part of shared memory (PSS).
+
+    If the system does not report PSS, the resident memory is used.
+    """
+    try:
+        process = psutil.Process(pid)
+        full = process.memory_full_info()
+        return int(getattr(full, "pss", 0) or full.rss)
+    except psutil.Error:
+        return 0

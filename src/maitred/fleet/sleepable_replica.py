@@ -15,7 +15,6 @@ from maitred.core.errors import ModelLoading, ReplicaUnavailable
 from maitred.core.replica import ModelCard
 from maitred.replica.engine.client import EngineClient
 
-COMING = "A replica of the model is being started, and requests wait for it. Try again after the time in Retry-After."
 _ASLEEP = "The model sleeps, and wakes for requests that can wait for it. Try again after the time in Retry-After."
 
 
@@ -28,14 +27,14 @@ class SleepableReplica:
     Attributes:
         is_draining: Whether it gets no new requests because it is to sleep.
         is_reserved: Whether its pool keeps it asleep as a reserve: then no request wakes it.
-        ready_in_s: Returns the seconds until a replica of the model should serve, so that requests wait while the
-            engine is down; None: they do not wait, and the engine itself says how long it takes to wake.
+        refusal: Returns what callers are told while the engine is down or asleep, and whether they wait; None: they do
+            not wait for one that is down, and wait for as long as one that sleeps says that it takes to wake.
     """
 
     def __init__(self, client: EngineClient) -> None:
         self.client = client
         self.is_draining = self.is_reserved = False
-        self.ready_in_s: Callable[[], float] | None = None
+        self.refusal: Callable[[], ReplicaUnavailable] | None = None
         self._ordered_asleep: bool | None = None
         """Order that the engine has got and not carried out yet: to sleep (True), or to wake; None: there is none."""
         # The rest of the replica is the client itself.
@@ -51,17 +50,18 @@ class SleepableReplica:
 
         Raises:
             ModelLoading: The engine sleeps, or it is down and requests wait for it.
-            ReplicaUnavailable: The engine is down.
+            ReplicaUnavailable: The engine is down, or its pool refuses requests for another reason.
         """
         try:
             card = self.client.card()
         except ReplicaUnavailable:
-            if self.ready_in_s is None:
+            if self.refusal is None:
                 raise
-            raise ModelLoading(COMING, retry_after_s=self.ready_in_s()) from None
-        if self.is_draining or self.client.load().asleep:
-            ready_in_s = self.ready_in_s() if self.ready_in_s is not None else self.client.wakes_in_s
-            raise ModelLoading(_ASLEEP, retry_after_s=ready_in_s)
+            raise self.refusal() from None
+        if self.is_draining or self.load().asleep:
+            if self.refusal is None:
+                raise ModelLoading(_ASLEEP, retry_after_s=self.client.wakes_in_s)
+            raise self.refusal()
         return card
 
     @property

@@ -22,15 +22,17 @@ from maitred.core.flow import Flow, FlowLevel, PriorityClass
 from maitred.core.request import EngineRequest, SamplingParams, WaitCause
 from maitred.dispatch.config import DispatchConfig
 from maitred.dispatch.dispatcher import Dispatcher
-from maitred.dispatch.request import DispatchRequest, Endpoint
-from maitred.engine.config import EngineConfig
+from maitred.dispatch.request import DispatchRequest
+from maitred.fleet.backend import BackendFacts
 from maitred.fleet.local import LocalEngine
+from maitred.fleet.local_backend import LocalBackend
 from maitred.fleet.policy.model_residency import ModelResidency, ResidencyPhase
+from maitred.fleet.policy.reconciler import DesiredReplicas
 from maitred.fleet.policy.residency import ResidencyPolicy
-from maitred.fleet.residency.footprint import Footprint
-from maitred.fleet.residency.manager import ModelManager
-from maitred.fleet.residency.on_demand_replica import OnDemandReplica, process_memory_bytes
-from maitred.testing.script import SCRIPTED_CARD
+from maitred.fleet.pool import ReplicaPool
+from maitred.fleet.process import process_memory_bytes
+from maitred.fleet.residency.manager import ModelManager, OnDemandModel
+from maitred.scaling.startup_times import StartKind, StartupTimes
 from maitred.testing.server_process import serving
 from maitred.testing.variants import make_variant
 
@@ -49,34 +51,47 @@ def broken(address):
     return [sys.executable, "-c", "import sys; sys.exit('no such weights')"]
 
 
+def engine_of(command, check_process, name):
+    engine = LocalEngine(command, stop_grace_s=2.0)
+    engine.check_process = check_process
+    return engine
+
+
 class Machine:
     """A manager of on-demand models, with their queues."""
 
     def __init__(self, commands, *, places, turn_loads=1.0, dispatch=None, pinned=()):
         clock = SystemClock()
-        residents = ResidencyPolicy(
+        self.residents = ResidencyPolicy(
             [ModelResidency(name, BYTES, is_pinned=name in pinned, load_s=1.0) for name in commands],
             places * BYTES,
             turn_loads,
         )
-        self.manager = ModelManager(residents, clock)
-        self.residents = residents
-        self.replicas, self.queues = {}, {}
+        self.manager = ModelManager(self.residents, clock)
+        self.models, self.queues = self.manager.models, {}
+        facts = BackendFacts(max_replicas=1, start_kind=StartKind.WEIGHTS_CACHED, can_sleep=True)
+        config = dispatch or DispatchConfig()
         for name, command in commands.items():
-            replica = OnDemandReplica(
-                name,
-                LocalEngine(command, stop_grace_s=2.0),
-                Footprint(EngineConfig(), SCRIPTED_CARD, 0, 1.0),
-                partial(self.manager.ready_in_s, name),
+            make_engine = partial(engine_of, command, partial(self.manager.check_process, name))
+            pool = ReplicaPool(
+                LocalBackend(make_engine, facts, lambda number: "local", clock),
+                DesiredReplicas(0),
+                StartupTimes({StartKind.WEIGHTS_CACHED: 1.0}),
                 clock,
+                partial(self.manager.refusal, name),
             )
             queue = Dispatcher(
-                *(name, [Endpoint("local", replica)], dispatch or DispatchConfig(), clock),
-                on_wanted=partial(self.manager.mark_wanted, name),
+                *(name, pool.endpoints(), config, clock), on_wanted=partial(self.manager.mark_wanted, name)
             )
-            self.manager.add_model(replica, queue.core)
-            queue.set_dispatch_listener(partial(self.manager.check, name))
-            self.replicas[name], self.queues[name] = replica, queue
+            pool.on_endpoints(lambda pool=pool, queue=queue: queue.reconfigure(pool.endpoints(), config, None))
+            self.manager.add_model(OnDemandModel(name, pool, queue))
+            self.queues[name] = queue
+
+    def pid(self, name):
+        return next((engine.pid for engine in self.models[name].pool.engines.values()), None)
+
+    def is_open(self, name):
+        return self.models[name].pool.desired.serving and self.models[name].pool.is_ready
 
     def request(self, name="r", **fields):
         return DispatchRequest(
@@ -128,7 +143,7 @@ def run(work):
 def test_a_request_loads_its_model_and_waits_for_it_with_a_prediction():
     async def work():
         async with living(Machine({"a": scripted}, places=1)) as machine:
-            assert machine.replicas["a"].engine.pid is None
+            assert machine.pid("a") is None
             place, waited_ms, tokens = await machine.ask("a")
             assert place.wait_s == pytest.approx(1.0, abs=0.1)
             assert waited_ms[WaitCause.COLD_START] > 0
@@ -136,7 +151,7 @@ def test_a_request_loads_its_model_and_waits_for_it_with_a_prediction():
             again, waited_ms, _ = await machine.ask("a")
             assert again.wait_s == 0
             assert WaitCause.COLD_START not in waited_ms
-            assert machine.replicas["a"].loads == 1
+            assert machine.models["a"].loads == 1
 
     run(work())
 
@@ -146,10 +161,10 @@ def test_the_process_of_an_unloaded_model_is_gone_and_its_answers_were_complete(
         async with living(Machine({"a": scripted, "b": scripted}, places=1)) as machine:
             held = asyncio.Event()
             first = asyncio.create_task(machine.ask("a", held))
-            await machine.until(lambda: machine.replicas["a"].loads == 1)
-            pid = machine.replicas["a"].engine.pid
+            await machine.until(lambda: machine.models["a"].loads == 1)
+            pid = machine.pid("a")
             other = asyncio.create_task(machine.ask("b"))
-            await machine.until(lambda: not machine.replicas["a"].is_open)
+            await machine.until(lambda: not machine.is_open("a"))
             assert psutil.pid_exists(pid)  # somebody still reads
             held.set()
             await first
@@ -157,7 +172,7 @@ def test_the_process_of_an_unloaded_model_is_gone_and_its_answers_were_complete(
             assert not psutil.pid_exists(pid)
             assert len(tokens) == 4
             assert waited_ms[WaitCause.COLD_START] > 0
-            assert machine.replicas["a"].unloads == 1
+            assert machine.models["a"].unloads == 1
             assert machine.residents["a"].phase is ResidencyPhase.UNLOADED
 
     run(work())
@@ -175,7 +190,7 @@ def test_alternating_callers_are_all_served_with_few_loads():
                     assert place.wait_s >= 0
 
             await asyncio.gather(*(caller(number) for number in range(12)))
-            loads = sum(replica.loads for replica in machine.replicas.values())
+            loads = sum(model.loads for model in machine.models.values())
             assert 3 <= loads <= 24  # in the order of the calls every third would have been a load: 32 and more
 
     run(work())
@@ -191,8 +206,8 @@ def test_a_model_that_cannot_be_loaded_says_so_and_stops_nobody():
                 machine.queues["bad"].load_shedder.check(machine.request(), SystemClock().monotonic_s())
             _, _, tokens = await machine.ask("good")
             assert len(tokens) == 4
-            assert machine.replicas["bad"].failures == 1
-            assert machine.replicas["bad"].engine.pid is None
+            assert machine.models["bad"].failures == 1
+            assert machine.pid("bad") is None
 
     run(work())
 
@@ -205,7 +220,7 @@ def test_a_model_that_turns_out_too_large_is_ended_again():
         async with living(machine):
             with pytest.raises(ModelLoadFailed):
                 await machine.ask("a")
-            assert machine.replicas["a"].engine.pid is None
+            assert machine.pid("a") is None
             assert machine.residents.used_bytes == 0
 
     run(work())
@@ -218,7 +233,7 @@ def test_a_request_that_cannot_wait_for_a_load_gets_retry_after_and_then_finds_i
             with pytest.raises(QueueFull) as refusal:
                 machine.queues["a"].load_shedder.check(machine.request(), SystemClock().monotonic_s())
             assert refusal.value.retry_after_s >= 0.9
-            await machine.until(lambda: machine.replicas["a"].loads == 1)
+            await machine.until(lambda: machine.models["a"].loads == 1)
             place, _, tokens = await machine.ask("a")
             assert place.wait_s == 0
             assert len(tokens) == 4
@@ -229,9 +244,9 @@ def test_a_request_that_cannot_wait_for_a_load_gets_retry_after_and_then_finds_i
 def test_a_pinned_model_is_there_from_the_start_and_nothing_is_left_at_the_end():
     async def work():
         async with living(Machine({"a": scripted, "b": scripted}, places=2, pinned={"a"})) as machine:
-            await machine.until(lambda: machine.replicas["a"].is_open)
+            await machine.until(lambda: machine.is_open("a"))
             await machine.ask("b")
-            pids = [replica.engine.pid for replica in machine.replicas.values()]
+            pids = [machine.pid(name) for name in machine.models]
             assert all(process_memory_bytes(pid) > 1 << 20 for pid in pids)
         assert not any(psutil.pid_exists(pid) for pid in pids)
 
@@ -259,7 +274,7 @@ def test_a_model_can_be_loaded_ahead_and_its_memory_had_back():
             place, waited_ms, _ = await machine.ask("a")
             assert place.wait_s == 0
             assert WaitCause.COLD_START not in waited_ms
-            pid, held = machine.replicas["a"].engine.pid, asyncio.Event()
+            pid, held = machine.pid("a"), asyncio.Event()
             running = asyncio.create_task(machine.ask("a", held))
             await machine.until(lambda: machine.queues["a"].core.running == 1)
             admin_of(machine).unload("a", hold=False)
@@ -287,7 +302,7 @@ def test_a_model_that_is_held_refuses_until_it_is_loaded_by_hand():
             running = asyncio.create_task(machine.ask("a", held))
             await machine.until(lambda: machine.queues["a"].core.running == 1)
             admin_of(machine).unload("a", hold=True)
-            await machine.until(lambda: not machine.replicas["a"].is_open)
+            await machine.until(lambda: not machine.is_open("a"))
             with pytest.raises(ModelHeld, match="operator") as refusal:
                 await machine.ask("a")
             assert refusal.value.retry_after_s == 10.0
@@ -295,7 +310,7 @@ def test_a_model_that_is_held_refuses_until_it_is_loaded_by_hand():
             held.set()
             await running
             await machine.until(lambda: states(machine)["a"] == "held")
-            assert machine.replicas["a"].engine.pid is None
+            assert machine.pid("a") is None
             await machine.ask("b")
             assert states(machine)["a"] == "held"
             admin_of(machine).load("a")

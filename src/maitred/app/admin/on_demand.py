@@ -31,7 +31,7 @@ class OnDemandModelAdmin:
 
     def all(self) -> LoadableList:
         """Lists every model, and the memory that they share."""
-        names = list(self._manager.replicas)
+        names = list(self._manager.models)
         return LoadableList(
             budget_bytes=self._models.budget_bytes if names else None,
             taken_bytes=self._models.used_bytes,
@@ -65,7 +65,7 @@ class OnDemandModelAdmin:
     def _apply(
         self, model: str, check: Callable[[ModelResidency], None], order: Callable[[str], None], action: str
     ) -> LoadableBody:
-        if model not in self._manager.replicas:
+        if model not in self._manager.models:
             raise ResourceNotFound(
                 f"There is no model {model[:200]!r} that is loaded on demand. GET /admin/v1/models lists those that "
                 "are; others are always there.",
@@ -109,8 +109,8 @@ class OnDemandModelAdmin:
         return ", ".join(f"{other.name} ({format_mebibytes(other.memory_bytes)})" for other in pinned) or "nothing"
 
     def _body(self, name: str) -> LoadableBody:
-        residency, replica = self._models[name], self._manager.replicas[name]
-        queue = self._manager.queue(name)
+        residency, model = self._models[name], self._manager.models[name]
+        demand = model.demand
         now_s = self._clock.monotonic_s()
         return LoadableBody(
             model=name,
@@ -118,12 +118,12 @@ class OnDemandModelAdmin:
             pinned=residency.is_pinned,
             held=residency.is_held,
             reserved_bytes=residency.memory_bytes,
-            measured_bytes=self._manager.measured_bytes.get(name),
-            waiting=queue.waiting,
-            running=queue.running,
-            loads=replica.loads,
-            unloads=replica.unloads,
-            failures=replica.failures,
+            measured_bytes=model.measured_bytes or None,
+            waiting=demand.waiting,
+            running=demand.running,
+            loads=model.loads,
+            unloads=model.unloads,
+            failures=model.failures,
             idle_s=None if residency.last_served_s is None else round(max(0.0, now_s - residency.last_served_s), 3),
             predicted_load_s=round(residency.expected_start_s, 3),
             ready_in_s=None if residency.is_held else round(self._manager.ready_in_s(name), 3),

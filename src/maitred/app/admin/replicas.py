@@ -5,7 +5,7 @@ the same engine or server needs a command of its own.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 from maitred.app.admin.scaling import ScalingAdmin, pooled_replicas
 from maitred.core.clock import Clock
@@ -28,6 +28,7 @@ class ReplicaAdmin:
         pools: Model -> the pool of its replicas, if it has one.
         clock: The clock.
         scaling: Admin of the models whose number of replicas follows the demand.
+        on_demand: The models that are loaded on demand.
 
     Attributes:
         scaling: See above.
@@ -39,11 +40,13 @@ class ReplicaAdmin:
         pools: Mapping[str, ReplicaPool],
         clock: Clock,
         scaling: ScalingAdmin,
+        on_demand: Container[str] = (),
     ) -> None:
         self.scaling = scaling
         self._dispatchers = dispatchers
         self._pools = pools
         self._clock = clock
+        self._on_demand = on_demand
 
     def all(self) -> list[ReplicaBody]:
         """Lists every replica, by model."""
@@ -66,7 +69,8 @@ class ReplicaAdmin:
 
         Raises:
             ResourceNotFound: The model has no pool.
-            Conflict: The number of its replicas follows the demand, or is fixed elsewhere.
+            Conflict: The number of its replicas follows the demand, is fixed elsewhere, or follows from what is in
+                memory.
             InvalidRequest: Its replicas cannot sleep.
         """
         if model not in self._pools:
@@ -79,6 +83,11 @@ class ReplicaAdmin:
             raise Conflict(
                 f"The number of replicas of {model[:200]!r} follows the demand (model.autoscaling), which would change "
                 "it again. POST /admin/v1/scaling/override sets it for a time."
+            )
+        if model in self._on_demand:
+            raise Conflict(
+                f"{model[:200]!r} is loaded on demand, with one replica. POST /admin/v1/models/load and "
+                "/admin/v1/models/unload load and unload it."
             )
         facts = self._pools[model].backend.facts
         if not facts.can_scale:

@@ -14,9 +14,8 @@ from maitred.app.admin.on_demand import OnDemandModelAdmin
 from maitred.core.errors import ReplicaUnavailable
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.endpoint import EndpointState
-from maitred.fleet.local import LocalEngine
+from maitred.fleet.backend import engines_memory_bytes
 from maitred.fleet.pool import ReplicaPool
-from maitred.fleet.residency.on_demand_replica import process_memory_bytes
 from maitred.fleet.sleepable_replica import SleepableReplica
 from maitred.wire.admin.responses import LoadableBody, LoadableState, SleeperBody, SleepState
 
@@ -136,12 +135,11 @@ class SleepableModelAdmin:
             state = SleepState.WAKING
         elif all(sleepable.client.is_asleep for sleepable in connected):
             state = SleepState.ASLEEP
-        pids = [engine.pid for engine in self._resident[name][1].engines.values() if isinstance(engine, LocalEngine)]
         return SleeperBody(
             model=name,
             state=state,
             engines=len(sleepables),
-            measured_bytes=sum(process_memory_bytes(pid) for pid in pids if pid is not None) if pids else None,
+            measured_bytes=engines_memory_bytes(self._resident[name][1].engines.values()),
             wakes_in_s=round(max((sleepable.client.wakes_in_s for sleepable in connected), default=0.0), 3),
         )
 

@@ -15,7 +15,6 @@ from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.request import AnyEndpoint
-from maitred.fleet.residency.on_demand_replica import OnDemandReplica
 from maitred.fleet.sleepable_replica import SleepableReplica
 from maitred.replica.engine.client import EngineClient
 from maitred.routing.balance.balancer import Balancer
@@ -128,8 +127,6 @@ class ModelQueues:
 def _link_of(endpoint: AnyEndpoint) -> EngineClient | None:
     """Returns the client of an own engine, which reports its cache; None for other replicas."""
     replica: object = endpoint.replica
-    if isinstance(replica, OnDemandReplica):
-        return replica.engine.client
     return replica.client if isinstance(replica, SleepableReplica) else None
 
 

@@ -151,8 +151,6 @@ class GatewayServices:
         self.in_flight.reconfigure(server.max_in_flight)
         self.websockets.reconfigure(server)
         self.retry_budget.reconfigure(server.retry_share, server.retry_allowance)
-        for engine in self.registry.fixed_engines.values():
-            engine.client.pause_at_tokens = server.unread_tokens
         for pool in self.registry.pools.values():
             pool.reconfigure(server.unread_tokens)
         for scaler in self.scalers.values():

@@ -7,29 +7,41 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from maitred.app.assembly.stores import running
+from maitred.app.models.local import EngineClients
 from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.core.errors import ConfigInvalid
 from maitred.dispatch.dispatcher import Dispatcher
-from maitred.dispatch.request import Endpoint
 from maitred.engine.encoder.shape import is_bert
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.digest import fingerprint_of
 from maitred.engine.models.source import find_model
+from maitred.fleet.backend import BackendFacts, ManagedEngine
 from maitred.fleet.local import LocalEngine, engine_command
-from maitred.fleet.remote import FingerprintCheck, RemoteEngine, make_remote_engine
+from maitred.fleet.local_backend import LocalBackend
+from maitred.fleet.policy.reconciler import DesiredReplicas
+from maitred.fleet.pool import ReplicaPool
+from maitred.fleet.remote import FingerprintCheck, make_remote_engine
+from maitred.replica.engine.client import EngineClient
 from maitred.routing.catalog import ServedModel
+from maitred.scaling.startup_times import StartupTimes
 from maitred.text.tokenizer import Tokenizer
 from maitred.wire.address import parse_address
 
 
 @dataclass(frozen=True, slots=True)
 class ServedEncoder:
-    """Encoder model that is served, with its engine and its queue."""
+    """Encoder model that is served, with the pool of its one replica and its queue."""
 
     model: ServedModel
-    engine: LocalEngine | RemoteEngine
+    pool: ReplicaPool
     dispatcher: Dispatcher
+
+    @property
+    def client(self) -> EngineClient:
+        """Client of its engine."""
+        (engine,) = self.pool.engines.values()
+        return engine.client
 
 
 class EncoderModels:
@@ -38,14 +50,14 @@ class EncoderModels:
     Attributes:
         served: The encoders.
         models: The models for the catalog.
-        engines: The engines of the encoders.
+        pools: The pools of the encoders.
         dispatchers: The dispatchers of the encoders.
     """
 
     def __init__(self, served: Sequence[ServedEncoder]) -> None:
         self.served = served
         self.models = [encoder.model for encoder in served]
-        self.engines: Mapping[str, LocalEngine | RemoteEngine] = {e.model.name: e.engine for e in served}
+        self.pools: Mapping[str, ReplicaPool] = {e.model.name: e.pool for e in served}
         self.dispatchers: Mapping[str, Dispatcher] = {e.model.name: e.dispatcher for e in served}
 
     async def wait_all_started(self) -> None:
@@ -54,8 +66,8 @@ class EncoderModels:
         Raises:
             ReplicaUnavailable: The process of an encoder cannot start.
         """
-        for engine in self.engines.values():
-            await engine.wait_started()
+        for pool in self.pools.values():
+            await pool.wait_started()
 
 
 @asynccontextmanager
@@ -80,20 +92,27 @@ async def open_encoders(config: Config, taken_name: str, clock: Clock) -> AsyncI
     if name == taken_name:
         raise ConfigInvalid(f"encoder.served_name: both models are called {name}. Give one another name.")
     tokenizer = Tokenizer.load(folder)
-    engine: LocalEngine | RemoteEngine
     if settings.engine_address is not None:
+        address = parse_address(settings.engine_address)
         same = FingerprintCheck(await asyncio.to_thread(fingerprint_of, folder))
-        engine = make_remote_engine(parse_address(settings.engine_address), config.engine_link, same.check)
+
+        def make_engine(name: str) -> ManagedEngine:
+            return make_remote_engine(address, config.engine_link, same.check)
+
     else:
-        silence_timeout_s = config.engine_link.silence_timeout_s
         command = engine_command(folder, settings.engine(), log=config.log)
-        engine = LocalEngine(command, clock=clock, silence_timeout_s=silence_timeout_s)
-    async with engine:
-        dispatcher = Dispatcher(
-            name, [Endpoint(settings.engine_address or "local", engine.client)], config.dispatch, clock
-        )
+
+        def make_engine(name: str) -> ManagedEngine:
+            return LocalEngine(command, clock=clock, silence_timeout_s=config.engine_link.silence_timeout_s)
+
+    backend = LocalBackend(
+        make_engine, BackendFacts(max_replicas=1), lambda _: settings.engine_address or "local", clock
+    )
+    async with ReplicaPool(backend, DesiredReplicas(1), StartupTimes({}), clock) as pool:
+        dispatcher = Dispatcher(name, pool.endpoints(), config.dispatch, clock)
+        model = ServedModel(name, EngineClients(pool.engines).values(), tokenizer)
         async with running(dispatcher.run(), "encoder dispatch"):
-            yield EncoderModels([ServedEncoder(ServedModel(name, [engine.client], tokenizer), engine, dispatcher)])
+            yield EncoderModels([ServedEncoder(model, pool, dispatcher)])
 
 
 def _check_reads(folder: Path) -> None:

@@ -6,6 +6,7 @@ processes find them through its IPC directory.
 
 import asyncio
 from functools import partial
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -92,11 +93,18 @@ def pool_of(backend: ReplicaBackend, config: Config, clock: Clock, replicas: int
 
 def _startup_times(backend: ReplicaBackend, config: Config) -> StartupTimes:
     """Makes the start-up times of the model; decisions on the number of replicas need those of earlier runs."""
-    guesses = {backend.facts.start_kind: backend.facts.expected_start_s}
     if not config.model.autoscaling.enabled:
-        return StartupTimes(guesses)
-    folder = str(config.model.folder.expanduser().absolute())
-    return StoredStartupTimes(data_folder(config.store) / "startup_times.json", folder, guesses)
+        return StartupTimes({backend.facts.start_kind: backend.facts.expected_start_s})
+    return stored_startup_times(config, config.model.folder, backend.facts)
+
+
+def stored_startup_times(config: Config, folder: Path, facts: BackendFacts) -> StoredStartupTimes:
+    """Makes the start-up times of the model in a folder, which are kept from one run of the gateway to the next."""
+    return StoredStartupTimes(
+        data_folder(config.store) / "startup_times.json",
+        str(folder.expanduser().absolute()),
+        {facts.start_kind: facts.expected_start_s},
+    )
 
 
 def make_local_backend(

@@ -1,6 +1,6 @@
-"""Models that are loaded on demand: checks the configured models, and makes their engines."""
+"""Models that are loaded on demand: checks the configured models, and makes their replica pools."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -11,23 +11,26 @@ from msgspec.structs import replace
 from maitred.app.admin.on_demand import OnDemandModelAdmin
 from maitred.app.admin.pins import PinnableModel
 from maitred.app.assembly.stores import running
+from maitred.app.models.engines import stored_startup_times
+from maitred.app.models.local import EngineClients
 from maitred.config.tree import Config, TextModelConfig
 from maitred.core.clock import Clock
 from maitred.core.errors import ConfigInvalid
 from maitred.dispatch.dispatcher import Dispatcher
-from maitred.dispatch.request import AnyEndpoint, Endpoint
 from maitred.engine.encoder.shape import is_encoder
 from maitred.engine.models.source import find_model
+from maitred.fleet.backend import BackendFacts
 from maitred.fleet.local import LocalEngine, engine_command
+from maitred.fleet.local_backend import LocalBackend
 from maitred.fleet.policy.model_residency import ModelResidency, ResidencyPhase
+from maitred.fleet.policy.reconciler import DesiredReplicas
 from maitred.fleet.policy.residency import ResidencyPolicy
+from maitred.fleet.pool import ReplicaPool
 from maitred.fleet.residency.footprint import Footprint, estimate_footprint, format_mebibytes
-from maitred.fleet.residency.load_times import LoadTimes
-from maitred.fleet.residency.manager import ModelManager
-from maitred.fleet.residency.on_demand_replica import ModelDescription, OnDemandReplica
+from maitred.fleet.residency.manager import ModelManager, OnDemandModel
 from maitred.observe.metrics.residency import ResidencyState, ResidentState
 from maitred.routing.catalog import ServedModel
-from maitred.store.location import data_folder
+from maitred.scaling.startup_times import StartKind
 from maitred.text.answer_format import AnswerFormat
 from maitred.text.generation_defaults import GenerationDefaults
 from maitred.text.tokenizer import Tokenizer
@@ -40,16 +43,19 @@ class OnDemandModelSet:
     """Models that are loaded on demand on this machine; empty if no model has a path.
 
     Args:
-        residence: The manager that loads and unloads them.
+        manager: The manager that loads and unloads them.
         models: The models for the catalog.
+        pools: Model -> the pool of its one replica.
+
+    Attributes:
+        models: See above.
+        pools: See above.
     """
 
-    def __init__(
-        self, residence: ModelManager, replicas: Mapping[str, OnDemandReplica], models: list[ServedModel]
-    ) -> None:
+    def __init__(self, manager: ModelManager, models: Sequence[ServedModel], pools: Mapping[str, ReplicaPool]) -> None:
         self.models = models
-        self.replicas = replicas
-        self._manager = residence
+        self.pools = pools
+        self._manager = manager
 
     def loadables(self, clock: Clock) -> OnDemandModelAdmin:
         """Returns the admin service of these models."""
@@ -59,57 +65,47 @@ class OnDemandModelSet:
     def pinnable(self) -> dict[str, PinnableModel]:
         """Returns the models whose prefixes can be pinned."""
         return {
-            model.name: PinnableModel(model.tokenizer, {"local": self.replicas[model.name].engine.client})
+            model.name: PinnableModel(model.tokenizer, EngineClients(self.pools[model.name].engines))
             for model in self.models
         }
 
-    @property
-    def engines(self) -> dict[tuple[str, str], LocalEngine]:
-        """Returns the engines by model and replica."""
-        return {(name, "local"): replica.engine for name, replica in self.replicas.items()}
-
-    def endpoints(self) -> dict[str, list[AnyEndpoint]]:
-        """Returns the endpoints of each model, for dispatch."""
-        return {name: [Endpoint("local", replica)] for name, replica in self.replicas.items()}
-
     def on_wanted(self, name: str) -> None:
         """Notes that a request was refused because it could not wait for the model's load."""
-        if name in self.replicas:
+        if name in self.pools:
             self._manager.mark_wanted(name)
 
     @asynccontextmanager
     async def running(self, dispatchers: Mapping[str, Dispatcher]) -> AsyncIterator[None]:
         """Loads and unloads the models for as long as the block lasts."""
-        for name, replica in self.replicas.items():
-            self._manager.add_model(replica, dispatchers[name].core)
-            dispatchers[name].set_dispatch_listener(partial(self._manager.check, name))
-        if not self.replicas:
+        for name, pool in self.pools.items():
+            self._manager.add_model(OnDemandModel(name, pool, dispatchers[name]))
+        if not self.pools:
             yield
             return
-        async with running(self._manager.run(), "residence"):
+        async with running(self._manager.run(), "residency"):
             yield
 
     def state(self) -> ResidencyState:
         """Returns the state of memory and models for metrics."""
-        residents = self._manager.policy
+        policy = self._manager.policy
         return ResidencyState(
-            budget_bytes=residents.budget_bytes if self.replicas else None,
+            budget_bytes=policy.budget_bytes if self.pools else None,
             models={
                 name: ResidentState(
-                    resident=residents[name].phase is ResidencyPhase.LOADED,
-                    loading=residents[name].phase is ResidencyPhase.LOADING,
-                    asleep=residents[name].phase is ResidencyPhase.UNLOADED and residents[name].is_asleep,
-                    reserved_bytes=residents[name].counted_bytes,
-                    measured_bytes=self._manager.measured_bytes.get(name, 0),
-                    loads=replica.loads,
-                    load_s=replica.total_load_s,
-                    failures=replica.failures,
-                    unloads=replica.unloads,
-                    sleeps=replica.sleeps,
-                    wakes=replica.wakes,
-                    predicted_load_s=residents[name].expected_start_s,
+                    resident=policy[name].phase is ResidencyPhase.LOADED,
+                    loading=policy[name].phase is ResidencyPhase.LOADING,
+                    asleep=policy[name].phase is ResidencyPhase.UNLOADED and policy[name].is_asleep,
+                    reserved_bytes=policy[name].counted_bytes,
+                    measured_bytes=model.measured_bytes,
+                    loads=model.loads,
+                    load_s=model.total_load_s,
+                    failures=model.failures,
+                    unloads=model.unloads,
+                    sleeps=model.sleeps,
+                    wakes=model.wakes,
+                    predicted_load_s=policy[name].expected_start_s,
                 )
-                for name, replica in self.replicas.items()
+                for name, model in self._manager.models.items()
             },
         )
 
@@ -139,43 +135,65 @@ def open_local_models(config: Config, clock: Clock) -> OnDemandModelSet:
         settings.turn_loads,
     )
     _check_fits(residents, footprints)
-    times = LoadTimes(data_folder(config.store) / "load-times.json")
-    for name, (_, folder) in chosen.items():
-        if (took_s := times.expected_load_s(folder)) is not None:
-            residents[name].load_time.observe(took_s)
-    residence = ModelManager(residents, clock, lambda name, seconds: times.record(chosen[name][1], seconds))
-    replicas: dict[str, OnDemandReplica] = {}
+    manager = ModelManager(residents, clock)
+    pools: dict[str, ReplicaPool] = {}
     models: list[ServedModel] = []
     for name, (model, folder) in chosen.items():
         footprint = footprints[name]
+        pool = _make_pool(config, name, folder, footprint, manager, clock)
+        for kind, estimate in (
+            (StartKind.WEIGHTS_CACHED, residents[name].load_time),
+            (StartKind.ASLEEP, residents[name].wake_time),
+        ):
+            for took_s in pool.startup_times.measured.get(kind, ()):
+                estimate.observe(took_s)
+        pools[name] = pool
+        models.append(_catalog_model(name, folder, model, footprint, pool))
+    return OnDemandModelSet(manager, models, pools)
+
+
+def _catalog_model(
+    name: str, folder: Path, model: TextModelConfig, footprint: Footprint, pool: ReplicaPool
+) -> ServedModel:
+    tokenizer = Tokenizer.load(
+        folder,
+        allows_control_tokens=model.control_tokens == "allow",
+        trusts_request_templates=model.trust_request_chat_template,
+        cache_bytes=model.tokenizer_cache_bytes,
+    )
+    return ServedModel(
+        name,
+        replicas=EngineClients(pool.engines).values(),
+        tokenizer=tokenizer,
+        answer_format=AnswerFormat.of(tokenizer, model.tool_parser, model.reasoning_parser),
+        defaults=GenerationDefaults.of(folder, model.generation_config),
+        coming_card=lambda: footprint.card,
+    )
+
+
+def _make_pool(
+    config: Config, name: str, folder: Path, footprint: Footprint, manager: ModelManager, clock: Clock
+) -> ReplicaPool:
+    """Makes the pool of a model's one replica, which is not started yet."""
+    facts = BackendFacts(
+        max_replicas=1, start_kind=StartKind.WEIGHTS_CACHED, expected_start_s=footprint.load_s, can_sleep=True
+    )
+
+    def make_engine(replica: str) -> LocalEngine:
         engine = LocalEngine(
             engine_command(folder, footprint.engine, config.dispatch.service.weights, config.log),
             silence_timeout_s=config.engine_link.silence_timeout_s,
             expected_start_s=footprint.load_s,
             clock=clock,
         )
-        engine.client.pause_at_tokens = config.server.unread_tokens
-        replicas[name] = OnDemandReplica(
-            name, engine, footprint, ready_in_s=partial(residence.ready_in_s, name), clock=clock
-        )
-        tokenizer = Tokenizer.load(
-            folder,
-            allows_control_tokens=model.control_tokens == "allow",
-            trusts_request_templates=model.trust_request_chat_template,
-            cache_bytes=model.tokenizer_cache_bytes,
-        )
-        answers = AnswerFormat.of(tokenizer, model.tool_parser, model.reasoning_parser)
-        defaults = GenerationDefaults.of(folder, model.generation_config)
-        models.append(
-            ServedModel(
-                name,
-                replicas=[ModelDescription(replicas[name])],
-                tokenizer=tokenizer,
-                answer_format=answers,
-                defaults=defaults,
-            )
-        )
-    return OnDemandModelSet(residence, replicas, models)
+        engine.check_process = partial(manager.check_process, name)
+        return engine
+
+    backend = LocalBackend(make_engine, facts, lambda number: "local", clock)
+    startup_times = stored_startup_times(config, folder, facts)
+    pool = ReplicaPool(backend, DesiredReplicas(0), startup_times, clock, refusal=partial(manager.refusal, name))
+    pool.reconfigure(config.server.unread_tokens)
+    return pool
 
 
 def _footprint(name: str, folder: Path, model: TextModelConfig, budget_bytes: int) -> Footprint:

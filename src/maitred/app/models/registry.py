@@ -26,19 +26,32 @@ class EngineRegistry:
 
     Attributes:
         models: The models for the catalog.
-        on_demand_endpoints: The endpoints of models that are loaded on demand.
-        fixed_engines: The engines that do not belong to a pool, by model and replica.
-        pools: Model -> the pool of its replicas.
+        resident: The pool of the `model` section by model: its number of replicas can be set.
+        on_demand: The pools of models that are loaded on demand, by model.
+        encoders: The pools of encoders, by model.
         pinnable: The models whose prefixes can be pinned.
-        starting: The models whose engines start with the gateway.
     """
 
     models: Sequence[AnyModel]
-    on_demand_endpoints: Mapping[str, Sequence[AnyEndpoint]]
-    fixed_engines: Mapping[tuple[str, str], ManagedEngine]
-    pools: Mapping[str, ReplicaPool]
+    resident: Mapping[str, ReplicaPool]
+    on_demand: Mapping[str, ReplicaPool]
+    encoders: Mapping[str, ReplicaPool]
     pinnable: Mapping[str, PinnableModel]
-    starting: Sequence[str]
+
+    @property
+    def starting(self) -> list[str]:
+        """The models whose engines start with the gateway."""
+        return [*self.resident, *self.encoders]
+
+    @property
+    def generating(self) -> dict[str, ReplicaPool]:
+        """The pools of models that generate, by model; encoders have queues of their own."""
+        return {**self.resident, **self.on_demand}
+
+    @property
+    def pools(self) -> dict[str, ReplicaPool]:
+        """All pools, by model."""
+        return {**self.generating, **self.encoders}
 
     def check(self, config: Config) -> None:
         """Raises ConfigInvalid if a configured model has the name of a model that starts with the gateway."""
@@ -48,33 +61,27 @@ class EngineRegistry:
 
     @property
     def endpoints(self) -> dict[str, Sequence[AnyEndpoint]]:
-        """Endpoints for the dispatchers of models that generate; encoders have their own."""
-        return {**self.on_demand_endpoints, **{name: pool.endpoints() for name, pool in self.pools.items()}}
+        """Endpoints for the dispatchers of models that generate."""
+        return {name: pool.endpoints() for name, pool in self.generating.items()}
 
     @property
     def engines(self) -> dict[tuple[str, str], ManagedEngine]:
         """The gateway's own engines, by model and replica."""
-        pooled = {(model, name): engine for model, pool in self.pools.items() for name, engine in pool.engines.items()}
-        return {**pooled, **self.fixed_engines}
+        return {(model, name): engine for model, pool in self.pools.items() for name, engine in pool.engines.items()}
 
     def on_engine(self, listener: Callable[[tuple[str, str], ManagedEngine], None]) -> None:
         """Calls `listener` with each engine of the gateway's own, by model and replica, now and when one comes."""
-        for where, engine in self.fixed_engines.items():
-            listener(where, engine)
         for model, pool in self.pools.items():
             pool.on_engine(partial(_tell_engine, listener, model))
 
     def output_tokens(self) -> dict[str, int]:
         """Returns the number of output tokens of the gateway's own engines, by model."""
-        totals = {model: pool.output_tokens for model, pool in self.pools.items()}
-        for (model, _), engine in self.fixed_engines.items():
-            totals[model] = totals.get(model, 0) + engine.client.output_tokens
-        return totals
+        return {model: pool.output_tokens for model, pool in self.pools.items()}
 
     def addresses(self) -> dict[str, str]:
-        """Returns the addresses of the engines of pools, by replica."""
+        """Returns the addresses of the engines to which workers connect themselves, by replica."""
         return {
-            name: str(engine.client.address) for pool in self.pools.values() for name, engine in pool.engines.items()
+            name: str(engine.client.address) for pool in self.resident.values() for name, engine in pool.engines.items()
         }
 
     def states(self) -> EngineStates:
@@ -96,21 +103,15 @@ def open_registry(
     """
     models: list[AnyModel] = [*on_demand.models]
     pinnable = on_demand.pinnable
-    engines: dict[tuple[str, str], ManagedEngine] = {}
     if local is not None:
         models.append(local.model)
         pinnable[local.name] = local.pinnable
-    for name, encoder in encoders.engines.items():
-        engines[name, config.encoder.engine_address or "local"] = encoder
-    pools = {} if local is None or pool is None else {local.name: pool}
-    starting = list(dict.fromkeys([*pools, *(name for name, _ in engines)]))
     registry = EngineRegistry(
         models=[*models, *encoders.models],
-        on_demand_endpoints=on_demand.endpoints(),
-        fixed_engines=engines | on_demand.engines,
-        pools=pools,
+        resident={} if local is None or pool is None else {local.name: pool},
+        on_demand=on_demand.pools,
+        encoders=encoders.pools,
         pinnable=pinnable,
-        starting=starting,
     )
     registry.check(config)
     return registry

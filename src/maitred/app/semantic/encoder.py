@@ -53,7 +53,7 @@ class QuestionEncoder:
         Raises:
             ReplicaUnavailable: The encoder is down.
         """
-        return self._encoder.engine.client.epoch
+        return self._encoder.client.epoch
 
     def tokens_of(self, question: str) -> list[int] | None:
         """Returns the tokens of a question; None: they do not fit the encoder, so its vector would miss the rest.
@@ -103,13 +103,13 @@ class QuestionEncoder:
         request = EngineRequest(
             id=id_, prompt=[], sampling=_SAMPLING, similar=VerifierTraining([*labels]), known_as=id_
         )
-        async with self._encoder.engine.client.generate(request) as stream:
+        async with self._encoder.client.generate(request) as stream:
             delta = await _last_delta(stream)
         return delta.verifier or b""
 
     def update(self, update: UpdateSimilar) -> None:
         """Changes the index of cached questions, or the verifiers; does nothing while the encoder is down."""
-        self._encoder.engine.client.update_similar(update)
+        self._encoder.client.update_similar(update)
 
 
 async def _last_delta(stream: TokenStream) -> TokenDelta:

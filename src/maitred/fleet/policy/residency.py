@@ -19,27 +19,15 @@ their running answers, and for a load.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from maitred.fleet.policy.model_residency import ModelDemand, ModelResidency, MovingEstimate, ResidencyPhase
+from maitred.fleet.policy.reconciler import DesiredReplicas
 
 _IDLE = ModelDemand()
 MIN_TURN_S = 1.0
 """Shortest length of a turn, even after a short load: waiting requests must be dispatched before the turn ends."""
 
 Demands = Mapping[str, ModelDemand]
-
-
-@dataclass(frozen=True, slots=True)
-class ResidencyActions:
-    """Actions that a decision orders."""
-
-    load: str | None = None
-    unload: tuple[str, ...] = ()
-    sleep: tuple[str, ...] = ()
-    """Models to unload that keep their processes."""
-    draining: frozenset[str] = frozenset()
-    """Models that get no new requests: they are unloaded when their answers are complete."""
 
 
 class ResidencyPolicy:
@@ -78,10 +66,11 @@ class ResidencyPolicy:
 
     # --- decisions ---
 
-    def decide(self, now_s: float, demands: Demands) -> ResidencyActions:
-        """Decides what to do, and records the actions as begun.
+    def decide(self, now_s: float, demands: Demands) -> Mapping[str, DesiredReplicas]:
+        """Decides what to do, and records it as begun; returns how many replicas of each model should serve and sleep.
 
-        The caller must begin the actions at once; a second call without any change in between orders nothing more.
+        A model whose replica should not serve any more completes its answers first. The caller must pass on the numbers
+        at once; a second call without any change in between decides nothing more.
 
         Args:
             now_s: The present time.
@@ -93,26 +82,28 @@ class ResidencyPolicy:
         leaving = dict.fromkeys(
             (*self._victims(now_s, demands), *self._idle_too_long(now_s, demands), *self._ordered_to_unload())
         )
-        draining = frozenset(model.name for model in leaving if demands.get(model.name, _IDLE).running)
-        self.draining_since_s = {
-            name: since_s
-            for name, since_s in self.draining_since_s.items()
-            if name in {model.name for model in leaving}
-        } | {name: now_s for name in draining if name not in self.draining_since_s}
-        unload: list[str] = []
-        sleep: list[str] = []
+        draining = [model.name for model in leaving if demands.get(model.name, _IDLE).running]
         for model in leaving:
             if model.name not in draining:
-                if (since_s := self.draining_since_s.pop(model.name, None)) is not None:
-                    model.drain_time.observe(now_s - since_s)
-                (sleep if model.sleep_ordered and model.phase is ResidencyPhase.LOADED else unload).append(model.name)
-                model.enter_phase(ResidencyPhase.UNLOADING, now_s)
+                self.on_leaving(model.name, now_s)
+        self.draining_since_s = {name: self.draining_since_s.get(name, now_s) for name in draining}
         next_model = self._next_to_load(now_s)
         free = self.budget_bytes - self.used_bytes
-        if next_model is None or next_model.memory_bytes - next_model.counted_bytes > free or self._loading_model():
-            return ResidencyActions(None, tuple(unload), tuple(sleep), draining)
-        next_model.enter_phase(ResidencyPhase.LOADING, now_s)
-        return ResidencyActions(next_model.name, tuple(unload), tuple(sleep), draining)
+        if (
+            next_model is not None
+            and not self._loading_model()
+            and next_model.memory_bytes - next_model.counted_bytes <= free
+        ):
+            next_model.enter_phase(ResidencyPhase.LOADING, now_s)
+        return {name: self._numbers_of(model) for name, model in self.models.items()}
+
+    def _numbers_of(self, model: ModelResidency) -> DesiredReplicas:
+        """Returns how many replicas of a model should serve and sleep in its present phase."""
+        is_draining = model.name in self.draining_since_s
+        if model.phase is ResidencyPhase.LOADING or (model.phase is ResidencyPhase.LOADED and not is_draining):
+            return DesiredReplicas(1)
+        keeps_process = model.is_asleep if model.phase is ResidencyPhase.UNLOADED else model.sleep_ordered
+        return DesiredReplicas(0, int(keeps_process))
 
     def _loaded_models(self) -> list[ModelResidency]:
         return [model for model in self.models.values() if model.phase is ResidencyPhase.LOADED]
@@ -204,6 +195,13 @@ class ResidencyPolicy:
         return min(turn_ends_s, model.last_demand_s + model.load_time.seconds)
 
     # --- events ---
+
+    def on_leaving(self, name: str, now_s: float) -> None:
+        """Records that a model which is to leave serves no more: its process ends now, or falls asleep."""
+        model = self.models[name]
+        if (since_s := self.draining_since_s.pop(name, None)) is not None:
+            model.drain_time.observe(now_s - since_s)
+        model.enter_phase(ResidencyPhase.UNLOADING, now_s)
 
     def on_loaded(self, name: str, now_s: float, measured_bytes: int) -> None:
         """Records that a load is complete."""

@@ -1,43 +1,86 @@
-"""Manager of models that are loaded on demand: carries out the decisions of `fleet.policy.residency`.
+"""Manager of models that are loaded on demand: passes on the decisions of `fleet.policy.residency` to replica pools.
 
-It starts and stops engines, and tells the queues which models are loaded. Decisions are made again whenever a queue has
-dispatched, whenever a load or an unload is complete, and at intervals for turns that end by themselves.
+::
+
+    queues --demand--> policy --desired numbers--> pools
+                         ^                           |
+                         `----loaded, asleep, gone---'
+
+Each model has a pool of one replica. To load a model is to desire one replica that serves; to put it to sleep, one that
+sleeps; to unload it, none. The pools start, drain and stop. Decisions are made again whenever a queue has dispatched,
+whenever a pool has changed, and at intervals for turns that end by themselves.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Protocol
+from functools import partial
 
+from maitred.core.backoff import BackoffCeiling
 from maitred.core.clock import Clock
-from maitred.core.errors import ReplicaUnavailable
+from maitred.core.errors import ModelHeld, ModelLoadFailed, ModelLoading, ReplicaUnavailable
+from maitred.dispatch.dispatcher import Dispatcher
+from maitred.fleet.backend import engines_memory_bytes
 from maitred.fleet.policy.load_eta import ready_in_s
 from maitred.fleet.policy.model_residency import ModelDemand, ResidencyPhase
 from maitred.fleet.policy.residency import ResidencyPolicy
+from maitred.fleet.pool import ReplicaPool
+from maitred.fleet.process import process_memory_bytes
 from maitred.fleet.residency.footprint import format_mebibytes
-from maitred.fleet.residency.on_demand_replica import OnDemandReplica
+from maitred.scaling.replica_status import ReplicaPhase
 
 _TICK_S = 0.1
 """Longest delay in noticing the end of a turn for which a request waits."""
 _IDLE_TICK_S = 1.0
 _MEASURE_S = 5.0
 """Interval between measurements of the processes' memory."""
+_RETRY = BackoffCeiling(first_s=2.0, most_s=300.0)
+"""Waits before a failed load is tried again.
+
+A load may take memory from other models, so it is retried less often than a dead engine is restarted.
+"""
+_HELD_RETRY_S = 10.0
+"""`Retry-After` of a held model: the time of its release is unknown, so callers should come back rarely."""
 
 _log = logging.getLogger(__name__)
 
 
-class QueueView(Protocol):
-    """View of one model's queue, as far as the manager needs it."""
+class OnDemandModel:
+    """Model that is loaded on demand.
+
+    Args:
+        name: The name that requests use.
+        pool: Pool of its one replica; the manager opens it and sets its desired numbers.
+        dispatcher: Its queue.
+
+    Attributes:
+        measured_bytes: Measured memory of its process; 0 without one.
+        loads: Number of loads...
+        total_load_s: ...and the time that they took together.
+        unloads: Number of unloads.
+        failures: Loads that failed...
+        failures_in_a_row: ...and those since the last one that succeeded.
+        failure: Why it is being unloaded, if its load has just failed.
+        sleeps: How often it fell asleep...
+        wakes: ...and woke.
+    """
+
+    def __init__(self, name: str, pool: ReplicaPool, dispatcher: Dispatcher) -> None:
+        self.name = name
+        self.pool = pool
+        self.dispatcher = dispatcher
+        self.measured_bytes = 0
+        self.loads = self.unloads = self.failures = self.failures_in_a_row = self.sleeps = self.wakes = 0
+        self.total_load_s = 0.0
+        self.failure = ""
 
     @property
-    def waiting(self) -> int:
-        """Number of waiting requests."""
-        ...
+    def demand(self) -> ModelDemand:
+        """Present demand for it."""
+        return ModelDemand(self.dispatcher.core.waiting, self.dispatcher.core.running)
 
-    @property
-    def running(self) -> int:
-        """Number of requests that were dispatched and have not ended."""
-        ...
+    def measure(self) -> int:
+        """Measures the memory of its process; returns 0 without one."""
+        return engines_memory_bytes(self.pool.engines.values()) or 0
 
 
 class ModelManager:
@@ -46,38 +89,30 @@ class ModelManager:
     Args:
         policy: Decides which models are in memory.
         clock: The clock.
-        record_load_time: Records the expected time of a model's next load; called after each load.
+
+    Attributes:
+        policy: See above.
+        models: The models by name.
     """
 
-    def __init__(
-        self,
-        policy: ResidencyPolicy,
-        clock: Clock,
-        record_load_time: Callable[[str, float], None] = lambda name, seconds: None,
-    ) -> None:
+    def __init__(self, policy: ResidencyPolicy, clock: Clock) -> None:
         self.policy = policy
-        self.replicas: dict[str, OnDemandReplica] = {}
-        self.measured_bytes: dict[str, int] = {}
+        self.models: dict[str, OnDemandModel] = {}
         self._clock = clock
-        self._record_load_time = record_load_time
-        self._queues: dict[str, QueueView] = {}
         self._changed = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
 
-    def add_model(self, replica: OnDemandReplica, queue: QueueView) -> None:
+    def add_model(self, model: OnDemandModel) -> None:
         """Adds a model, which is loaded when requests wait in its queue. Call it once for each model, before `run`."""
-        self.replicas[replica.name] = replica
-        self._queues[replica.name] = queue
+        self.models[model.name] = model
+        model.dispatcher.set_dispatch_listener(partial(self._check_queue, model))
+        model.pool.on_change(partial(self._observe, model))
+        model.pool.backend.on_change(partial(self._observe, model))  # the pool does not tell when a process is gone
 
-    def check(self, name: str) -> None:
+    def _check_queue(self, model: OnDemandModel) -> None:
         """Checks the queue of a model after a change."""
-        if self._queues[name].waiting:
-            self.policy.mark_needed(name, self._clock.monotonic_s())
+        if model.dispatcher.core.waiting:
+            self.policy.mark_needed(model.name, self._clock.monotonic_s())
         self._changed.set()
-
-    def queue(self, name: str) -> QueueView:
-        """Returns the queue of a model."""
-        return self._queues[name]
 
     def mark_wanted(self, name: str) -> None:
         """Records that a caller will retry for this model."""
@@ -87,6 +122,33 @@ class ModelManager:
     def ready_in_s(self, name: str) -> float:
         """Returns in how many seconds a model would be loaded if requests waited for it from now on."""
         return ready_in_s(self.policy, name, self._clock.monotonic_s(), self._demands())
+
+    def refusal(self, name: str) -> ReplicaUnavailable:
+        """Returns what callers of a model are told while its replica does not serve.
+
+        They wait for one that is being loaded or whose engine was lost, but not for one that is held or has just
+        failed to load.
+        """
+        residency = self.policy[name]
+        if residency.is_held:
+            return ModelHeld(retry_after_s=_HELD_RETRY_S)
+        failed_for_s = residency.not_before_s - self._clock.monotonic_s()
+        if failed_for_s > 0:
+            return ModelLoadFailed(retry_after_s=failed_for_s)
+        return ModelLoading(retry_after_s=self.ready_in_s(name) or self.models[name].pool.ready_in_s())
+
+    def check_process(self, name: str, pid: int) -> None:
+        """Checks the memory of a model that has just been loaded, before it gets a request.
+
+        Raises:
+            ReplicaUnavailable: It takes more than there could ever be for it.
+        """
+        measured_bytes, available_bytes = process_memory_bytes(pid), self.policy.available_bytes_for(name)
+        if measured_bytes > available_bytes:
+            raise ReplicaUnavailable(
+                f"It takes {format_mebibytes(measured_bytes)}, and residency.memory_bytes leaves "
+                f"{format_mebibytes(available_bytes)} for it. Raise that, or lower its engine.kv_memory_bytes."
+            )
 
     # --- orders of the operator; see `ResidencyPolicy` ---
 
@@ -116,18 +178,21 @@ class ModelManager:
         self._on_order(name)
 
     def _on_order(self, name: str) -> None:
-        self.replicas[name].set_held(self.policy[name].is_held)
+        self.models[name].dispatcher.refresh_and_dispatch()
         self._changed.set()
 
-    # --- reconciliation ---
+    # --- decisions ---
 
     async def run(self) -> None:
-        """Reconciles the engines with the policy's decisions until it is cancelled; then every engine is ended."""
+        """Opens the pools and sets their desired numbers until it is cancelled; then every engine is ended."""
+        pools = [model.pool for model in self.models.values()]
         try:
+            for pool in pools:
+                await pool.__aenter__()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._measure(), name="memory of models")
                 while True:
-                    self._reconcile(tasks)
+                    self._decide()
                     self._changed.clear()
                     needed = any(model.needed_since_s is not None for model in self.policy.models.values())
                     try:
@@ -136,78 +201,89 @@ class ModelManager:
                     except TimeoutError:
                         pass
         finally:
-            await asyncio.gather(*(replica.unload() for replica in self.replicas.values()))
+            await asyncio.gather(*(pool.__aexit__(None, None, None) for pool in pools))
 
     def _demands(self) -> dict[str, ModelDemand]:
-        return {name: ModelDemand(queue.waiting, queue.running) for name, queue in self._queues.items()}
+        return {name: model.demand for name, model in self.models.items()}
 
-    def _reconcile(self, tasks: asyncio.TaskGroup) -> None:
-        actions = self.policy.decide(self._clock.monotonic_s(), self._demands())
-        for name, replica in self.replicas.items():
-            replica.set_open(self.policy[name].phase is ResidencyPhase.LOADED and name not in actions.draining)
-        for name in actions.unload:
-            tasks.create_task(self._unload(self.replicas[name]), name=f"unload of {name}")
-        for name in actions.sleep:
-            tasks.create_task(self._sleep(self.replicas[name]), name=f"sleep of {name}")
-        if actions.load is not None:
-            tasks.create_task(self._load(self.replicas[actions.load]), name=f"load of {actions.load}")
+    def _decide(self) -> None:
+        for name, desired in self.policy.decide(self._clock.monotonic_s(), self._demands()).items():
+            pool = self.models[name].pool
+            if desired != pool.desired or not pool.is_scaled:
+                pool.set_desired(desired.serving, desired.asleep)
 
-    async def _load(self, replica: OnDemandReplica) -> None:
-        name, started_s = replica.name, self._clock.monotonic_s()
-        was_asleep = self.policy[name].is_asleep
-        try:
-            measured_bytes = await replica.load_model()
-            available_bytes = self.policy.available_bytes_for(name)
-            if measured_bytes > available_bytes:
-                await replica.unload()
-                raise ReplicaUnavailable(
-                    f"It takes {format_mebibytes(measured_bytes)}, and residency.memory_bytes leaves "
-                    f"{format_mebibytes(available_bytes)} for it. Raise that, or lower its engine.kv_memory_bytes."
-                )
-        except ReplicaUnavailable as failure:
-            retry_in_s = replica.on_load_failed()
-            self.policy.on_load_failed(name, self._clock.monotonic_s(), retry_in_s)
-            _log.error("%s was not loaded: %s\nIt is tried again in %.0f s at the earliest.", name, failure, retry_in_s)
+    # --- what has become of them ---
+
+    def _observe(self, model: OnDemandModel) -> None:
+        """Tells the policy what has become of the replica of a model."""
+        residency, now_s = self.policy[model.name], self._clock.monotonic_s()
+        phase = next((replica.phase for replica in model.pool.replicas()), None)
+        process = next(iter(model.pool.backend.replicas().values()), None)
+        match residency.phase:
+            case ResidencyPhase.LOADING if process is not None and process.phase is ReplicaPhase.FAILED:
+                model.failure = process.failure
+                self.policy.order_unload(model.name, hold=residency.is_held)
+                self.policy.on_leaving(model.name, now_s)
+            case ResidencyPhase.LOADING if phase is ReplicaPhase.SERVING:
+                self._on_serving(model)
+            case ResidencyPhase.LOADED if phase in (None, ReplicaPhase.ASLEEP):
+                self.policy.on_leaving(model.name, now_s)  # its last answer has ended since the last decision
+                self._observe(model)
+            case ResidencyPhase.UNLOADING if process is None:
+                self._on_gone(model)
+            case ResidencyPhase.UNLOADING if phase is ReplicaPhase.ASLEEP:
+                self._on_asleep(model)
+            case ResidencyPhase.UNLOADING if process is not None and process.phase is ReplicaPhase.FAILED:
+                self.policy.order_unload(model.name, hold=residency.is_held)  # it was to sleep
+            case ResidencyPhase.UNLOADED if residency.is_asleep and phase is not ReplicaPhase.ASLEEP:
+                # Its engine was lost, and would take the memory of an awake one when it is back.
+                self.policy.order_unload(model.name, hold=residency.is_held)
+        self._changed.set()
+
+    def _on_serving(self, model: OnDemandModel) -> None:
+        name, now_s, measured_bytes = model.name, self._clock.monotonic_s(), model.measure()
+        was_asleep, took_s = self.policy[name].is_asleep, now_s - self.policy[name].phase_since_s
+        self.policy.on_loaded(name, now_s, measured_bytes)
+        model.measured_bytes, model.failures_in_a_row = measured_bytes, 0
+        if was_asleep:
+            model.wakes += 1
         else:
-            self.policy.on_loaded(name, self._clock.monotonic_s(), measured_bytes)
-            if not was_asleep:
-                self._record_load_time(name, self.policy[name].load_time.seconds)
-            self.measured_bytes[name] = measured_bytes
-            replica.on_loaded(self._clock.monotonic_s() - started_s, was_asleep=was_asleep)
-            took_s, verb = self._clock.monotonic_s() - started_s, "woke" if was_asleep else "was loaded"
-            _log.info("%s %s in %.1f s and takes %s.", name, verb, took_s, format_mebibytes(measured_bytes))
-        self._changed.set()
+            model.loads += 1
+            model.total_load_s += took_s
+        verb = "woke" if was_asleep else "was loaded"
+        _log.info("%s %s in %.1f s and takes %s.", name, verb, took_s, format_mebibytes(measured_bytes))
 
-    async def _unload(self, replica: OnDemandReplica) -> None:
-        await replica.unload()
-        self.measured_bytes.pop(replica.name, None)
-        replica.unloads += 1
-        self.policy.on_unloaded(replica.name, self._clock.monotonic_s())
-        _log.info("%s was unloaded.", replica.name)
-        self._changed.set()
-
-    async def _sleep(self, replica: OnDemandReplica) -> None:
-        name = replica.name
-        try:
-            measured_bytes = await replica.sleep()
-        except ReplicaUnavailable as failure:
-            _log.error("%s was to sleep and was unloaded: %s", name, failure)
-            self.measured_bytes.pop(name, None)
-            self.policy.on_unloaded(name, self._clock.monotonic_s())
+    def _on_gone(self, model: OnDemandModel) -> None:
+        name, now_s = model.name, self._clock.monotonic_s()
+        model.measured_bytes = 0
+        if model.failure:
+            model.failures += 1
+            model.failures_in_a_row += 1
+            retry_in_s = _RETRY.after(model.failures_in_a_row)
+            self.policy.on_load_failed(name, now_s, retry_in_s)
+            _log.error(
+                "%s was not loaded: %s\nIt is tried again in %.0f s at the earliest.", name, model.failure, retry_in_s
+            )
+            model.failure = ""
+            model.dispatcher.refresh_and_dispatch()  # requests that wait for it get the error
         else:
-            self.measured_bytes[name] = measured_bytes
-            self.policy.on_asleep(name, self._clock.monotonic_s(), measured_bytes, replica.wakes_in_s)
-            _log.info("%s sleeps and takes %s.", name, format_mebibytes(measured_bytes))
-        self._changed.set()
+            model.unloads += 1
+            self.policy.on_unloaded(name, now_s)
+            _log.info("%s was unloaded.", name)
+
+    def _on_asleep(self, model: OnDemandModel) -> None:
+        model.sleeps += 1
+        model.measured_bytes = model.measure()
+        (engine,) = model.pool.engines.values()
+        now_s = self._clock.monotonic_s()
+        self.policy.on_asleep(model.name, now_s, model.measured_bytes, engine.client.wakes_in_s)
+        _log.info("%s sleeps and takes %s.", model.name, format_mebibytes(model.measured_bytes))
 
     async def _measure(self) -> None:
         while True:
             await asyncio.sleep(_MEASURE_S)
-            for name, replica in self.replicas.items():
-                measured_bytes = await asyncio.to_thread(replica.measure_bytes)
-                model = self.policy[name]
-                if model.phase is ResidencyPhase.LOADED and measured_bytes:
-                    self.measured_bytes[name] = measured_bytes
+            for name, model in self.models.items():
+                measured_bytes = await asyncio.to_thread(model.measure)
+                if self.policy[name].phase is ResidencyPhase.LOADED and measured_bytes:
+                    model.measured_bytes = measured_bytes
                     self.policy.on_measured(name, measured_bytes)
-                elif model.phase is ResidencyPhase.UNLOADED and model.is_asleep and replica.has_restarted:
-                    self.policy.order_unload(name, hold=model.is_held)

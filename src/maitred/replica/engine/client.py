@@ -80,7 +80,6 @@ class EngineClient:
         self._change_listeners: list[Callable[[], None]] = []
         self._block_listeners: list[Callable[[BlockUpdate], None]] = []
         self._request_blocks_on_connect = False
-        self._change_event = asyncio.Event()
 
     # --- replica interface ---
 
@@ -153,7 +152,6 @@ class EngineClient:
             listener(update)
 
     def _notify_change(self) -> None:
-        self._change_event.set()
         for listener in self._change_listeners:
             listener()
 
@@ -192,18 +190,6 @@ class EngineClient:
             ReplicaUnavailable: The engine is down.
         """
         self._live_connection().request_asleep(asleep=asleep)
-
-    async def set_asleep(self, *, asleep: bool) -> None:
-        """Tells the engine to sleep or to wake up, and waits until its load report confirms it.
-
-        Raises:
-            ReplicaUnavailable: The engine is down, or was lost while waiting.
-        """
-        self.request_asleep(asleep=asleep)
-        while self.load().asleep is not asleep:
-            self._live_connection()
-            self._change_event.clear()
-            await self._change_event.wait()
 
     @asynccontextmanager
     async def generate(self, request: EngineRequest) -> AsyncIterator[TokenStream]:

@@ -6,7 +6,7 @@ import pytest
 
 from maitred.app.admin.replicas import ReplicaAdmin
 from maitred.app.admin.scaling import ScalingAdmin
-from maitred.core.errors import Conflict, InvalidRequest, ReplicaUnavailable, ResourceNotFound
+from maitred.core.errors import Conflict, InvalidRequest, ModelLoading, ReplicaUnavailable, ResourceNotFound
 from maitred.dispatch.request import Endpoint
 from maitred.fleet.policy.reconciler import DesiredReplicas
 from maitred.fleet.pool import ReplicaPool
@@ -73,7 +73,7 @@ def test_a_name_must_be_that_of_one_replica():
 def test_what_stands_for_the_replica_to_come_takes_no_command():
     setup = DispatchSetup()
     (endpoint_state,) = setup.dispatcher.core.endpoint_states
-    endpoint_state.endpoint = Endpoint(NEXT_REPLICA, NextReplica(lambda: 3.0))
+    endpoint_state.endpoint = Endpoint(NEXT_REPLICA, NextReplica(lambda: ModelLoading(retry_after_s=3.0)))
     replicas = admin_of(setup)
     with pytest.raises(ResourceNotFound, match="no replica 'next'"):
         replicas.drain(NEXT_REPLICA, None)
