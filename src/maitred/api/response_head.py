@@ -66,6 +66,8 @@ def timing_headers(context: RequestContext, *, explain: bool) -> list[Header]:
         headers.append(_escalated_header(context.rejected_answers))
     if context.arm is not None:
         headers.append((b"x-maitred-rollout", _UNFIT.sub(b"?", str(context.arm).encode("utf-8"))))
+    if context.served_region is not None:
+        headers.append((b"x-maitred-served-region", _UNFIT.sub(b"?", context.served_region.encode("utf-8"))))
     if context.hedged:
         headers.append((b"x-maitred-hedged", context.hedged.encode("ascii")))
     if context.selection is not None and context.model:
@@ -186,6 +188,7 @@ def _usual_lines(context: RequestContext) -> bytes | None:
         or context.fallbacks
         or context.rejected_answers
         or context.hedged
+        or context.served_region is not None
         or context.arm is not None
         or context.relaxed
     ):

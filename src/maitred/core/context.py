@@ -197,6 +197,8 @@ class RequestContext(msgspec.Struct):
     """How many of these recoveries continued a partial answer from its text."""
     hedged: str = ""
     """Replica that answered first, ``first`` or ``second``; empty: only one replica was used."""
+    served_region: str | None = None
+    """Region of the replica that the answer came from, the first one if it moved; None: it has no name."""
     outcome: Outcome | None = None
     stalled: bool = False
     """Whether the request was cancelled because its client had stopped reading."""

@@ -1,7 +1,8 @@
 """Allocates the capacity of a model's replicas: quotas, headroom and free capacity."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from typing import TYPE_CHECKING
 
 from maitred.core.request import WaitCause
 from maitred.dispatch.config import DispatchConfig
@@ -10,6 +11,9 @@ from maitred.dispatch.policy.credits import NOTHING, Cost, total_cost
 from maitred.dispatch.policy.quotas import Quota, Quotas, TenantHoldings
 from maitred.dispatch.queue import QueuedRequest, QuotaQueue
 from maitred.dispatch.selector import ReplicaSelector
+
+if TYPE_CHECKING:
+    from maitred.dispatch.regions import RegionPlanner  # it uses forecasts, which use this module
 
 _MIN_COST = Cost(1, 1)
 _TURN = 0.25
@@ -28,10 +32,12 @@ class CapacityAllocator:
         holdings: Slots that each tenant holds.
         headroom: Share of the capacity that is kept for tenants below their fair share.
         shared: Whether the queue order is fair between tenants.
+        regions: Decides in which region a request runs; None: all replicas are in the own region.
     """
 
     def __init__(self, config: DispatchConfig, selector: ReplicaSelector) -> None:
         self._selector = selector
+        self.regions: RegionPlanner | None = None
         self.holdings = TenantHoldings()
         self.reconfigure(config)
         self.rebuild_quotas(config)
@@ -83,9 +89,25 @@ class CapacityAllocator:
         return costs
 
     def endpoint_for(
-        self, queued: QueuedRequest, quota: Quota, ready: Sequence[EndpointState], now_s: float, *, above_share: bool
+        self,
+        queued: QueuedRequest,
+        quota: Quota,
+        ready: Sequence[EndpointState],
+        now_s: float,
+        *,
+        above_share: bool,
+        except_in: Set[str | None] = frozenset(),
     ) -> EndpointState | WaitCause:
-        """Returns the endpoint for an entry, or the wait cause if none has capacity."""
+        """Returns the endpoint for an entry, or the wait cause if none has capacity.
+
+        Args:
+            queued: The entry.
+            quota: The quota that is charged.
+            ready: The replicas that are ready.
+            now_s: Now.
+            above_share: Whether its tenant may not use the headroom.
+            except_in: Regions whose replicas it may not use.
+        """
         headroom = self.headroom if above_share else 0.0
         overcommits = self._may_overcommit(queued)
         if self.quotas.has_dedicated:
@@ -101,9 +123,17 @@ class CapacityAllocator:
                 return WaitCause.SLOTS if capped_cost.slots > free.slots else WaitCause.KV_FULL
         candidates: list[EndpointState] = []
         lacks_slots = False
+        regions = self.regions
+        if regions is not None:
+            ready = regions.permitted(queued.request, ready)
+            if not ready:
+                return WaitCause.COLD_START
+        tried = ready
         if queued.failed_at:
-            ready = untried_endpoints(queued, ready) or ready
-        for endpoint_state in ready:
+            tried = untried_endpoints(queued, ready) or ready
+        for endpoint_state in tried:
+            if endpoint_state.region in except_in:
+                continue
             reserve = _headroom_cost(endpoint_state.total, headroom, [endpoint_state])
             capped_cost = _first_turn(queued, endpoint_state.total, reserve, endpoint_state.block_tokens)
             free = endpoint_state.free.minus(reserve)
@@ -115,6 +145,11 @@ class CapacityAllocator:
                 candidates.append(endpoint_state)
             elif capped_cost.slots > free.slots:
                 lacks_slots = True
+        if candidates and regions is not None:
+            narrowed = regions.narrow(queued, candidates, ready, now_s)
+            if not narrowed:
+                return WaitCause.SLOTS  # it waits for its own region
+            candidates = [*narrowed]
         if candidates:
             return self._selector.select(queued, candidates, now_s)
         return WaitCause.SLOTS if lacks_slots else WaitCause.KV_FULL
@@ -124,6 +159,10 @@ class CapacityAllocator:
 
         It may hold up nobody meanwhile: smaller requests come in beside those that take turns.
         """
+        if self.regions is not None:
+            ready = self.regions.permitted(queued.request, ready)
+            if not ready:
+                return False
         return all(
             queued.cost.slots > endpoint_state.total.slots and _has_turns_left(endpoint_state)
             for endpoint_state in ready
@@ -132,13 +171,18 @@ class CapacityAllocator:
     def is_ample(self, cost: Cost, ready: Sequence[EndpointState]) -> bool:
         """Whether the only replica certainly has capacity, without headroom or overcommit."""
         return (
-            len(ready) == 1 and not self.quotas.has_dedicated and ready[0].credits.certainly_fits(cost, self.headroom)
+            len(ready) == 1
+            and self.regions is None
+            and not self.quotas.has_dedicated
+            and ready[0].credits.certainly_fits(cost, self.headroom)
         )
 
     def hedge_endpoint(
         self, queued: QueuedRequest, others: Sequence[EndpointState], now_s: float
     ) -> EndpointState | None:
         """Returns an endpoint for a hedge, with free capacity beyond the headroom; None: none has it."""
+        if self.regions is not None:
+            others = self.regions.permitted(queued.request, others)
         if self.quotas.has_dedicated and not queued.cost.within(
             self.quotas.remaining(queued.queue.quota, total_of(others))
         ):
@@ -150,6 +194,8 @@ class CapacityAllocator:
                 endpoint_state.free.minus(_headroom_cost(endpoint_state.total, self.headroom, [endpoint_state]))
             )
         ]
+        if self.regions is not None:
+            candidates = [s for s in candidates if s.region == self.regions.region] or candidates
         return self._selector.select(queued, candidates, now_s) if candidates else None
 
     def select_overtaking(

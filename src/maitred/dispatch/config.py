@@ -111,6 +111,65 @@ class HedgingConfig(Struct, frozen=True, kw_only=True):
     ] = 2_048
 
 
+class RegionsConfig(Struct, frozen=True, kw_only=True):
+    """When requests leave the gateway's own region, if the model has replicas elsewhere; see [regions](regions.md)."""
+
+    ttft_s: Annotated[
+        dict[PriorityClass, _Seconds],
+        Meta(
+            description="A request without an objective of its own (`dispatch.ttft_s`, a deadline) leaves its region "
+            "when its first token is predicted to come later than this there. A class that is not named does not "
+            "leave for being late.",
+            extra={"unit": "seconds"},
+        ),
+    ] = field(default_factory=lambda: {PriorityClass.INTERACTIVE: 1.0, PriorityClass.STANDARD: 3.0})
+    margin_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=60,
+            description="It leaves only if the first token then comes so much earlier, with the round trip and the "
+            "difference in price counted.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 0.1
+    back_below: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="Once a request was predicted to miss its objective here, those of its tenant and class may "
+            "leave until the predictions take no more than this part of it.",
+        ),
+    ] = 0.7
+    back_after_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=3600,
+            description="When predictions have been below that part for so long, requests stay here again until one is "
+            "predicted to miss its objective.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 10.0
+    usd_per_mtok: Annotated[
+        dict[str, Annotated[float, Meta(ge=0)]],
+        Meta(
+            description="Region -> what a million tokens cost there. A region that is not named costs nothing.",
+            extra={"unit": "USD"},
+        ),
+    ] = {}
+    usd_per_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="What a first token that comes a second earlier may cost. It turns differences in price into "
+            "seconds.",
+            extra={"unit": "USD"},
+        ),
+    ] = 0.001
+
+
 class DispatchConfig(Struct, frozen=True, kw_only=True):
     """Settings of the queues: order, limits, reserved shares and pools."""
 
@@ -165,6 +224,7 @@ class DispatchConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = {}
     overflow: OverflowConfig = OverflowConfig()
+    regions: RegionsConfig = RegionsConfig()
     least_itl_s: Annotated[
         float,
         Meta(

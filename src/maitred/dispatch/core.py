@@ -34,6 +34,7 @@ from maitred.dispatch.policy.outputs import OutputLengths
 from maitred.dispatch.policy.quotas import Quota
 from maitred.dispatch.predictor import LatencyPredictor
 from maitred.dispatch.queue import Allocation, DispatchCounters, QueuedRequest, QueueState, QuotaQueue
+from maitred.dispatch.regions import RegionPlanner
 from maitred.dispatch.request import AnyEndpoint, DispatchRequest
 from maitred.dispatch.selector import ReplicaSelector
 
@@ -41,6 +42,8 @@ _DEADLINE_PASSED_MESSAGE = (
     "The deadline for the first token passed while the request waited. Allow more time, or send it when less is going "
     "on."
 )
+_MOST_TRIED = 64
+"""Most requests that are looked at for another region than that for which the head of a queue waits."""
 _MAX_STALE_DEADLINES = 64
 """The deadline heap is cleaned once it holds this many entries more than twice the waiting requests."""
 
@@ -52,11 +55,19 @@ class DispatchCore:
         endpoints: The replicas; at least one.
         config: The settings.
         balancer: Balancer that chooses the replica of a request; None: the replica with the most free slots.
+        region: The gateway's own region; None: it has no name.
     """
 
     def __init__(
-        self, endpoints: Sequence[AnyEndpoint], config: DispatchConfig, balancer: CacheAwareBalancer | None = None
+        self,
+        endpoints: Sequence[AnyEndpoint],
+        config: DispatchConfig,
+        balancer: CacheAwareBalancer | None = None,
+        region: str | None = None,
     ) -> None:
+        self.region = region
+        self.regions: RegionPlanner | None = None
+        """Decides in which region a request runs; None: all replicas are in the own region."""
         self.endpoint_states = [EndpointState(endpoint) for endpoint in endpoints]
         self.weights = config.service.weights
         self.predictor = LatencyPredictor(
@@ -114,6 +125,7 @@ class DispatchCore:
         ]
         for endpoint_state, endpoint in zip(self.endpoint_states, endpoints, strict=True):
             endpoint_state.endpoint = endpoint
+            endpoint_state.update_region()
         new_endpoints = [endpoint for endpoint in endpoints if id(endpoint.admin_state) not in known]
         previous_config, self._config = self._config, config
         self.predictor.outputs.reconfigure(config.output_quantile, config.unknown_output_share)
@@ -121,6 +133,8 @@ class DispatchCore:
         self.selector.reconfigure(balancer, self.load_estimator)
         self.allocator.reconfigure(config)
         self.forecast_cache.reconfigure(simulates_queues=config.line.policy == "fair")
+        if self.regions is not None:
+            self.regions.config, self.regions.region = config.regions, self.region
         if (previous_config.line, previous_config.reserved, previous_config.pools) != (
             config.line,
             config.reserved,
@@ -135,6 +149,8 @@ class DispatchCore:
         self.allocator.rebuild_quotas(config)
         self.queues[:] = [QuotaQueue(quota, config.line) for quota in self.allocator.quotas.all]
         self._queues = dict(zip(self.allocator.quotas.all, self.queues, strict=True))
+        for queue in self.queues:
+            queue.keeps_lanes = self.regions is not None
         for queued in (*self.running_requests, *waiting):
             quota = self.allocator.quotas.quota_for(queued.flow.path)
             self._queues[quota].take_over(queued, now_s)
@@ -160,6 +176,7 @@ class DispatchCore:
     def refresh(self, now_s: float) -> list[EndpointState]:
         """Refreshes all endpoints and returns those that are ready."""
         ready = []
+        is_regional = False
         for endpoint_state in self.endpoint_states:
             load = endpoint_state.load
             endpoint_state.refresh(now_s)
@@ -167,10 +184,46 @@ class DispatchCore:
                 self.forecast_cache.invalidate()
             if endpoint_state.ready:
                 ready.append(endpoint_state)
+            if endpoint_state.region != self.region:
+                is_regional = True
+        if is_regional is (self.regions is None):
+            self._set_regional(now_s, is_regional=is_regional)
         if ready != self._last_ready:
             self._last_ready = ready
             self.forecast_cache.invalidate()
         return ready
+
+    def _set_regional(self, now_s: float, *, is_regional: bool) -> None:
+        """Begins or ends to choose the region of each request: a replica in another region has come, or the last left.
+
+        Running and waiting requests stay where they are.
+        """
+        self.regions = None
+        if is_regional:
+            self.regions = RegionPlanner(
+                self.region,
+                self.endpoint_states,
+                self._config.regions,
+                forecasts=self.forecast_cache,
+                predictor=self.predictor,
+                selector=self.selector,
+            )
+        self.allocator.regions = self.regions
+        self.forecast_cache.is_regional = is_regional
+        self.forecast_cache.invalidate()
+        for queue in self.queues:
+            queue.keep_lanes(keeps=is_regional)
+            for queued in list(queue.away):
+                queue.call_home(queued, now_s)
+
+    def permitted(self, dispatch_request: DispatchRequest, ready: Sequence[EndpointState]) -> Sequence[EndpointState]:
+        """Returns those of the ready endpoints where a request may run."""
+        return ready if self.regions is None else self.regions.permitted(dispatch_request, ready)
+
+    def is_own_demand(self, dispatch_request: DispatchRequest) -> bool:
+        """Whether a request may run in the own region, so that replicas there are for it, wherever it runs."""
+        regions = dispatch_request.regions
+        return regions is None or self.regions is None or self.region in regions
 
     def new_entry(self, dispatch_request: DispatchRequest) -> QueuedRequest:
         """Returns a queue entry for a request that has not joined a queue yet."""
@@ -219,7 +272,7 @@ class DispatchCore:
             return False
         queue, forecast_cache = queued.queue, self.forecast_cache
         cached = forecast_cache.cached_for(queued, now_s)
-        ready = self.refresh(now_s) if cached is None else cached.ready
+        ready = self.refresh(now_s) if cached is None or self.regions is not None else cached.ready
         self.allocator.holdings.observe(queued.tenant, now_s)
         is_ample = cached is not None and cached.forecast.ample
         if is_ample:
@@ -231,11 +284,11 @@ class DispatchCore:
         ):
             return False
         if cached is None:
-            self.forecast_cache.forecast_and_store(queued, ready, now_s)
+            self.forecast_cache.forecast_and_store(queued, self.permitted(queued.request, ready), now_s)
         if not is_ample:
             queued.prefill_s = self.selector.prefill_s(queued, endpoint_state, 0, now_s)
         queued.joined_s = now_s
-        if self.arrivals is not None:
+        if self.arrivals is not None and self.is_own_demand(queued.request):
             self.arrivals.on_arrival(queued)
         forecast_cache.joins.observe(queued.flow, now_s)
         queue.fair_queue.pass_through(queued, now_s)
@@ -271,11 +324,12 @@ class DispatchCore:
         cached = self.forecast_cache.cached_for(queued, now_s)
         ready = self.refresh(now_s)
         self.allocator.holdings.observe(queued.tenant, now_s)
-        if ready and (cached is None or cached.ready != ready):
-            self.forecast_cache.forecast_and_store(queued, ready, now_s)
+        permitted = self.permitted(queued.request, ready)
+        if permitted and (cached is None or cached.ready != permitted):
+            self.forecast_cache.forecast_and_store(queued, permitted, now_s)
         queued.state, self.idle_recorded = QueueState.WAITING, False
         queued.joined_s = now_s
-        if self.arrivals is not None:
+        if self.arrivals is not None and self.is_own_demand(queued.request):
             self.arrivals.on_arrival(queued)
         queued.queue.enqueue(queued, now_s)
         self.forecast_cache.on_join(queued.flow, now_s)
@@ -325,7 +379,8 @@ class DispatchCore:
         endpoint_state = queued.allocation.endpoint_state
         if len(self.endpoint_states) == 1 and self.endpoint_states[0] is endpoint_state:
             return False
-        return any(other is not endpoint_state for other in untried_endpoints(queued, self.refresh(now_s)))
+        others = untried_endpoints(queued, self.permitted(queued.request, self.refresh(now_s)))
+        return any(other is not endpoint_state for other in others)
 
     def has_idle_replica(self, queued: QueuedRequest, now_s: float) -> bool:
         """Whether another ready replica that has not failed this request has room for it, while no request waits."""
@@ -415,7 +470,9 @@ class DispatchCore:
                     queue.wait_account.set_blocked_head(
                         now_s, self._dispatch_queue(queue, self.allocator.quotas.common, ready, changed_requests, now_s)
                     )
-        if self.waiting:
+        if self.regions is not None:
+            self._fail_out_of_region(self.regions, ready, changed_requests, now_s)
+        if self.waiting and self.regions is None:  # while some wait for one region, another one may be idle
             self.predictor.on_saturated(sum(endpoint_state.load.steps for endpoint_state in ready) // len(ready), now_s)
         else:
             self.predictor.on_unsaturated()
@@ -449,7 +506,7 @@ class DispatchCore:
             queued.queue.fair_queue.done(queued.flow)
             if finished:
                 self.predictor.on_finished(queued)
-                if self.arrivals is not None:
+                if self.arrivals is not None and self.is_own_demand(queued.request):
                     self.arrivals.on_finished(queued)
         if state is not QueueState.GONE and not finished:
             self.counters.wasted_tokens += queued.output_tokens
@@ -509,6 +566,8 @@ class DispatchCore:
         """Dispatches from the head until it is blocked; returns the head's tenant and wait cause."""
         if queue.aside and not self.allocator.awaits_turns(next(iter(queue.aside)), ready):
             queue.call_back(now_s)
+        if self.regions is not None:
+            return self._dispatch_in_regions(self.regions, queue, quota, ready, changed, now_s)
         while (queued := queue.head(now_s)) is not None:
             if self.allocator.awaits_turns(queued, ready):
                 queue.set_aside(queued)
@@ -520,14 +579,123 @@ class DispatchCore:
                 if overtaking is None:
                     return queued.tenant.id, endpoint_state
                 queued, endpoint_state = overtaking
-            if self._would_miss_deadline(queued, endpoint_state, now_s):
-                self._fail(queued, DeadlineExceeded(_DEADLINE_PASSED_MESSAGE), now_s)
-            else:
-                queued.queue.dequeue(queued, now_s)
-                queued.prefill_s = self.selector.prefill_s(queued, endpoint_state, 0, now_s)
-                self._start(queued, endpoint_state, quota, now_s)
-            changed.append(queued)
+            self._dispatch_or_fail(queued, endpoint_state, quota, changed, now_s)
         return next(((queued.tenant.id, WaitCause.SLOTS) for queued in queue.aside), None)
+
+    def _dispatch_in_regions(
+        self,
+        regions: RegionPlanner,
+        queue: QuotaQueue,
+        quota: Quota,
+        ready: Sequence[EndpointState],
+        changed: list[QueuedRequest],
+        now_s: float,
+    ) -> tuple[str, WaitCause] | None:
+        """Dispatches in the order of the queue in the own region, and beside it what may run in others.
+
+        A request that waits for other regions leaves the order until it is dispatched, so that it is in nobody's way.
+        """
+        if queue.away:
+            for returning in regions.returning(queue, ready):
+                queue.call_home(returning, now_s)
+            self._dispatch_away(regions, queue, quota, ready, changed, now_s, blocked=set(), home_blocked=False)
+        cause: tuple[str, WaitCause] | None = None
+        blocked: set[str | None] = set()
+        overtaking: tuple[QueuedRequest, EndpointState] | None
+        while (queued := queue.head(now_s)) is not None:
+            if self.allocator.awaits_turns(queued, ready):
+                queue.set_aside(queued)
+                continue
+            above_share = not queued.requeues and self.allocator.above_share(queued, quota, ready, now_s)
+            endpoint_state = self.allocator.endpoint_for(queued, quota, ready, now_s, above_share=above_share)
+            if isinstance(endpoint_state, WaitCause):
+                waits_for = regions.waits_for(queued, ready)
+                if self.region not in waits_for:
+                    queue.set_away(queued)
+                    cause = cause or (queued.tenant.id, endpoint_state)
+                    continue
+                overtaking = self.allocator.select_overtaking(queue, quota, ready, now_s) if above_share else None
+                if overtaking is None:
+                    cause, blocked = (queued.tenant.id, endpoint_state), waits_for
+                    break
+                self._dispatch_or_fail(*overtaking, quota, changed, now_s)
+            else:
+                self._dispatch_or_fail(queued, endpoint_state, quota, changed, now_s)
+        if queue.waiting:
+            self._dispatch_away(
+                regions, queue, quota, ready, changed, now_s, blocked=blocked, home_blocked=self.region in blocked
+            )
+        return cause or next(((queued.tenant.id, WaitCause.SLOTS) for queued in queue.aside), None)
+
+    def _dispatch_away(
+        self,
+        regions: RegionPlanner,
+        queue: QuotaQueue,
+        quota: Quota,
+        ready: Sequence[EndpointState],
+        changed: list[QueuedRequest],
+        now_s: float,
+        *,
+        blocked: set[str | None],
+        home_blocked: bool,
+    ) -> None:
+        """Dispatches requests to regions for which no request before them waits.
+
+        Args:
+            regions: What decides on regions.
+            queue: The queue.
+            quota: The quota that is charged.
+            ready: The replicas that are ready.
+            changed: Gets the requests that were dispatched or have failed.
+            now_s: Now.
+            blocked: Regions for which earlier requests wait.
+            home_blocked: Whether the own region is full, so that late requests may leave it.
+        """
+        candidates = regions.away_candidates(queue, ready, now_s, late=home_blocked)
+        for tried, queued in enumerate(candidates):
+            open_states = [state for state in ready if state.region not in blocked]
+            if tried == _MOST_TRIED or not any(s.free.slots + s.overcommit_slots > 0 for s in open_states):
+                return
+            above_share = not queued.requeues and self.allocator.above_share(queued, quota, ready, now_s)
+            endpoint_state = self.allocator.endpoint_for(
+                queued, quota, ready, now_s, above_share=above_share, except_in=blocked
+            )
+            if isinstance(endpoint_state, WaitCause):
+                blocked |= regions.waits_for(queued, ready)
+            else:
+                self._dispatch_or_fail(queued, endpoint_state, quota, changed, now_s)
+
+    def _dispatch_or_fail(
+        self,
+        queued: QueuedRequest,
+        endpoint_state: EndpointState,
+        quota: Quota,
+        changed: list[QueuedRequest],
+        now_s: float,
+    ) -> None:
+        """Dispatches a waiting request, or fails it if its first token would come too late."""
+        if self._would_miss_deadline(queued, endpoint_state, now_s):
+            self._fail(queued, DeadlineExceeded(_DEADLINE_PASSED_MESSAGE), now_s)
+        else:
+            queued.queue.dequeue(queued, now_s)
+            queued.prefill_s = self.selector.prefill_s(queued, endpoint_state, 0, now_s)
+            self._start(queued, endpoint_state, quota, now_s)
+        changed.append(queued)
+
+    def _fail_out_of_region(
+        self, regions: RegionPlanner, ready: Sequence[EndpointState], changed: list[QueuedRequest], now_s: float
+    ) -> None:
+        """Fails requests over their class's longest wait while none of the replicas where they may run is ready."""
+        longest = self._config.max_wait_s
+        for queue in self.queues:
+            for lane in list(queue.lanes.values()):
+                entries = [queued for of_tenant in lane.values() for queued in of_tenant]
+                if regions.permitted(entries[0].request, ready):
+                    continue
+                for queued in entries:
+                    if now_s - queued.joined_s > longest.get(queued.flow.priority, float("inf")):
+                        self._fail(queued, regions.unavailable(queued.request, self.retry_after_s), now_s)
+                        changed.append(queued)
 
     def _on_idle(self, now_s: float) -> None:
         for queue in self.queues:
@@ -559,6 +727,10 @@ class DispatchCore:
         self.allocator.allocate(queued, quota, self._last_ready)
         if self.selector.balancer is not None:
             self.selector.on_dispatch(queued, endpoint_state)
+        if self.regions is not None:
+            self.regions.on_dispatch(queued, endpoint_state)
+            if queued.spill_reason is not None:
+                self.counters.on_spill(endpoint_state.region, queued.spill_reason)
         self.running_requests[queued] = None
         self.forecast_cache.invalidate()
         if queued.requeues:
@@ -634,13 +806,19 @@ class DispatchCore:
                 if hopeless or _cold_start_wait_s(queued, now_s) > longest.get(queued.flow.priority, float("inf"))
             ]
             for queued in over:
-                self._fail(queued, self.unavailable(), now_s)
+                self._fail(queued, self.unavailable(queued.request), now_s)
                 changed.append(queued)
 
     @property
     def has_startable_replica(self) -> bool:
         """Whether a replica that is not ready starts for a waiting request, or is starting already."""
         return any(endpoint_state.ready_in_s is not None for endpoint_state in self.endpoint_states)
+
+    def has_startable(self, dispatch_request: DispatchRequest) -> bool:
+        """Whether a replica where a request may run starts for it, or is starting already."""
+        if self.regions is not None:
+            return self.regions.has_startable(dispatch_request)
+        return self.has_startable_replica
 
     @property
     def outage(self) -> ReplicaUnavailable | None:
@@ -650,8 +828,14 @@ class DispatchCore:
             None,
         )
 
-    def unavailable(self) -> ReplicaUnavailable:
-        """Returns the error for requests while no replica is ready, with the most specific reason."""
+    def unavailable(self, dispatch_request: DispatchRequest | None = None) -> ReplicaUnavailable:
+        """Returns the error for requests while no replica is ready, with the most specific reason.
+
+        Args:
+            dispatch_request: The request, which may be allowed in some regions only; None: any.
+        """
+        if self.regions is not None and dispatch_request is not None and dispatch_request.regions is not None:
+            return self.regions.unavailable(dispatch_request, self.retry_after_s)
         outage = self.outage
         if isinstance(outage, ModelLoading | ModelLoadFailed | ModelHeld):
             return type(outage)(outage.message, retry_after_s=self.retry_after_s)

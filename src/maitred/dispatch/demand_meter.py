@@ -14,7 +14,8 @@ class DemandMeter:
     """Meter of the demand for one model, for the decision on its number of replicas.
 
     Arrivals are counted as they come. What waits and runs is in the queue and in the load reports, and is read when
-    somebody asks.
+    somebody asks. A request that runs in another region because this one was full counts here, so that replicas are
+    started here; one that may not run here does not count.
 
     Args:
         core: State of its dispatch.
@@ -37,11 +38,12 @@ class DemandMeter:
         core, uncached_share = self._core, self._core.predictor.expected_uncached_tokens(1)
         waiting, prompt_tokens, output_tokens, oldest_s = 0, 0.0, 0.0, now_s
         for queue in core.queues:
-            examined = list(queue.first(_MOST_EXAMINED))
+            first = list(queue.first(_MOST_EXAMINED))
+            examined = [queued for queued in first if core.is_own_demand(queued.request)]
             if not examined:
                 continue
-            scale = queue.waiting / len(examined)
-            waiting += queue.waiting
+            scale = queue.waiting / len(first)
+            waiting += round(scale * len(examined))
             prompt_tokens += scale * sum(queued.request.prompt_tokens for queued in examined)
             output_tokens += scale * sum(map(self._arrivals.expected_output, examined))
             oldest_s = min(oldest_s, min(queued.request.arrived_s for queued in examined))
@@ -49,14 +51,15 @@ class DemandMeter:
             waiting=waiting,
             waiting_prompt_tokens=prompt_tokens * uncached_share,
             waiting_output_tokens=output_tokens,
-            running=core.running,
+            running=self._running(),
             oldest_wait_s=max(0.0, now_s - oldest_s),
             window=self._arrivals.take_window(now_s, uncached_share),
         )
 
     def add_replicas(self, demand: Demand) -> Demand:
         """Adds what waits at the replicas to the demand of all gateways that use them; it does not run."""
-        ready = [state.load for state in self._core.endpoint_states if state.ready]
+        core = self._core
+        ready = [state.load for state in core.endpoint_states if state.ready and state.region == core.region]
         submitted = sum(load.waiting for load in ready)
         return replace(
             demand,
@@ -64,3 +67,10 @@ class DemandMeter:
             waiting_prompt_tokens=demand.waiting_prompt_tokens + sum(load.waiting_prompt_tokens for load in ready),
             running=max(0, demand.running - submitted),
         )
+
+    def _running(self) -> int:
+        """Returns the running requests that the own region is for, wherever they run."""
+        core = self._core
+        if core.regions is None:
+            return core.running
+        return sum(core.is_own_demand(queued.request) for queued in core.running_requests)

@@ -247,6 +247,12 @@ class DispatchEntry:
         return True
 
     @property
+    def region(self) -> str | None:
+        """Region of the replica to which the request was dispatched; None: it has no name, or there is none yet."""
+        allocation = self.queued.allocation
+        return None if allocation is None else allocation.endpoint_state.region
+
+    @property
     def waited_ms(self) -> dict[str, float]:
         """Milliseconds that the request waited, by `WaitCause`; complete once it is dispatched."""
         return self.queued.waited_ms
@@ -299,6 +305,7 @@ class Dispatcher:
         draw: Returns a number from 0 to 1 for the jitter of Retry-After times.
         on_wanted: Called when a request is rejected while a replica could start on demand.
         notify_first_token: Called at each first token with the seconds since the request arrived; None: no callback.
+        region: The gateway's own region; None: it has no name.
 
     Attributes:
         model: Its name.
@@ -322,9 +329,10 @@ class Dispatcher:
         draw: Callable[[], float] = random.random,
         on_wanted: Callable[[], None] = lambda: None,
         notify_first_token: Callable[[float], None] | None = None,
+        region: str | None = None,
     ) -> None:
         self.model = model
-        self.core = DispatchCore(endpoints, config, balancer)
+        self.core = DispatchCore(endpoints, config, balancer, region)
         self.recoveries = config.recoveries
         self.hedging = HedgePolicy(config.hedging, model)
         self.draw = draw
@@ -406,7 +414,8 @@ class Dispatcher:
         if queued.state is not QueueState.WAITING:
             return None
         now_s = self.clock.monotonic_s()
-        forecast = self.core.forecast_cache.forecast(queued, self.core.refresh(now_s), now_s)
+        ready = self.core.permitted(queued.request, self.core.refresh(now_s))
+        forecast = self.core.forecast_cache.forecast(queued, ready, now_s)
         return self.core.forecast_cache.position(forecast, now_s)
 
     def snapshot(self) -> DispatchSnapshot:

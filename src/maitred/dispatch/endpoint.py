@@ -29,6 +29,7 @@ class EndpointState:
             request.
         in_flight: Cost of requests sent before the current step that no report includes; they run in that step.
         block_tokens: Tokens of one KV block.
+        region: Region of the replica; while it has told none, that of its endpoint.
     """
 
     def __init__(self, endpoint: AnyEndpoint) -> None:
@@ -40,6 +41,8 @@ class EndpointState:
         self.step_began_s = 0.0
         self.in_flight = NOTHING
         self.block_tokens = _UNKNOWN_BLOCK_TOKENS
+        self._told_region: str | None = None
+        self.region = endpoint.region
         self.credits = Credits()
         self._window = None if endpoint.reports_capacity else ConcurrencyWindow()
         self._suspensions = 0
@@ -54,6 +57,9 @@ class EndpointState:
             self.ready, self.retry_after_s, self.outage = False, unavailable.retry_after_s, unavailable
             return
         self.outage = None
+        if card.region is not self._told_region:
+            self._told_region = card.region
+            self.update_region()
         suspended_for_s = self._suspended_until_s - now_s
         self.ready, self.retry_after_s = suspended_for_s <= 0.0, suspended_for_s if suspended_for_s > 0.0 else 0.0
         if self.endpoint.admin_state.state is not AdminStatus.SERVING:
@@ -71,6 +77,16 @@ class EndpointState:
             self.credits.estimate(card.max_sequences)
         if new:
             self.step_began_s, self.in_flight = now_s, self.credits.unreported
+
+    def update_region(self) -> None:
+        """Sets the region after the endpoint or the replica's card has changed."""
+        self.region = self.endpoint.region if self._told_region is None else self._told_region
+
+    @property
+    def round_trip_s(self) -> float:
+        """Measured round-trip time to the replica in seconds; 0 if it is not measured."""
+        measured = self.endpoint.round_trip_s
+        return 0.0 if measured is None else measured() or 0.0
 
     @property
     def weight(self) -> float:

@@ -30,6 +30,9 @@ _RATE_TIME_CONSTANT_S = 10.0
 _FORECAST_TTL_S = 0.005
 """A forecast may be reused for this long if nothing has changed."""
 
+_Part = tuple[int, ...]
+"""Identities of the replicas of a forecast; empty: all replicas."""
+
 
 class ArrivalRates:
     """Arrival rate of each tenant, as an exponential moving average."""
@@ -114,8 +117,10 @@ class ForecastCache:
         self._simulates_queues = simulates_queues
         self.joins = ArrivalRates()
         """Arrival rates by tenant; call `invalidate` after each change."""
-        self._running_work: RunningWork | None = None
-        self._simulations: dict[QuotaQueue, QueueSimulation] = {}
+        self.is_regional = False
+        """Whether forecasts may be for a part of the replicas, because they are in several regions."""
+        self._running_work: dict[_Part, RunningWork] = {}
+        self._simulations: dict[tuple[QuotaQueue, _Part], QueueSimulation] = {}
         self.last: _CachedForecast | None = None
         """Last forecast; None: the state has changed since."""
 
@@ -126,7 +131,9 @@ class ForecastCache:
 
     def invalidate(self) -> None:
         """Drops all cached forecasts because the state has changed."""
-        self._running_work = self.last = None
+        self.last = None
+        if self._running_work:
+            self._running_work.clear()
         if self._simulations:
             self._simulations.clear()
 
@@ -175,14 +182,13 @@ class ForecastCache:
         wait = AT_ONCE
         may_go_first = not ahead.entries or (allocator.headroom > 0 and allocator.may_lead(queued))
         if not may_go_first or not queued.cost.within(free):
-            if self._running_work is None:
-                self._running_work = self._predictor.running_work(self._running_requests)
+            running_work = self._running_work_at(ready)
             free = allocator.without_overcommit(free, ready)
-            turn = self._simulate(queued, ahead, ready, self._running_work, free.slots, now_s)
-            turn_s = None if turn is None else self._predictor.turn_s(turn, ready, self._running_work, now_s)
+            turn = self._simulate(queued, ahead, ready, running_work, free.slots, now_s)
+            turn_s = None if turn is None else self._predictor.turn_s(turn, ready, running_work, now_s)
             if turn is None or turn.steps or queued.cost.blocks > free.blocks:
                 wait = _widened_wait(
-                    ahead, ready, self._predictor.wait(queued, ahead, free, ready, self._running_work, turn_s)
+                    ahead, ready, self._predictor.wait(queued, ahead, free, ready, running_work, turn_s)
                 )
         endpoint_state = max(ready, key=free_slot_share)
         if wait.at_once:
@@ -191,12 +197,29 @@ class ForecastCache:
         prefill_s = self._selector.prefill_s(queued, endpoint_state, 0, now_s, dispatched_s=endpoint_state.step_began_s)
         return Forecast(ahead, wait, prefill_s)
 
+    def _part_of(self, ready: Sequence[EndpointState]) -> _Part:
+        """Returns the key of a part of the replicas; all have the same key while they are in one region."""
+        return tuple(map(id, ready)) if self.is_regional else ()
+
+    def _running_work_at(self, ready: Sequence[EndpointState]) -> RunningWork:
+        """Returns the work of the requests that run at these replicas."""
+        part = self._part_of(ready)
+        running_work = self._running_work.get(part)
+        if running_work is None:
+            running = self._running_requests
+            if self.is_regional:
+                running = [queued for queued in running if _runs_at(queued, ready)]
+            running_work = self._running_work[part] = self._predictor.running_work(running)
+        return running_work
+
     def _cold_start_forecast(self, queued: QueuedRequest, ahead: WorkAhead, now_s: float) -> Forecast:
         """Forecasts an entry while no replica is ready but one is starting; it will start empty."""
+        regions = queued.request.regions if self.is_regional else None
         coming = [
             (ready_in_s, endpoint_state)
             for endpoint_state in self._endpoint_states
             if (ready_in_s := endpoint_state.ready_in_s) is not None
+            and (regions is None or endpoint_state.region in regions)
         ]
         if not coming:
             return Forecast(ahead, PredictedWait(False, 0.0), 0.0)
@@ -223,7 +246,8 @@ class ForecastCache:
         """Simulates the queue until this request is dispatched; None: no simulation is possible."""
         if not self._simulates_queues or not can_simulate(queued.queue, queued, ahead):
             return None
-        simulation = self._simulations.get(queued.queue)
+        key = queued.queue, self._part_of(ready)
+        simulation = self._simulations.get(key)
         if simulation is None:
             steps_per_s = self._predictor.steps_per_s(ready, running_work)
             if not steps_per_s:
@@ -237,7 +261,7 @@ class ForecastCache:
                 steps_per_s=steps_per_s,
                 now_s=now_s,
             )
-            self._simulations[queued.queue] = simulation
+            self._simulations[key] = simulation
         return simulation.until_dispatched(queued, running_work, free, self._predictor.weights.output)
 
 
@@ -252,6 +276,10 @@ def _widened_wait(ahead: WorkAhead, ready: Sequence[EndpointState], wait: Predic
         in_s for endpoint_state in ready if (in_s := endpoint_state.widened_in_s(ahead.entries + 1)) is not None
     ]
     return min([wait, *(PredictedWait(False, in_s) for in_s in widened_s)], key=lambda candidate: candidate.seconds)
+
+
+def _runs_at(queued: QueuedRequest, endpoint_states: Sequence[EndpointState]) -> bool:
+    return queued.allocation is not None and queued.allocation.endpoint_state in endpoint_states
 
 
 def can_simulate(queue: QuotaQueue, queued: QueuedRequest, ahead: WorkAhead) -> bool:

@@ -37,6 +37,9 @@ class DispatchSnapshot:
     refusals: Mapping[str, int]
     left_waiting: int
     moved: int
+    region: str
+    spills: Mapping[tuple[str, str], int]
+    round_trip_s: Mapping[str, float]
     wasted_tokens: int
     service_per_s: float
     predictions: int
@@ -93,6 +96,13 @@ def dispatch_snapshot(core: DispatchCore, now_s: float) -> DispatchSnapshot:
         refusals=counters.rejections,
         left_waiting=counters.left_waiting,
         moved=counters.moved,
+        region=core.region or "",
+        spills={(region, reason.value): count for (region, reason), count in counters.spills.items()},
+        round_trip_s={
+            endpoint_state.endpoint.name: seconds
+            for endpoint_state in ready
+            if (measured := endpoint_state.endpoint.round_trip_s) is not None and (seconds := measured()) is not None
+        },
         wasted_tokens=counters.wasted_tokens,
         service_per_s=predictor.per_s(ready) or 0.0,
         predictions=predictor.calibration.compared,

@@ -5,7 +5,7 @@ own requests, so only its own requests move when it would miss its objective. If
 tenants, all requests of a class form one group.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from maitred.core.flow import PriorityClass
 from maitred.dispatch.config import DispatchConfig
@@ -82,7 +82,7 @@ class OverflowPlanner:
         The list is empty if that would not be enough, or if the new request itself should move.
         """
         core = self._core
-        ready = core.refresh(now_s)
+        ready = core.permitted(dispatch_request, core.refresh(now_s))
         if not ready:
             return []
         queued = core.new_entry(dispatch_request)
@@ -129,7 +129,7 @@ class OverflowPlanner:
             if queued.request.arrived_s + self._objective_s(queued) < ready_s
         ]
 
-    def _select_from_group(self, group: Group, ready: list[EndpointState], now_s: float) -> list[QueuedRequest]:
+    def _select_from_group(self, group: Group, ready: Sequence[EndpointState], now_s: float) -> list[QueuedRequest]:
         entries = self._movable_of(group)
         last = max(reversed(entries), key=_due_s)
         late_s, wait_s, share = self._predict_lateness(last, ready, now_s)
@@ -164,7 +164,7 @@ class OverflowPlanner:
         return [entries[number] for number in select_overflow(candidates, service)]
 
     def _predict_lateness(
-        self, queued: QueuedRequest, ready: list[EndpointState], now_s: float
+        self, queued: QueuedRequest, ready: Sequence[EndpointState], now_s: float
     ) -> tuple[float, float, float]:
         """Returns lateness and wait in seconds, and the ratio of predicted TTFT to objective."""
         core = self._core

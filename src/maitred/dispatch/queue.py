@@ -13,7 +13,7 @@ import itertools
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
 from typing import Any, cast
 
 from maitred.core.balance import ReplicaCandidate
@@ -78,6 +78,7 @@ class QueuedRequest(QueueEntry[None]):
         "reported_prompt_tokens",
         "request",
         "requeues",
+        "spill_reason",
         "state",
         "tenant",
         "wait_deadline_s",
@@ -143,11 +144,28 @@ class QueuedRequest(QueueEntry[None]):
         """Number of times that the request was requeued."""
         self.failed_at: set[str] = set()
         """Names of replicas that failed this request while ready; they are avoided if others are ready."""
+        self.spill_reason: SpillReason | None = None
+        """Why it runs in another region than the gateway's; None: it does not."""
 
     def keep_prompts(self, prompts: Sequence[int]) -> None:
         """Keeps only the prompts with these indexes; the others need no slots any more."""
         self.costs = [self._prompt_costs[number] for number in prompts]
         self.cost = total_cost(self.costs)
+
+
+class SpillReason(StrEnum):
+    """Reason why a request runs in another region than its gateway's."""
+
+    OBJECTIVE = "objective"
+    """It would have missed its objective in the own region."""
+    SESSION = "session"
+    """Its session is there."""
+    NO_REPLICA = "no_replica"
+    """No replica in the own region was ready."""
+    RESIDENCY = "residency"
+    """It may not run in the own region."""
+    CONTINUATION = "continuation"
+    """Its replica was lost, and the own region had no room."""
 
 
 class QuotaQueue:
@@ -170,10 +188,16 @@ class QuotaQueue:
         """Waiting requests that were requeued after a replica failure, in requeue order."""
         self.aside: dict[QueuedRequest, None] = {}
         """Waiting requests that are out of the order, so that they hold up nobody."""
+        self.away: dict[QueuedRequest, None] = {}
+        """Waiting requests that are out of the order because they wait for other regions than the gateway's own."""
         self.waiting = 0
         """Number of waiting requests."""
         self.waiting_by_flow: Counter[tuple[PriorityClass, tuple[FlowLevel, ...]]] = Counter()
         """Number of waiting requests by class, for each organisation, team and key, by its path."""
+        self.keeps_lanes = False
+        """Whether `lanes` is kept, because the model has replicas in several regions."""
+        self.lanes: dict[frozenset[str] | None, dict[str, dict[QueuedRequest, None]]] = {}
+        """Waiting requests by the regions that they allow and by tenant id, each tenant's in joining order."""
         self.local = config.policy == "fair" and config.quantum > 0
         """Whether the fair queue uses prompt prefixes to group requests."""
 
@@ -197,7 +221,7 @@ class QuotaQueue:
         Requeued requests come first: they had their turn, and a client may be reading their output.
         """
         for queued in self.requeued:
-            if queued not in self.aside:
+            if queued not in self.aside and queued not in self.away:
                 return queued
         return cast("QueuedRequest | None", self.fair_queue.head(now_s))
 
@@ -211,6 +235,16 @@ class QuotaQueue:
         for queued in self.aside:
             self.fair_queue.add(queued, now_s)
         self.aside.clear()
+
+    def set_away(self, queued: QueuedRequest) -> None:
+        """Takes a waiting request out of the order while it waits for another region."""
+        self.fair_queue.remove(queued)
+        self.away[queued] = None
+
+    def call_home(self, queued: QueuedRequest, now_s: float) -> None:
+        """Returns a request that was set away to the order, as of its arrival."""
+        del self.away[queued]
+        self.fair_queue.add(queued, now_s)
 
     def take_over(self, queued: QueuedRequest, now_s: float) -> None:
         """Moves a request from another quota queue to this one; call it for running requests first."""
@@ -227,18 +261,22 @@ class QuotaQueue:
 
     def dequeue(self, queued: QueuedRequest, now_s: float) -> None:
         """Removes an entry that is dispatched."""
+        if queued in self.away:
+            self.call_home(queued, now_s)
         self.fair_queue.take(queued, now_s)
         self._on_leave(queued, now_s)
 
     def remove(self, queued: QueuedRequest, now_s: float) -> None:
         """Removes an entry that was not dispatched."""
-        if self.aside.pop(queued, queued) is not None:
+        if self.aside.pop(queued, queued) is not None and self.away.pop(queued, queued) is not None:
             self.fair_queue.remove(queued)
         self._on_leave(queued, now_s)
 
     def _on_join(self, queued: QueuedRequest, now_s: float) -> None:
         tenant = queued.tenant
         self.tenants.setdefault(tenant.id, {})[queued] = None
+        if self.keeps_lanes:
+            self._join_lane(queued)
         self.waiting += 1
         path, priority = queued.flow.path, queued.flow.priority
         for depth in range(1, len(path) + 1):
@@ -250,6 +288,8 @@ class QuotaQueue:
         tenant = queued.tenant.id
         tenant_requests = self.tenants[tenant]
         del tenant_requests[queued]
+        if self.keeps_lanes:
+            self._leave_lane(queued)
         self.waiting -= 1
         path, priority = queued.flow.path, queued.flow.priority
         for depth in range(1, len(path) + 1):
@@ -264,6 +304,25 @@ class QuotaQueue:
         for cause, waited_ms in before.items():
             queued.waited_ms[cause] = queued.waited_ms.get(cause, 0.0) + waited_ms
 
+    def keep_lanes(self, *, keeps: bool) -> None:
+        """Sets whether waiting requests are also kept by the regions that they allow."""
+        self.keeps_lanes, self.lanes = keeps, {}
+        if keeps:
+            for queued in self.all():
+                self._join_lane(queued)
+
+    def _join_lane(self, queued: QueuedRequest) -> None:
+        lane = self.lanes.setdefault(queued.request.regions, {})
+        lane.setdefault(queued.tenant.id, {})[queued] = None
+
+    def _leave_lane(self, queued: QueuedRequest) -> None:
+        lane = self.lanes[queued.request.regions]
+        del lane[queued.tenant.id][queued]
+        if not lane[queued.tenant.id]:
+            del lane[queued.tenant.id]
+            if not lane:
+                del self.lanes[queued.request.regions]
+
     def all(self) -> list[QueuedRequest]:
         """Returns all entries that wait in this queue."""
         return [queued for entries in self.tenants.values() for queued in entries]
@@ -274,8 +333,11 @@ class QuotaQueue:
 
     def waiting_in(self, priority: PriorityClass) -> int:
         """Returns the number of waiting requests of one class."""
-        aside = sum([queued.flow.priority is priority for queued in self.aside]) if self.aside else 0
-        return self.fair_queue.waiting_in(priority) + aside
+        waiting = self.fair_queue.waiting_in(priority)
+        for out in (self.aside, self.away):
+            if out:
+                waiting += sum([queued.flow.priority is priority for queued in out])
+        return waiting
 
     def locality(self, dispatch_request: DispatchRequest) -> Hashable | None:
         """Returns a key that requests with a common prompt prefix share; None: locality is not used."""
@@ -356,7 +418,12 @@ def _record_routing(queued: QueuedRequest, now_s: float) -> None:
     if queued.allocation is None:
         return
     candidates = [_facts_of(candidate) for candidate in queued.candidates] if queued.candidates else []
-    facts = {"replica": queued.allocation.endpoint_state.endpoint.name, "candidates": candidates}
+    endpoint_state = queued.allocation.endpoint_state
+    facts = {"replica": endpoint_state.endpoint.name, "candidates": candidates}
+    if endpoint_state.region is not None:
+        facts["region"] = endpoint_state.region
+    if queued.spill_reason is not None:
+        facts["spill"] = str(queued.spill_reason)
     queued.request.timeline.record(SpanName.ROUTING, now_s, now_s, facts)
     queued.candidates = ()
 
@@ -409,6 +476,8 @@ class DispatchCounters:
         """Requests that moved to another model while they waited."""
         self.wasted_tokens = 0
         """Output tokens of requests that did not complete."""
+        self.spills: dict[tuple[str, SpillReason], int] = {}
+        """(Region, reason) -> requests that ran in another region than the gateway's."""
 
     def on_dispatch(self, priority: PriorityClass, waited_ms: Mapping[str, float]) -> None:
         """Records the waits of a dispatched request."""
@@ -426,6 +495,11 @@ class DispatchCounters:
         if histogram is None:
             histogram = self.queue_s[key] = WaitHistogram()
         return histogram
+
+    def on_spill(self, region: str | None, reason: SpillReason) -> None:
+        """Counts a request that runs in another region."""
+        key = region or "", reason
+        self.spills[key] = self.spills.get(key, 0) + 1
 
     def on_rejection(self, reason: str) -> None:
         """Counts a rejected or failed request."""

@@ -62,11 +62,11 @@ class LoadShedder:
             DeadlineUnmeetable: The predicted first token is after the deadline.
         """
         core = self._core
-        ready = core.refresh(now_s)
-        if not ready and not core.has_startable_replica:
-            unavailable = core.unavailable()
+        ready = core.permitted(dispatch_request, core.refresh(now_s))
+        if not ready and not core.has_startable(dispatch_request):
+            unavailable = core.unavailable(dispatch_request)
             core.counters.on_rejection(unavailable.code)
-            if core.arrivals is not None:
+            if core.arrivals is not None and core.is_own_demand(dispatch_request):
                 core.arrivals.on_refused(core.new_entry(dispatch_request))
             raise unavailable
         queued = core.new_entry(dispatch_request)
@@ -138,7 +138,7 @@ class LoadShedder:
     ) -> _Rejection:
         core = self._core
         core.counters.on_rejection(kind.code)
-        if core.arrivals is not None:
+        if core.arrivals is not None and core.is_own_demand(queued.request):
             core.arrivals.on_refused(queued)
         if core.has_startable_replica:
             self._on_wanted()  # start a replica, else the retry would be rejected too

@@ -66,6 +66,7 @@ class ReplicaPool:
         is_scaled: Whether somebody sets the desired numbers, here or in an earlier gateway.
         past_output_tokens: Output tokens of the engines that are gone.
         pause_at_tokens: Number of unread tokens at which a stream pauses its engine; None: the default.
+        region: Region of the replicas that it starts and stops; it leaves those of other regions alone.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class ReplicaPool:
         self.is_scaled = False
         self.past_output_tokens = 0
         self.pause_at_tokens: int | None = None
+        self.region: str | None = None
         self._clock = clock
         self._members: dict[str, PoolMember] = {}
         self._change_listeners: list[Callable[[], None]] = []
@@ -183,9 +185,15 @@ class ReplicaPool:
                 since_s=member.since_s,
                 ready_in_s=self._remaining_s(member, now_s),
                 start_kind=member.start_kind,
+                is_own=self.is_own(member.name),
             )
             for member in self._members.values()
         ]
+
+    def is_own(self, name: str) -> bool:
+        """Whether a replica counts for the desired numbers: its engine tells no other region than the pool's."""
+        member = self._members.get(name)
+        return member is None or member.region is None or member.region == self.region
 
     @property
     def is_ready(self) -> bool:
@@ -277,12 +285,13 @@ class ReplicaPool:
         facts = self.backend.facts
         changed = self._update_members()
         if not facts.can_scale:
-            self.desired = DesiredReplicas(len(self._members))  # whatever was desired before
+            self.desired = DesiredReplicas(sum(map(self.is_own, self._members)))  # whatever was desired before
         going = len(self.backend.replicas()) - len(self._members)
         limits = PoolLimits(
             max_replicas=facts.max_replicas - going, max_starts=facts.max_starts, can_sleep=facts.can_sleep
         )
-        orders = reconcile(self._desired_now(), [member.state() for member in self._members.values()], limits)
+        own = [member.state() for member in self._members.values() if self.is_own(member.name)]
+        orders = reconcile(self._desired_now(), own, limits)
         for order in orders:
             self._obey(order)
         changed = self._update_members() or changed

@@ -73,11 +73,19 @@ class PoolMember:
         self.start_kind = backend.start_kind
         self.ordered_s = ordered_s
         self.is_leaving = self.watches_load = False
+        self._region: str | None = None
 
     @property
     def client(self) -> EngineClient | None:
         """Client of its engine, if that is known."""
         return None if self.endpoint is None else self.endpoint.replica.client
+
+    @property
+    def region(self) -> str | None:
+        """Region that its engine has told; None: none."""
+        if self.client is not None and self.client.is_ready:
+            self._region = self.client.card().region
+        return self._region
 
     @property
     def is_reserved(self) -> bool:

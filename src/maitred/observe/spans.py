@@ -174,6 +174,7 @@ def _request_attributes(context: RequestContext) -> dict[str, Attribute]:
         "maitred.recoveries": context.recoveries or None,
         "maitred.cache": None if context.cache is None else str(context.cache.status),
         "maitred.hedged": context.hedged or None,
+        "maitred.served_region": context.served_region,
         "maitred.rollout": None if context.arm is None else str(context.arm),
     }
     if context.principal is not None:

@@ -102,6 +102,21 @@ class ServedModel(_CatalogModel):
             digest=cards[0].digest if len(set(map(_computation_of, cards))) == 1 else ModelFingerprint(),
         )
 
+    def regions(self, untold: str | None) -> set[str | None]:
+        """Returns the regions where its replicas are.
+
+        Args:
+            untold: Region of the replicas that have told none.
+        """
+        regions = set()
+        for source in self._card_sources:
+            try:
+                card: ModelCard | None = source.card()
+            except ReplicaUnavailable:
+                card = self._cards.get(source)
+            regions.add(untold if card is None or card.region is None else card.region)
+        return regions or {untold}
+
     @cached_property
     def answer_identity(self) -> str:
         """Digest of everything here by which tokens become text, reasoning and calls.

@@ -32,6 +32,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Remaining seconds until it serves, as it reports them itself; None: the start-up times tell."""
     start_kind: StartKind = StartKind.COLD
     """Kind of its start, while it starts or wakes."""
+    is_own: bool = True
+    """Whether it is in the region of its gateway; others are neither started nor stopped from here."""
 
     def serves_in_s(self, startup_times: StartupTimes, quantile: float, now_s: float) -> float:
         """Returns the seconds until it serves, while it starts or wakes.

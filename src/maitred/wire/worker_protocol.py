@@ -427,6 +427,8 @@ class Dispatched(msgspec.Struct, frozen=True, array_like=True, tag="released"):
     """Whether another replica could take the request if this one fails."""
     has_idle_replica: bool = False
     """Whether one of these has room for it now."""
+    region: str | None = None
+    """Region of the replica; None: it has no name."""
 
 
 class SettleReply(msgspec.Struct, frozen=True, array_like=True, tag="settled"):

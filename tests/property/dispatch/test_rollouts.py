@@ -28,7 +28,7 @@ def state(weight, **settings):
 
 
 def router(live):
-    catalog = Catalog([ServedModel(name, [None], None) for name in ("v1", "v2")])
+    catalog = Catalog([ServedModel(name, [], None) for name in ("v1", "v2")])
     rollouts = {"chat": RolloutConfig(stable="v1", canary="v2")}
     config = Config(routing=RoutingConfig(rollouts=rollouts, aliases={"gpt": "chat"}))
     return Router(catalog, read_routes(config, catalog), live)

@@ -173,4 +173,12 @@ def _body(model: str, endpoint_state: EndpointState) -> ReplicaBody:
         waiting_sequences=load.waiting if reports else None,
         kv_free=load.free_blocks / load.total_blocks if reports else None,
         weight=endpoint_state.weight,
+        region=endpoint_state.region,
+        round_trip_ms=_round_trip_ms(endpoint_state),
     )
+
+
+def _round_trip_ms(endpoint_state: EndpointState) -> float | None:
+    measured = endpoint_state.endpoint.round_trip_s
+    seconds = None if measured is None else measured()
+    return None if seconds is None else round(seconds * 1000, 3)

@@ -7,9 +7,11 @@ queue, found by the model's name, through all changes of the configuration.
 import random
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 from maitred.admission.policy.ladder import DegradationLadder
+from maitred.app.models.router import home_region, untold_region
 from maitred.app.runtime import KeyedTasks
 from maitred.config.tree import Config
 from maitred.core.clock import Clock
@@ -76,8 +78,9 @@ class ModelQueues:
                 self.set_endpoints(name, of_model)
             else:
                 self._living[name] = Dispatcher(
-                    *(name, of_model, config.dispatch, self._clock),
+                    *(name, self._in_regions(name, of_model), config.dispatch, self._clock),
                     balancer=self._balancer(name, of_model),
+                    region=home_region(name, config),
                     on_wanted=partial(self._on_wanted, name),
                     notify_first_token=self._on_first_token,
                 )
@@ -86,7 +89,18 @@ class ModelQueues:
 
     def set_endpoints(self, name: str, endpoints: Sequence[AnyEndpoint]) -> None:
         """Sets the endpoints of a model. Its waiting and running requests continue."""
-        self._living[name].reconfigure(endpoints, self._config.dispatch, self._balancer(name, endpoints))
+        dispatcher = self._living[name]
+        dispatcher.core.region = home_region(name, self._config)
+        dispatcher.reconfigure(
+            self._in_regions(name, endpoints), self._config.dispatch, self._balancer(name, endpoints)
+        )
+
+    def _in_regions(self, name: str, endpoints: Sequence[AnyEndpoint]) -> Sequence[AnyEndpoint]:
+        """Returns the endpoints with the region that those of a model have while they tell none."""
+        region = untold_region(name, self._config)
+        if region is None:
+            return endpoints
+        return [endpoint if endpoint.region else replace(endpoint, region=region) for endpoint in endpoints]
 
     def retire(self, in_use: Iterable[str]) -> None:
         """Closes the queues of all models except these."""

@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from maitred.app.assembly.stores import running
 from maitred.app.models.local import EngineClients
+from maitred.app.models.router import home_region, untold_region
 from maitred.config.tree import Config
 from maitred.core.clock import Clock
 from maitred.core.errors import ConfigInvalid
@@ -109,7 +110,9 @@ async def open_encoders(config: Config, taken_name: str, clock: Clock) -> AsyncI
         make_engine, BackendFacts(max_replicas=1), lambda _: settings.engine_address or "local", clock
     )
     async with ReplicaPool(backend, DesiredReplicas(1), StartupTimes({}), clock) as pool:
-        dispatcher = Dispatcher(name, pool.endpoints(), config.dispatch, clock)
+        region = untold_region(name, config)
+        endpoints = [replace(endpoint, region=region) for endpoint in pool.endpoints()]
+        dispatcher = Dispatcher(name, endpoints, config.dispatch, clock, region=home_region(name, config))
         model = ServedModel(name, EngineClients(pool.engines).values(), tokenizer)
         async with running(dispatcher.run(), "encoder dispatch"):
             yield EncoderModels([ServedEncoder(model, pool, dispatcher)])

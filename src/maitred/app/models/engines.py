@@ -87,6 +87,7 @@ def pool_of(backend: ReplicaBackend, config: Config, clock: Clock, replicas: int
         _startup_times(backend, config),
         clock,
     )
+    pool.region = config.region or config.model.region
     pool.reconfigure(config.server.unread_tokens)
     return pool
 

@@ -2,15 +2,16 @@
 
 import difflib
 from collections.abc import Mapping
+from functools import partial
 
-from maitred.config.tree import Config, TextModelConfig
+from maitred.config.tree import Config
 from maitred.core.errors import ModelNotFound
 from maitred.core.inference import InferenceRequest
 from maitred.core.rollout import RolloutVersion
 from maitred.core.tenancy import Principal
 from maitred.replica.upstream.url import UpstreamUrl
 from maitred.routing.auto.tiers import AutoModel
-from maitred.routing.catalog import AnyModel, Catalog, TextModel
+from maitred.routing.catalog import AnyModel, Catalog, ServedModel, TextModel
 from maitred.routing.escalation.config import EscalationConfig
 from maitred.routing.pools.config import PoolConfig, RoutesConfig
 from maitred.routing.pools.names import NameResolver
@@ -182,9 +183,7 @@ class Router:
 
 def read_routes(config: Config, catalog: Catalog) -> RoutesConfig:
     """Returns the whole routing table: every model under its own name, and the names of the configuration."""
-    return config.routing.make_routes_config(
-        {model.name: _pool_of(config.models.get(model.name), config) for model in catalog}
-    )
+    return config.routing.make_routes_config({model.name: _pool_of(model, config) for model in catalog})
 
 
 def _version_split(rollout: LiveRollout, sticky: str | None) -> VersionSplit:
@@ -208,14 +207,35 @@ def _sticky_key(sticky: str, request: InferenceRequest, principal: Principal, re
     return f"{organisation}/key/{principal.key}"
 
 
-def _pool_of(model: TextModelConfig | None, config: Config) -> PoolConfig:
+def home_region(name: str, config: Config) -> str | None:
+    """Returns the region of the gateway for a model, from which requests leave only if they must.
+
+    Servers of others are where their section says, and all of a model's are in one region.
+    """
+    model = config.models.get(name)
     if model is None:
-        return PoolConfig(region=config.model.region or config.region)
+        return config.region or config.model.region
+    return untold_region(name, config)
+
+
+def untold_region(name: str, config: Config) -> str | None:
+    """Returns the region of those replicas of a model that tell none."""
+    model = config.models.get(name)
+    if model is None:
+        return config.model.region or config.region
+    return model.region or (config.region if model.path else None)
+
+
+def _pool_of(served: AnyModel, config: Config) -> PoolConfig:
+    region = untold_region(served.name, config)
+    current_regions = partial(served.regions, region) if isinstance(served, ServedModel) else None
+    model = config.models.get(served.name)
+    if model is None:
+        return PoolConfig(region=region, current_regions=current_regions)
     local = model.local
     if local is None:
         local = all(UpstreamUrl(upstream.url).is_private for upstream in model.upstreams)
-    region = model.region or (config.region if model.path else None)
-    return PoolConfig(capabilities=model.capabilities, local=local, region=region)
+    return PoolConfig(capabilities=model.capabilities, local=local, region=region, current_regions=current_regions)
 
 
 def _needs_of(request: InferenceRequest, principal: Principal) -> RequestRequirements:

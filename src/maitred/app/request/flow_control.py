@@ -88,6 +88,11 @@ class DispatchHandle(Protocol):
         ...
 
     @property
+    def region(self) -> str | None:
+        """Region of the assigned replica; None: it has no name, or no replica is assigned."""
+        ...
+
+    @property
     def expected_tokens(self) -> int:
         """Output tokens that are predicted for each choice."""
         ...

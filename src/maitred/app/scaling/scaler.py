@@ -152,7 +152,8 @@ class ModelScaler:
         is_held = await self.lease.hold()
         own = self._meter.read_own(self._clock.monotonic_s())
         demand = self._meter.add_replicas(own if self.shared is None else await self.shared.add_others(own))
-        now_s, replicas = self._clock.monotonic_s(), self.pool.replicas()
+        now_s = self._clock.monotonic_s()
+        replicas = [replica for replica in self.pool.replicas() if replica.is_own]
         capacity = self._learn(replicas, now_s)
         if not is_held:
             self.autoscaler.forecast.observe(demand.window)

@@ -339,6 +339,11 @@ class RemoteAdmission:
             await acker.wait_connected()
         return self._endpoints[replica]
 
+    @property
+    def region(self) -> str | None:
+        """Region of the replica to which the request was dispatched; None: it has no name."""
+        return None if self._dispatched is None else self._dispatched.region
+
     def start_hedge_timer(self) -> float | None:
         """Returns None: a worker forwards requests that may be hedged."""
         return None

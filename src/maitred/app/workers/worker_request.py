@@ -276,6 +276,7 @@ class WorkerRequest:
                 entry.waited_ms,
                 has_other_replica=entry.has_other_replica,
                 has_idle_replica=entry.has_idle_replica,
+                region=entry.region,
             )
         )
         return await self._run_commands(grant, entry)

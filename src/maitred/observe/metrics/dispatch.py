@@ -103,6 +103,21 @@ class DispatchState(Protocol):
         ...
 
     @property
+    def region(self) -> str:
+        """Region of the gateway; empty: it has no name."""
+        ...
+
+    @property
+    def spills(self) -> Mapping[tuple[str, str], int]:
+        """Region and reason -> requests that ran in another region than the gateway's."""
+        ...
+
+    @property
+    def round_trip_s(self) -> Mapping[str, float]:
+        """Replica -> its measured round-trip time."""
+        ...
+
+    @property
     def wasted_tokens(self) -> int:
         """Output of requests that did not come to their end."""
         ...
@@ -180,6 +195,10 @@ _BY_REPLICA: Mapping[str, tuple[str, Callable[[DispatchState], Mapping[str, floa
         "How much the last word of a replica on its load counts: 1 while it is fresh.",
         lambda state: state.trust,
     ),
+    "maitred_dispatch_round_trip_seconds": (
+        "The shortest of the last measured round trips to an engine.",
+        lambda state: state.round_trip_s,
+    ),
 }
 
 
@@ -214,6 +233,7 @@ class DispatchMetrics(Collector):
                         gauge.add_metric([model, value_of], value)
                 yield gauge
         yield _refusals(states)
+        yield _spills(states)
         yield _credits(states)
         yield _queue_times(states)
 
@@ -228,6 +248,18 @@ def _refusals(states: Mapping[str, DispatchState]) -> Metric:
         for reason, count in state.refusals.items():
             refusals.add_metric([model, reason], count)
     return refusals
+
+
+def _spills(states: Mapping[str, DispatchState]) -> Metric:
+    spills = CounterMetricFamily(
+        "maitred_dispatch_spills",
+        "Requests that ran in another region than the gateway's, and why.",
+        labels=["model", "from", "to", "reason"],
+    )
+    for model, state in states.items():
+        for (region, reason), count in state.spills.items():
+            spills.add_metric([model, state.region, region, reason], count)
+    return spills
 
 
 def _credits(states: Mapping[str, DispatchState]) -> Metric:

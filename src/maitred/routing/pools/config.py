@@ -1,5 +1,6 @@
 """Settings of `routing` that map names to models."""
 
+from collections.abc import Callable, Set
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -25,6 +26,14 @@ class PoolConfig(Struct, frozen=True, kw_only=True):
     capabilities: Capabilities = None
     local: bool = True
     region: Region = None
+    current_regions: Callable[[], Set[str | None]] | None = None
+    """Returns the regions where its replicas are now; None: all are in `region`."""
+
+    def is_in(self, regions: Set[str]) -> bool:
+        """Whether any of its replicas is in one of these regions."""
+        if self.current_regions is None:
+            return self.region in regions
+        return not regions.isdisjoint(self.current_regions())
 
 
 class TargetConfig(Struct, frozen=True, kw_only=True):

@@ -46,9 +46,11 @@ def find_exclusion(pool: PoolConfig, needs: RequestRequirements) -> tuple[Exclus
     """
     if needs.local_only and not pool.local:
         return ExclusionReason.PRIVACY, "is not local, and the request may not leave"
-    if needs.regions is not None and pool.region not in needs.regions:
+    if needs.regions is not None and not pool.is_in(needs.regions):
         allowed = ", ".join(sorted(needs.regions)) or "no region"
-        return ExclusionReason.REGION, f"is in {pool.region or 'no named region'}, and the request is for {allowed}"
+        places = {pool.region} if pool.current_regions is None else pool.current_regions()
+        place = ", ".join(sorted(filter(None, places))) or "no named region"
+        return ExclusionReason.REGION, f"is in {place}, and the request is for {allowed}"
     if pool.capabilities is not None and (missing := sorted(needs.capabilities - set(pool.capabilities))):
         return ExclusionReason.CAPABILITY, f"has no {', '.join(missing)}"
     return None

@@ -333,6 +333,10 @@ class ReplicaBody(Struct, frozen=True, kw_only=True):
     waiting_sequences: Annotated[int | None, Meta(description="That wait for a place in its batch.")]
     kv_free: Annotated[float | None, Meta(description="The part of its KV cache that is free.")]
     weight: Annotated[float, Meta(description="The part of its load that it gets; less while it comes back.")]
+    region: Annotated[str | None, Meta(description="Where it is; null: nobody says.")]
+    round_trip_ms: Annotated[
+        float | None, Meta(description="The shortest of its last measured round trips; null: it is not measured.")
+    ]
 
 
 class ChangeBody(Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ SAMPLING = SamplingParams(max_tokens=1, seed=0)
 
 
 def router(*names, **settings):
-    catalog = Catalog([ServedModel(name, [None], None) for name in names])
+    catalog = Catalog([ServedModel(name, [], None) for name in names])
     return Router(catalog, read_routes(Config(**settings), catalog))
 
 
