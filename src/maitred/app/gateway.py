@@ -41,7 +41,7 @@ from maitred.app.admin.store_health import SoftBudgetAlarm, StoreHealth
 from maitred.app.assembly.build import build_generation, draft_generation
 from maitred.app.assembly.generation import ConfigGeneration, GenerationSwitch
 from maitred.app.assembly.queues import ModelQueues, open_queues
-from maitred.app.assembly.scaling import make_scalers
+from maitred.app.assembly.scaling import make_claims, make_scalers
 from maitred.app.assembly.services import GatewayResources, GatewayServices
 from maitred.app.assembly.stores import restore_rates, running
 from maitred.app.models.registry import open_registry
@@ -49,6 +49,7 @@ from maitred.app.reload import Reloader
 from maitred.app.request.answer_sharing import AnswerSharing
 from maitred.app.request.rollout_observer import RolloutObserver
 from maitred.app.runtime import GcSweep
+from maitred.app.scaling.lease import hold_lease
 from maitred.app.scaling.scaler import ModelScaler
 from maitred.app.semantic.cache import SemanticCache
 from maitred.app.semantic.encoder import QuestionEncoder
@@ -61,6 +62,7 @@ from maitred.config.tree import Config
 from maitred.console.sessions import ConsoleSessions
 from maitred.core.clock import Clock
 from maitred.core.rollout import RolloutState
+from maitred.fleet.agent.machine_backend import MachineBackend
 from maitred.fleet.backend import ManagedEngine
 from maitred.fleet.pool import ReplicaPool
 from maitred.observe.live_diagnosis import LiveDiagnosis
@@ -256,15 +258,14 @@ async def open_gateway(
         await rollouts.open(config.routing.rollouts)
         rollout_observer = RolloutObserver(live_rollouts, rollouts, clock)
         always = {name: (queues.all[name], pool) for name, pool in registry.resident.items()}
-        scalers |= background.enter_context(
-            make_scalers(
-                config,
-                registry.resident,
-                dispatchers=queues.all,
-                leases=stores.scaler_leases,
-                exchange=stores.scaling_demands,
-                clock=clock,
-            )
+        replicas.claims |= background.enter_context(make_claims(config, registry.resident, stores.scaler_leases, clock))
+        scalers |= make_scalers(
+            config,
+            registry.resident,
+            dispatchers=queues.all,
+            claims=replicas.claims,
+            exchange=stores.scaling_demands,
+            clock=clock,
         )
         sleepables = SleepableModelAdmin(on_demand.loadables(clock), always)
         pins = PinAdmin(registry.pinnable, clock)
@@ -339,6 +340,10 @@ async def open_gateway(
         await background.enter_async_context(on_demand.running(queues.all))
         await background.enter_async_context(running(rollout_observer.shadow_traffic.run(), "shadows"))
         await background.enter_async_context(running(live_state.feed.run(), "live state"))
+        for name, pool in registry.resident.items():
+            if isinstance(pool.backend, MachineBackend):
+                lease = hold_lease(replicas.claims[name], pool.backend)
+                await background.enter_async_context(running(lease, f"lease of {name}"))
         for scaler in scalers.values():
             await background.enter_async_context(running(scaler.run(), f"scaling of {scaler.model}"))
         if semantic is not None:

@@ -39,7 +39,7 @@ def main(arguments: "Sequence[str]") -> int:
     model, address, settings = arguments
     try:
         passed = _decode_settings(settings)
-        run(Path(model), passed.engine, address, passed.service, None, passed.log)
+        run(Path(model), passed.engine, address, passed.service, passed.link, passed.log, passed.region)
     except MaitredError as error:
         sys.stderr.write(f"{error.message}\n")
         return 2 if isinstance(error, CallerError) else 1
@@ -82,7 +82,7 @@ def _decode_settings(settings: str) -> EngineArgs:
         ConfigInvalid: They are not.
     """
     try:
-        return msgspec.json.decode(settings, type=EngineArgs)
+        return EngineArgs.decode(settings)
     except msgspec.MsgspecError as error:
         raise ConfigInvalid(f"The settings that were passed: {error}. Start your own with `maitred engine`.") from None
 

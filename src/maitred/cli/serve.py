@@ -68,7 +68,9 @@ def serve(
     ] = None,
     backend: Annotated[
         str | None,
-        typer.Option("--backend", metavar="NAME", help="What starts the engines: local or ray. Default: local."),
+        typer.Option(
+            "--backend", metavar="NAME", help="What starts the engines: local, agents or ray. Default: local."
+        ),
     ] = None,
     engine: Annotated[
         list[str] | None,

@@ -8,6 +8,7 @@ from msgspec import Struct
 from maitred.admission.degradation import ladder_faults
 from maitred.cache.config import cache_faults
 from maitred.config.tree import Config, ServedModelConfig, TextModelConfig
+from maitred.core.errors import ConfigInvalid
 from maitred.dispatch.config import dispatch_faults
 from maitred.engine.config import EngineConfig, engine_faults
 from maitred.identity.faults import declaration_faults
@@ -17,7 +18,9 @@ from maitred.replica.upstream.config import continuation_faults, upstream_faults
 from maitred.routing.pools.config import PoolConfig, RoutesConfig
 from maitred.routing.pools.faults import route_faults
 from maitred.scaling.config import autoscaling_faults
-from maitred.wire.link.credentials import link_faults
+from maitred.wire.address import parse_tcp
+from maitred.wire.link.credentials import link_faults, listener_fault
+from maitred.wire.link.handshake import AGENT_LINK
 
 
 class ConfigConflict(Struct, frozen=True):
@@ -37,6 +40,7 @@ def find_conflicts(config: Config) -> Iterator[ConfigConflict]:
             "takes one token of a step, so some would stand still. Raise step_tokens or lower max_sequences.",
         )
     yield from _engine_conflicts(config.model)
+    yield from _agent_conflicts(config)
     yield from _ray_conflicts(config)
     yield from (ConfigConflict((key,), message) for key, message in route_faults(_route_table(config)))
     for key, message in (
@@ -125,6 +129,28 @@ def _engine_conflicts(model: ServedModelConfig) -> Iterator[ConfigConflict]:
         )
     if len(set(model.engines)) < len(model.engines):
         yield ConfigConflict(("model.engines",), "An engine is named twice. Name each once.")
+
+
+def _agent_conflicts(config: Config) -> Iterator[ConfigConflict]:
+    """Yields settings that do not fit engines of agents."""
+    if config.model.backend != "agents":
+        return
+    if config.model.attached:
+        yield ConfigConflict(
+            ("model.backend", "model.engines"),
+            "Agents start the engines, and tell gateways where they are. Leave out their addresses.",
+        )
+    if config.model.autoscaling.enabled and config.model.autoscaling.sleeping_replicas:
+        yield ConfigConflict(
+            ("model.autoscaling.sleeping_replicas", "model.backend"),
+            "Engines of agents cannot sleep, since several gateways use them. Leave it out.",
+        )
+    try:
+        fault = listener_fault(parse_tcp(config.agents.listen), config.engine_link, AGENT_LINK)
+    except ConfigInvalid as error:
+        fault = error.message
+    if fault:
+        yield ConfigConflict(("agents.listen", "engine_link.secret"), fault)
 
 
 def _ray_conflicts(config: Config) -> Iterator[ConfigConflict]:

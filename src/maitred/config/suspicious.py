@@ -237,6 +237,17 @@ def _heartbeat(config: Config, cores: int) -> Iterator[DiagnosisFinding]:
         )
 
 
+def _engines_of_agents(config: Config, cores: int) -> Iterator[DiagnosisFinding]:
+    if config.model.backend == "agents" and config.store.url is None:
+        yield _finding(
+            "model.backend",
+            0.3,
+            "A second gateway with these settings would give the agents other orders.",
+            "Gateways agree by a common database on who gives orders, and this one is SQLite.",
+            "With one gateway, leave it. With several, set store.url to a PostgreSQL.",
+        )
+
+
 def _engines_on_ray(config: Config, cores: int) -> Iterator[DiagnosisFinding]:
     if config.model.backend == "ray":
         yield from map(ray_finding, config_traps(config.ray))
@@ -252,6 +263,7 @@ def _engines_on_ray(config: Config, cores: int) -> Iterator[DiagnosisFinding]:
 
 _RULES = (
     _unauthenticated_access,
+    _engines_of_agents,
     _kv_cache,
     _step_budget,
     _threads,

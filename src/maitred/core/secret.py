@@ -5,6 +5,8 @@ anywhere; the value must never appear in `repr`, in a log line or in the output 
 """
 
 import hmac
+import os
+from pathlib import Path
 from typing import NoReturn
 
 
@@ -21,6 +23,23 @@ class Secret:
     def __init__(self, value: str, reference: str) -> None:
         self._value = value
         self.reference = reference
+
+    @classmethod
+    def read(cls, reference: object) -> "Secret":
+        """Reads a secret by its reference, such as ``{"env": "NAME"}`` or ``{"file": "path"}``.
+
+        Raises:
+            ValueError: That is no reference, or there is nothing where it points.
+        """
+        try:
+            match reference:
+                case {"env": str(name)}:
+                    return cls(os.environ[name], f"{{env: {name}}}")
+                case {"file": str(path)}:
+                    return cls(Path(path).read_text(encoding="utf-8").rstrip("\r\n"), f"{{file: {path}}}")
+        except (LookupError, OSError) as error:
+            raise ValueError(f"the secret {reference} cannot be read: {error}") from error
+        raise ValueError("a secret is given by reference: `{env: NAME}` or `{file: path}`")
 
     def reveal(self) -> str:
         """Returns the secret itself. Call it where the secret is used, and never store the result."""

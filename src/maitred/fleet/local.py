@@ -32,6 +32,7 @@ from maitred.observe.config import LogConfig
 from maitred.replica.engine.client import EngineClient
 from maitred.scaling.replica_status import ReplicaPhase
 from maitred.wire.address import Address, parse_address
+from maitred.wire.link.config import LinkConfig
 from maitred.wire.link.credentials import Credentials
 
 ENGINE_MODULE = "maitred.cli.local_engine"
@@ -73,6 +74,9 @@ def engine_command(
     config: EngineConfig,
     weights: ServiceWeights = ServiceWeights(),  # noqa: B008 - frozen
     log: LogConfig = LogConfig(),  # noqa: B008 - frozen
+    *,
+    link: LinkConfig | None = None,
+    region: str | None = None,
 ) -> CommandFactory:
     """Makes the command of this installation's engine.
 
@@ -80,8 +84,7 @@ def engine_command(
     changed since.
     """
     log = msgspec.structs.replace(log, format="json")
-    engine_args = EngineArgs(engine=config, service=weights, log=log)
-    settings = msgspec.json.encode(engine_args).decode()
+    settings = EngineArgs(engine=config, service=weights, log=log, link=link, region=region).encode()
     return lambda address: [sys.executable, "-m", ENGINE_MODULE, str(model), address, settings]
 
 

@@ -115,7 +115,7 @@ class ReplicaPool:
             self.desired = self.backend.desired
         elif self._found:
             self.desired = DesiredReplicas(len(self._found))
-        elif not replicas and self.backend.facts.can_scale:
+        elif not replicas and self.backend.facts.can_scale and not self.backend.facts.follows:
             for number in range(self.desired.serving):
                 self._start(self.backend.name_of(number))
         self._reconcile()
@@ -286,12 +286,14 @@ class ReplicaPool:
         changed = self._update_members()
         if not facts.can_scale:
             self.desired = DesiredReplicas(sum(map(self.is_own, self._members)))  # whatever was desired before
+        if facts.follows:
+            self._follow_others()
         going = len(self.backend.replicas()) - len(self._members)
         limits = PoolLimits(
             max_replicas=facts.max_replicas - going, max_starts=facts.max_starts, can_sleep=facts.can_sleep
         )
         own = [member.state() for member in self._members.values() if self.is_own(member.name)]
-        orders = reconcile(self._desired_now(), own, limits)
+        orders = [] if facts.follows else reconcile(self._desired_now(), own, limits)
         for order in orders:
             self._obey(order)
         changed = self._update_members() or changed
@@ -384,6 +386,14 @@ class ReplicaPool:
                 changed = True
             changed = self._update_member(self._members[name], replica) or changed
         return changed
+
+    def _follow_others(self) -> None:
+        """Takes over what another gateway desires, and lets go what this one has ordered before."""
+        if self.backend.desired is not None:
+            self.desired, self.is_scaled, self._has_served = self.backend.desired, True, True
+        for member in self._members.values():
+            if member.is_leaving:
+                self._serve(member, self._clock.monotonic_s())
 
     def _follow(self, change: int) -> None:
         """Follows the order of another gateway, which has started or stopped a replica."""

@@ -19,15 +19,18 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+import msgspec
 import psutil
 from msgspec import Struct
 
 from maitred.core.backoff import BackoffCeiling
 from maitred.core.flow import ServiceWeights
 from maitred.core.parent_watch import LIFELINE_VARIABLE
+from maitred.core.secret import Secret
 from maitred.engine.config import EngineConfig
 from maitred.fleet.engine_log import log_line
 from maitred.observe.config import LogConfig
+from maitred.wire.link.config import LinkConfig
 
 KEPT_LINES = 20
 MAX_LINE_BYTES = 16 * 1024
@@ -149,6 +152,28 @@ class EngineArgs(Struct, frozen=True, kw_only=True):
     """
     log: LogConfig
     """The gateway's log settings, but in JSON, which the gateway reads (see `engine_log`)."""
+    link: LinkConfig | None = None
+    """Settings by which gateways on other machines and the engine know each other; None: none connect."""
+    region: str | None = None
+    """Region of this machine; None: it is not told."""
+
+    def encode(self) -> str:
+        """Returns the arguments as text. A secret is a reference there: other users see command lines."""
+        return msgspec.json.encode(self, enc_hook=_encode_secret).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> "EngineArgs":
+        """Decodes what `encode` has made, and reads the secrets.
+
+        Raises:
+            msgspec.ValidationError: The text is none, or a secret cannot be read.
+        """
+        return msgspec.json.decode(text, type=cls, dec_hook=lambda _, reference: Secret.read(reference))
+
+
+def _encode_secret(secret: object) -> object:
+    assert isinstance(secret, Secret)
+    return msgspec.yaml.decode(secret.reference)
 
 
 class Backoff:

@@ -51,6 +51,17 @@ def parse_address(text: str) -> Address:
     raise ConfigInvalid(f"{text!r} is not an engine address. Write unix:/path/to/socket or tcp:host:port.")
 
 
+def parse_tcp(text: str) -> TcpAddress:
+    """Parses ``host:port``, or the same with ``tcp:`` before it.
+
+    Raises:
+        ConfigInvalid: The text is neither.
+    """
+    address = parse_address(text if text.startswith("tcp:") else f"tcp:{text}")
+    assert isinstance(address, TcpAddress)
+    return address
+
+
 def _parse_unix(text: str, path: str) -> UnixAddress:
     if not path.startswith("/") or "\0" in path:
         raise ConfigInvalid(f"The address {text!r} needs an absolute path, such as unix:/run/maitred/engine.sock.")

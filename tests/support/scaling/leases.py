@@ -24,11 +24,11 @@ class PaperLeases:
         self._check()
         return self.leases.get(pool, ScalerLease(pool=pool))
 
-    async def take(self, seen: ScalerLease, owner: str) -> ScalerLease | None:
+    async def take(self, seen: ScalerLease, owner: str, after_epoch: int = 0) -> ScalerLease | None:
         now = await self.read(seen.pool)
         if (now.epoch, now.renewals) != (seen.epoch, seen.renewals):
             return None
-        self.leases[seen.pool] = replace(now, owner=owner, epoch=now.epoch + 1, renewals=0)
+        self.leases[seen.pool] = replace(now, owner=owner, epoch=max(now.epoch, after_epoch) + 1, renewals=0)
         return self.leases[seen.pool]
 
     async def renew(self, lease: ScalerLease) -> ScalerLease | None:

@@ -275,6 +275,23 @@ def test_engines_on_ray_have_a_secret_no_addresses_and_enough_deployments() -> N
     assert "Engines on Ray cannot sleep" in asleep
 
 
+def test_engines_of_agents_have_no_addresses_and_agents_come_through_a_guarded_door() -> None:
+    environment = {"LINK": "correct horse battery staple"}
+    assert loaded("model: {backend: agents}\n").config.agents.listen == "tcp:127.0.0.1:9300"
+    (secret,) = faults("model: {backend: agents}\nagents: {listen: 'tcp:0.0.0.0:9300'}\n")
+    assert "Set engine_link.secret" in secret
+    guarded = "model: {backend: agents}\nagents: {listen: 'tcp:0.0.0.0:9300'}\nengine_link: {secret: {env: LINK}}\n"
+    (plain,) = faults(guarded, environment)
+    assert "Set engine_link.certificate_file" in plain
+    assert loaded(guarded.replace("}}", "}, certificate_file: gateway.pem}"), environment)
+    (addresses,) = faults("model: {backend: agents, engines: [unix:/a]}\n")
+    assert "Leave out their addresses" in addresses
+    (asleep,) = faults("model: {backend: agents, autoscaling: {enabled: true, sleeping_replicas: 1}}\n")
+    assert "cannot sleep" in asleep
+    (port,) = faults("model: {backend: agents}\nagents: {listen: 'tcp:gateway'}\n")
+    assert "needs a host and a port" in port
+
+
 @pytest.mark.parametrize(
     "setting",
     [

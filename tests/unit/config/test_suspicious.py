@@ -61,6 +61,7 @@ def test_profiles_have_none(found, profile):
         ({"server.heartbeat_s": 60}, "server.heartbeat_s"),
         ({**ON_RAY, "ray.replica.first_port": 40_000}, "ray.replica.first_port"),
         ({**ON_RAY, "model.autoscaling.enabled": True}, "model.autoscaling.enabled"),
+        ({"model.backend": "agents"}, "model.backend"),
         (
             {"models.far.upstreams": [{"url": "http://x/v1", "dialect": "ollama", "first_part_timeout_s": 5}]},
             "models.far.upstreams.0.first_part_timeout_s",

@@ -68,6 +68,7 @@ class ReplicaRoutes:
     async def scale(self, exchange: HttpExchange) -> None:
         """Sets how many replicas of a model serve, and how many sleep."""
         wanted = decode_body(exchange.body, ScaleModel)
+        await self._replicas.claim(wanted.model)
         await self._admin.reply(exchange, self._replicas.scale(wanted.model, wanted.serving, wanted.asleep))
 
     async def drain(self, exchange: HttpExchange) -> None:

@@ -215,6 +215,10 @@ class ReplicaService(Protocol):
         """Lists the models whose replicas come and go, with these replicas."""
         ...
 
+    async def claim(self, model: str) -> None:
+        """Has this gateway decide on the replicas of a model that it shares with others."""
+        ...
+
     def scale(self, model: str, serving: int, asleep: int) -> PoolBody:
         """Sets how many replicas of a model serve, and how many sleep."""
         ...

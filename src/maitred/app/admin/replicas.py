@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Container, Mapping
 
 from maitred.app.admin.scaling import ScalingAdmin, pooled_replicas
+from maitred.app.scaling.lease import LeaseClaim
 from maitred.core.clock import Clock
 from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound
 from maitred.core.replica import AdminState
@@ -32,6 +33,7 @@ class ReplicaAdmin:
 
     Attributes:
         scaling: See above.
+        claims: Model -> the lease of its pool, where one gateway of several decides on it.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class ReplicaAdmin:
         on_demand: Container[str] = (),
     ) -> None:
         self.scaling = scaling
+        self.claims: dict[str, LeaseClaim] = {}
         self._dispatchers = dispatchers
         self._pools = pools
         self._clock = clock
@@ -63,6 +66,12 @@ class ReplicaAdmin:
     def pools(self) -> list[PoolBody]:
         """Lists the pools, with their replicas."""
         return [self._pool_body(model, pool) for model, pool in self._pools.items()]
+
+    async def claim(self, model: str) -> None:
+        """Has this gateway decide on the replicas of a model that it shares with others, where an operator does."""
+        pool, claim = self._pools.get(model), self.claims.get(model)
+        if pool is not None and claim is not None and pool.backend.facts.follows and model not in self.scaling.models:
+            await claim.seize()
 
     def scale(self, model: str, serving: int, asleep: int) -> PoolBody:
         """Sets how many replicas of a model serve and how many sleep.
@@ -90,6 +99,11 @@ class ReplicaAdmin:
                 "/admin/v1/models/unload load and unload it."
             )
         facts = self._pools[model].backend.facts
+        if facts.follows:
+            raise Conflict(
+                f"This gateway cannot decide on the replicas of {model[:200]!r} now: it has just started, or the "
+                "database is away. Try again in a few seconds."
+            )
         if not facts.can_scale:
             raise Conflict(
                 f"The number of replicas of {model[:200]!r} is fixed: its Ray Serve application takes no targets from "

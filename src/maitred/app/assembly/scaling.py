@@ -2,7 +2,7 @@
 
 import fcntl
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -23,47 +23,66 @@ _NAMES_FILE = "gateway{}.names"
 
 
 @contextmanager
-def make_scalers(
-    config: Config,
-    pools: Mapping[str, ReplicaPool],
-    dispatchers: Mapping[str, Dispatcher],
-    leases: ScalerLeases,
-    exchange: DemandExchange,
-    clock: Clock,
-) -> Iterator[dict[str, ModelScaler]]:
-    """Makes the scalers of the models whose number of replicas follows the demand; `ModelScaler.run` starts one.
-
-    They decide under names that are theirs in the block.
+def make_claims(
+    config: Config, models: Iterable[str], leases: ScalerLeases, clock: Clock
+) -> Iterator[dict[str, LeaseClaim]]:
+    """Makes the claims on the leases of the pools that need one, under names that are theirs in the block.
 
     The replicas of the `model` section belong to one gateway, so each gateway has a lease of its own for them. Its name
     stays with the data folder, so an override outlives the process, the container and the machine. Replicas on Ray
-    belong to all gateways of their Serve application, which share one lease, and their demand, if they share the
-    database.
+    belong to all gateways of their Serve application, and those of agents to all gateways of their region. Such
+    gateways share one lease, and their demand, if they share the database. Agents take orders of the holder alone, so
+    their pool needs a lease also where nobody scales it.
 
     Raises:
         ConfigInvalid: The data folder cannot be read or written.
     """
-    scalers = dict[str, ModelScaler]()
+    claims = dict[str, LeaseClaim]()
     with ExitStack() as stack:
-        if config.model.autoscaling.enabled:
+        if config.model.autoscaling.enabled or config.model.backend == "agents":
             gateway, process, former_process = stack.enter_context(name_process(data_folder(config.store)))
-            for model, pool in pools.items():
-                shared_pool = _shared_pool(config)
-                name = shared_pool or f"{model}@{gateway}"
-                scalers[model] = ModelScaler(
-                    pool,
-                    dispatchers[model],
-                    lease=LeaseClaim(leases, name, process, clock, former_owner=former_process),
-                    config=config.model.autoscaling,
-                    clock=clock,
-                    shared=SharedDemand(exchange, name, process, clock) if shared_pool else None,
-                )
-        yield scalers
+            for model in models:
+                name = _shared_pool(config, model) or f"{model}@{gateway}"
+                claims[model] = LeaseClaim(leases, name, process, clock, former_owner=former_process)
+        yield claims
 
 
-def _shared_pool(config: Config) -> str | None:
+def make_scalers(
+    config: Config,
+    pools: Mapping[str, ReplicaPool],
+    dispatchers: Mapping[str, Dispatcher],
+    claims: Mapping[str, LeaseClaim],
+    exchange: DemandExchange,
+    clock: Clock,
+) -> dict[str, ModelScaler]:
+    """Makes the scalers of the models whose number of replicas follows the demand; `ModelScaler.run` starts one."""
+    if not config.model.autoscaling.enabled:
+        return {}
+    return {
+        model: ModelScaler(
+            pool,
+            dispatchers[model],
+            lease=claims[model],
+            config=config.model.autoscaling,
+            clock=clock,
+            shared=(
+                SharedDemand(exchange, claims[model].lease.pool, claims[model].owner, clock)
+                if _shared_pool(config, model)
+                else None
+            ),
+        )
+        for model, pool in pools.items()
+    }
+
+
+def _shared_pool(config: Config, model: str) -> str | None:
     """Returns the name of the pool that other gateways share; None: there is none."""
-    return f"{config.ray.application}@{config.ray.address}" if config.model.backend == "ray" else None
+    match config.model.backend:
+        case "ray":
+            return f"{config.ray.application}@{config.ray.address}"
+        case "agents":
+            return f"{model}@{config.region or 'agents'}"
+    return None
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from maitred.core.clock import Clock
 from maitred.engine.models.digest import fingerprint_of
 from maitred.engine.models.source import find_model
 from maitred.fleet.agent.backend import AgentBackend
+from maitred.fleet.agent.machine_backend import MachineBackend
 from maitred.fleet.backend import BackendFacts, ReplicaBackend
 from maitred.fleet.local import CommandFactory, LocalEngine, engine_command
 from maitred.fleet.local_backend import LocalBackend
@@ -52,14 +53,25 @@ async def make_pool(config: Config, command: CommandFactory | None, clock: Clock
         from maitred.app.models.ray_engines import make_ray_backend  # slow to import
 
         return pool_of(make_ray_backend(config, fingerprint_check, clock), config, clock)
+    if config.model.backend == "agents":
+        backend = MachineBackend(
+            config.agents,
+            config.engine_link,
+            make_engine=lambda address: make_remote_engine(
+                parse_address(address), config.engine_link, fingerprint_check.check
+            ),
+            clock=clock,
+            region=config.region or "",
+        )
+        return pool_of(backend, config, clock)
     facts = BackendFacts(max_replicas=len(addresses), max_starts=len(addresses), outlives_gateway=True)
-    backend = LocalBackend(
+    attached = LocalBackend(
         lambda address: make_remote_engine(parse_address(address), config.engine_link, fingerprint_check.check),
         facts,
         addresses.__getitem__,
         clock,
     )
-    return pool_of(backend, config, clock, replicas=len(addresses))
+    return pool_of(attached, config, clock, replicas=len(addresses))
 
 
 def replica_name(config: Config, number: int) -> str:

@@ -10,12 +10,16 @@ import logging
 
 from maitred.core.clock import Clock
 from maitred.core.errors import StoreUnavailable
+from maitred.fleet.agent.machine_backend import MachineBackend
 from maitred.store.scaling.lease import ScalerLease, ScalerLeases
 
 _TTL_S = 15.0
 """Time in seconds without a renewal after which a lease is taken by another gateway."""
 _RENEWALS = 3
 """Renewals of a lease before another gateway would take it."""
+
+_CHECK_S = 1.0
+"""Time between two looks of `hold_lease`; the claim itself decides when the database is asked."""
 
 _log = logging.getLogger(__name__)
 
@@ -32,12 +36,13 @@ class LeaseClaim:
         former_owner: Name of a process that is known to be gone; empty: there is none.
 
     Attributes:
+        owner: See above.
         lease: The lease as it was last seen.
     """
 
     def __init__(self, leases: ScalerLeases, pool: str, owner: str, clock: Clock, *, former_owner: str = "") -> None:
+        self.owner = owner
         self._leases = leases
-        self._owner = owner
         self._former_owner = former_owner
         self._clock = clock
         self.lease = ScalerLease(pool=pool)
@@ -53,6 +58,11 @@ class LeaseClaim:
     def is_held(self) -> bool:
         """Whether no other gateway can have taken the lease yet."""
         return self._has_taken and self._clock.monotonic_s() - self._renewed_s < _TTL_S
+
+    @property
+    def epoch(self) -> int | None:
+        """Epoch in which this gateway may give orders; None: it may give none."""
+        return self.lease.epoch if self.is_held else None
 
     async def hold(self) -> bool:
         """Renews the lease, or takes it, if that is due; returns whether this gateway decides now."""
@@ -76,6 +86,24 @@ class LeaseClaim:
             self._on_away(error)
         else:
             self._is_away = False
+
+    async def seize(self, after_epoch: int = 0) -> bool:
+        """Takes the lease from whoever has it, for an operator's order; returns whether this gateway has it now.
+
+        Args:
+            after_epoch: An epoch that somebody has seen; that of this gateway is later then.
+        """
+        async with self._lock:
+            began_s = self._clock.monotonic_s()
+            try:
+                seen = await self._leases.read(self.lease.pool)
+                taken = await self._leases.take(seen, self.owner, after_epoch)
+            except StoreUnavailable as error:
+                self._on_away(error)
+                return False
+            if taken is not None:
+                self._on_taken(taken, began_s)
+            return self.is_held
 
     async def decide(self, desired: int, asleep: int, decision: bytes) -> bool:
         """Writes a decision; returns whether it may be carried out.
@@ -106,12 +134,15 @@ class LeaseClaim:
         self.lease = lease
         if (seen.epoch, seen.renewals) != (lease.epoch, lease.renewals) or self._unchanged_since_s is None:
             self._unchanged_since_s = now_s
-        if lease.owner not in ("", self._owner, self._former_owner) and now_s - self._unchanged_since_s < _TTL_S:
+        if lease.owner not in ("", self.owner, self._former_owner) and now_s - self._unchanged_since_s < _TTL_S:
             return
-        taken = await self._leases.take(lease, self._owner)
+        taken = await self._leases.take(lease, self.owner)
         if taken is not None:
-            _log.info("This gateway decides on the replicas of %s from now on (epoch %d).", taken.pool, taken.epoch)
-            self.lease, self._has_taken, self._renewed_s = taken, True, now_s
+            self._on_taken(taken, now_s)
+
+    def _on_taken(self, taken: ScalerLease, began_s: float) -> None:
+        _log.info("This gateway decides on the replicas of %s from now on (epoch %d).", taken.pool, taken.epoch)
+        self.lease, self._has_taken, self._renewed_s = taken, True, began_s
 
     def _on_away(self, error: StoreUnavailable) -> None:
         self._unchanged_since_s = None
@@ -120,3 +151,25 @@ class LeaseClaim:
             _log.warning(
                 "The replicas of %s stay as they are, because the database is away: %s", self.lease.pool, error
             )
+
+
+async def hold_lease(claim: LeaseClaim, backend: MachineBackend) -> None:
+    """Holds the lease for as long as this gateway runs, so that one gateway gives orders to the agents.
+
+    Agents may know a later epoch than the database, if that is a new one or an older copy. They would refuse every
+    order, so a gateway that holds the lease by a renewal that is later than their news begins an epoch after that.
+    """
+    backend.epoch = lambda: claim.epoch
+    while True:
+        try:
+            await claim.hold()
+            backend.check_lease()
+            if claim.epoch is not None and (seen := backend.latest_epoch) > claim.epoch:
+                await claim.refresh()
+                if claim.epoch is not None and seen > claim.epoch:
+                    _log.warning("Agents know the epoch %d, and the database only %d.", seen, claim.epoch)
+                    await claim.seize(after_epoch=seen)
+                    backend.check_lease()
+        except Exception:  # without this task, no agent would ever get an order again
+            _log.exception("The lease of %s cannot be looked at; this is tried again.", claim.lease.pool)
+        await asyncio.sleep(_CHECK_S)

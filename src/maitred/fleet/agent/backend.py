@@ -55,6 +55,7 @@ class AgentBackend:
     Attributes:
         hello: Who and where the agent is.
         state: What it has told last.
+        lines: Connections with it; an agent that dials several addresses of this machine has several.
         away_since_s: Since when it has had no connection; None: it has one.
     """
 
@@ -69,6 +70,7 @@ class AgentBackend:
     ) -> None:
         self.hello = AgentHello()
         self.state = AgentState(facts, [], desired=None)
+        self.lines: list[MessageConnection[ToController]] = []
         self.away_since_s: float | None = clock.monotonic_s()
         self._path = path
         self._name_of = name_of
@@ -85,8 +87,6 @@ class AgentBackend:
         self._connections = LocalBackend(lambda name: make_engine(self._addresses[name]), facts, name_of, clock)
         self._connections.on_change(self._on_connection_change)
         self._listeners: list[Callable[[], None]] = []
-        self._lines: list[MessageConnection[ToController]] = []
-        """Connections with the agent; one that dials by several addresses of this machine has several."""
         self._is_known = asyncio.Event()
         self._is_lost = asyncio.Event()
         self._connect_task: asyncio.Task[None] | None = None
@@ -118,9 +118,14 @@ class AgentBackend:
         self._kept = desired
         self._send(SetDesired(desired))
 
-    def claim(self) -> None:
-        """Tells the agent the epoch of this process, so that it takes no order of an earlier one."""
-        self._send(SetDesired(self._kept))
+    def claim(self, desired: DesiredReplicas | None) -> None:
+        """Tells the agent the epoch of this process, so that it takes no order of an earlier one.
+
+        Args:
+            desired: The desired numbers, as far as somebody has set them.
+        """
+        self._kept = desired
+        self._send(SetDesired(desired))
 
     def start(self, name: str) -> None:
         """Orders the start of a replica. Implements `ReplicaBackend`."""
@@ -169,8 +174,9 @@ class AgentBackend:
         if self._connect_task is not None:
             self._connect_task.cancel()
             await asyncio.wait({self._connect_task})
-        for line in list(self._lines):
+        for line in list(self.lines):
             line.close()
+        self._is_known.clear()  # what is closed now is not connected again
         await self._connections.__aexit__(kind, error, trace)
 
     # --- the agent ---
@@ -203,10 +209,10 @@ class AgentBackend:
 
     def on_open(self, line: MessageConnection[ToController]) -> None:
         """Handles a new connection with the agent: gives again the orders that it may not have got."""
-        self._lines.append(line)
+        self.lines.append(line)
         self.away_since_s = None
         line.send(ControllerHello())
-        if self._kept is not None or self._epoch():
+        if self._kept is not None:
             self._send(SetDesired(self._kept))
         for name in self._starting:
             self._send(StartReplica(name))
@@ -216,9 +222,9 @@ class AgentBackend:
     def on_end(self, line: MessageConnection[ToController]) -> None:
         """Handles the end of a connection with the agent."""
         self._is_lost.set()
-        if line in self._lines:
-            self._lines.remove(line)
-            if not self._lines:
+        if line in self.lines:
+            self.lines.remove(line)
+            if not self.lines:
                 self.away_since_s = self._clock.monotonic_s()
                 self._notify()
 
@@ -244,16 +250,13 @@ class AgentBackend:
 
     def _send(self, order: Order) -> None:
         """Sends an order with the epoch of this process, if it may give orders."""
-        if self._lines and (epoch := self._epoch()) is not None:
-            self._lines[-1].send(replace(order, epoch=epoch))
+        if self.lines and (epoch := self._epoch()) is not None:
+            self.lines[-1].send(replace(order, epoch=epoch))
 
     def _on_state(self, state: AgentState) -> None:
         self.state = state
         found = {replica.name: replica for replica in state.replicas}
         self._starting.difference_update(found)
-        for name, replica in found.items():
-            if name not in self._replicas or self._replicas[name].engine is None:
-                self._adopt(replica)
         for name in self._replicas.keys() - found.keys() - self._starting:
             self._connections.stop(name)
         self._update()
@@ -288,8 +291,6 @@ class AgentBackend:
 
     def _adopt(self, replica: AgentReplica) -> None:
         """Connects to the engine of a replica of the agent."""
-        if replica.name in self._stopping or replica.name in self._connections.replicas():
-            return
         self._addresses[replica.name] = replica.address
         try:
             self._connections.start(replica.name)
@@ -315,6 +316,8 @@ class AgentBackend:
         """Brings the replicas up to date with the agent and with the connections to its engines."""
         found = {replica.name: replica for replica in self.state.replicas}
         connections = self._connections.replicas()
+        for name in found.keys() - connections.keys() - self._stopping:
+            self._adopt(found[name])
         for name, replica in list(self._replicas.items()):
             if name not in found and name not in connections and name not in self._starting:
                 del self._replicas[name]

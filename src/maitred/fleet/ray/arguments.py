@@ -1,6 +1,5 @@
 """Arguments of the Serve application, and the engine that a replica starts by them."""
 
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -36,8 +35,10 @@ class ApplicationArguments(RayReplicaConfig, frozen=True, kw_only=True, forbid_u
         try:
             read = msgspec.yaml.decode(Path(self.config).read_bytes()) if self.config else {}
             section = {**(read or {}).get("engine_link", {}), **self.settings.get("engine_link", {})}
-            return msgspec.convert(section, LinkConfig, strict=False, dec_hook=_read_secret)
-        except (OSError, msgspec.MsgspecError, LookupError) as error:
+            return msgspec.convert(
+                section, LinkConfig, strict=False, dec_hook=lambda _, reference: Secret.read(reference)
+            )
+        except (OSError, msgspec.MsgspecError) as error:
             raise ConfigInvalid(f"The section engine_link for the engines on Ray: {error}") from error
 
 
@@ -93,13 +94,3 @@ def _flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}={value if isinstance(value, str) else msgspec.json.encode(value).decode()}"
-
-
-def _read_secret(kind: type, reference: object) -> Secret:
-    """Reads a secret where it is used. Its value is in no argument, since Ray shows those to anybody."""
-    match reference:
-        case {"env": str(name)}:
-            return Secret(os.environ[name], f"{{env: {name}}}")
-        case {"file": str(path)}:
-            return Secret(Path(path).read_text(encoding="utf-8").rstrip("\r\n"), f"{{file: {path}}}")
-    raise msgspec.ValidationError("A secret is given by reference: `{env: NAME}` or `{file: path}`")

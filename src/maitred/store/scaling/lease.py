@@ -72,17 +72,18 @@ class ScalerLeases:
         async with self._database.begin_read() as connection:
             return await _read(connection, pool)
 
-    async def take(self, seen: ScalerLease, owner: str) -> ScalerLease | None:
+    async def take(self, seen: ScalerLease, owner: str, after_epoch: int = 0) -> ScalerLease | None:
         """Takes a lease and begins its next epoch.
 
         Args:
             seen: The lease as it was when its owner was judged to be gone.
             owner: Who takes it.
+            after_epoch: An epoch that somebody has seen; the next one is later than that, too.
 
         Returns:
             The new lease; None: its owner has renewed it since, or another one has taken it.
         """
-        taken = replace(seen, owner=owner, epoch=seen.epoch + 1, renewals=0)
+        taken = replace(seen, owner=owner, epoch=max(seen.epoch, after_epoch) + 1, renewals=0)
         async with self._database.begin() as connection:
             await self._make(connection, seen.pool)
             now = await _read(connection, seen.pool, lock=True)

@@ -47,8 +47,8 @@ def listener_credentials(address: Address, config: LinkConfig, kind: LinkKind = 
     """
     if not isinstance(address, TcpAddress):
         return Credentials(config.secret)
-    if fault := _exposure_fault(address, config, "engine_link.certificate_file", config.certificate_file):
-        raise ConfigInvalid(f"The {kind.listener} would listen on {address}, which other machines can reach. {fault}")
+    if fault := listener_fault(address, config, kind):
+        raise ConfigInvalid(fault)
     if config.certificate_file is None:
         return Credentials(config.secret)
     tls = _tls_context(ssl.PROTOCOL_TLS_SERVER, config)
@@ -57,6 +57,12 @@ def listener_credentials(address: Address, config: LinkConfig, kind: LinkKind = 
     found = _CERTIFICATE.search(Path(config.certificate_file).read_text())
     assert found is not None, "the context has read it"
     return Credentials(config.secret, tls, channel_binding(ssl.PEM_cert_to_DER_cert(found[0])))
+
+
+def listener_fault(address: TcpAddress, config: LinkConfig, kind: LinkKind) -> str:
+    """Returns why nobody should listen at an address with these settings; empty: it is safe."""
+    fault = _exposure_fault(address, config, "engine_link.certificate_file", config.certificate_file)
+    return fault and f"The {kind.listener} would listen on {address}, which other machines can reach. {fault}"
 
 
 def dialer_credentials(address: Address, config: LinkConfig, kind: LinkKind = ENGINE_LINK) -> Credentials:

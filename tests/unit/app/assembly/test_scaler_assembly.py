@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from maitred.app.assembly.scaling import make_scalers
+from maitred.app.assembly.scaling import make_claims, make_scalers
 from maitred.config.loader import load
 from maitred.fleet.policy.reconciler import DesiredReplicas
 from maitred.fleet.pool import ReplicaPool
@@ -30,15 +30,16 @@ def lease_of(tmp_path):
         setup = DispatchSetup()
         paper = PaperBackend(setup.clock)
         pool = ReplicaPool(paper, DesiredReplicas(1), StartupTimes({StartKind.WEIGHTS_CACHED: 4.0}), setup.clock)
+        claims = make_claims(config, [model], PaperLeases(setup.clock), setup.clock)
         made = make_scalers(
             config,
             {model: pool},
             {model: setup.dispatcher},
-            leases=PaperLeases(setup.clock),
+            claims=running.enter_context(claims),
             exchange=PaperExchange(),
             clock=setup.clock,
         )
-        (scaler,) = running.enter_context(made).values()
+        (scaler,) = made.values()
         assert (scaler.shared is None) == (backend == "local"), "nobody else has a demand for what is its own"
         if not runs:
             running.close()
@@ -52,6 +53,12 @@ async def test_gateways_of_one_ray_application_share_a_lease(lease_of):
     assert lease_of("a") == lease_of("b", model="another name of it")
     assert lease_of("a") != lease_of("a", ray="{application: other}")
     assert lease_of("a") != lease_of("a", ray="{address: 'http://other:8265'}")
+
+
+async def test_gateways_with_agents_of_one_region_share_the_lease_of_a_model(lease_of):
+    assert lease_of("a", backend="agents") == lease_of("b", backend="agents")
+    assert lease_of("a", backend="agents") != lease_of("a", model="another", backend="agents")
+    assert lease_of("a", backend="agents") != lease_of("a", backend="agents", ray="{}\nregion: eu")
 
 
 async def test_replicas_of_the_gateway_have_a_lease_of_its_own(lease_of):

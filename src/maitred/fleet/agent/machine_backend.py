@@ -1,0 +1,326 @@
+"""Backend of engines on other machines: each machine has an agent, which dials this gateway and owns its engines.
+
+::
+
+    agent --hello, state--> gateway       an agent that is away keeps its engines, and its engines their answers
+    agent <----orders------ gateway       those of the gateway that has the lease of the pool
+
+A replica is named after its agent. Where the next one starts is decided when it starts (see `placement`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from itertools import count, islice
+from types import TracebackType
+from typing import Self
+
+from msgspec.structs import replace
+
+from maitred.core.clock import Clock
+from maitred.core.errors import ConfigInvalid
+from maitred.fleet.agent.backend import AgentBackend
+from maitred.fleet.agent.config import AgentConfig
+from maitred.fleet.agent.connection import STRANGER_S, MessageConnection
+from maitred.fleet.agent.placement import NO_AGENT, AgentLoad, merge_facts, place
+from maitred.fleet.agent.protocol import AgentHello, AgentRejection, ToController, version_fault
+from maitred.fleet.backend import BackendFacts, BackendReplica
+from maitred.fleet.policy.reconciler import DesiredReplicas
+from maitred.fleet.remote import RemoteEngine
+from maitred.scaling.replica_status import ReplicaPhase
+from maitred.wire.address import TcpAddress, parse_tcp
+from maitred.wire.link.config import LinkConfig
+from maitred.wire.link.credentials import Credentials, listener_credentials
+from maitred.wire.link.handshake import AGENT_LINK
+
+SETTLE_S = 3.0
+"""Time after the start in which no order is given: agents that have lost this gateway dial it again within it."""
+_CHECK_S = 0.5
+"""Interval at which agents and replicas that are away are looked at."""
+
+_log = logging.getLogger(__name__)
+
+
+class MachineBackend:
+    """Backend of the engines of all agents that have dialed. Implements `ReplicaBackend`.
+
+    Args:
+        config: The `agents` section.
+        link: Settings by which agents and gateways know each other.
+        make_engine: Makes the connection to the engine at an address.
+        clock: The clock.
+        region: Region of this gateway; empty: agents of all regions are taken.
+
+    Attributes:
+        epoch: Returns the epoch of the lease that this gateway holds; None: it holds none, and only follows.
+        address: Where it listens; its port is known once it does.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        link: LinkConfig,
+        make_engine: Callable[[str], RemoteEngine],
+        clock: Clock,
+        region: str = "",
+    ) -> None:
+        self.epoch: Callable[[], int | None] = lambda: None
+        self.address = parse_tcp(config.listen)
+        self._config = config
+        self._link = link
+        self._make_engine = make_engine
+        self._clock = clock
+        self._region = region
+        self._agents: dict[str, AgentBackend] = {}
+        self._replicas: dict[str, BackendReplica] = {}
+        self._listeners: list[Callable[[], None]] = []
+        self._lines: set[MessageConnection[ToController]] = set()
+        self._opened_s = clock.monotonic_s()
+        self._has_served = asyncio.Event()
+        self._claimed: int | None = None
+        """Epoch of which the agents have been told."""
+        self._closing: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self._watch_task: asyncio.Task[None] | None = None
+
+    # --- what there is ---
+
+    @property
+    def facts(self) -> BackendFacts:
+        """Facts of all agents together. Implements `ReplicaBackend`."""
+        return replace(merge_facts(self._loads()), follows=self._order_epoch() is None)
+
+    @property
+    def desired(self) -> DesiredReplicas | None:
+        """Desired numbers of the latest epoch that an agent has been told. Implements `ReplicaBackend`."""
+        told = [agent.state for agent in self._agents.values() if agent.state.desired is not None]
+        return max(told, key=lambda state: state.epoch).desired if told else None
+
+    def replicas(self) -> Mapping[str, BackendReplica]:
+        """Returns the replicas of all agents. Implements `ReplicaBackend`."""
+        return self._replicas
+
+    def name_of(self, number: int) -> str:
+        """Returns the name for a new replica, which says where it starts. Implements `ReplicaBackend`."""
+        found = place(self._loads())
+        agent = "" if found is None else found.name
+        free = (name for name in (f"{agent}-{free_number}" for free_number in count()) if name not in self._replicas)
+        return next(islice(free, number, None))
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` after every change. Implements `ReplicaBackend`."""
+        self._listeners.append(listener)
+
+    def agent_of(self, replica: str) -> AgentHello | None:
+        """Returns who and where the agent of a replica is; None: there is no such agent."""
+        agent = self._agents.get(replica.rpartition("-")[0])
+        return None if agent is None else agent.hello
+
+    # --- orders ---
+
+    def keep_desired(self, desired: DesiredReplicas) -> None:
+        """Has all agents keep the desired numbers. Implements `ReplicaBackend`."""
+        for agent in self._agents.values():
+            agent.keep_desired(desired)
+
+    def start(self, name: str) -> None:
+        """Orders the start of a replica at the agent that its name says. Implements `ReplicaBackend`."""
+        agent = self._agents.get(name.rpartition("-")[0])
+        if agent is not None and self._order_epoch() is not None:
+            agent.start(name)
+
+    def stop(self, name: str) -> None:
+        """Orders the end of a replica. Implements `ReplicaBackend`."""
+        agent = self._agents.get(name.rpartition("-")[0])
+        if agent is not None and self._order_epoch() is not None:
+            agent.stop(name)
+
+    @property
+    def latest_epoch(self) -> int:
+        """Latest epoch that an agent knows."""
+        return max((agent.state.epoch for agent in self._agents.values()), default=0)
+
+    def check_lease(self) -> None:
+        """Follows the lease: a gateway that has got it claims all agents, and one that has lost it forgets its orders.
+
+        To be called when the lease has been taken, renewed or lost.
+        """
+        epoch = self._order_epoch()
+        if epoch == self._claimed:
+            return
+        self._claimed, desired = epoch, self.desired
+        for agent in self._agents.values():
+            if epoch is None:
+                agent.forget_orders()
+            else:
+                agent.claim(desired)
+        self._notify()
+
+    def _order_epoch(self) -> int | None:
+        epoch = self.epoch()
+        if epoch is None or epoch < self.latest_epoch or self._clock.monotonic_s() - self._opened_s < SETTLE_S:
+            return None
+        return epoch
+
+    async def wait_started(self) -> None:
+        """Waits until one replica has been ready. Implements `ReplicaBackend`."""
+        await self._has_served.wait()
+
+    # --- life ---
+
+    async def __aenter__(self) -> Self:
+        """Listens for agents.
+
+        Raises:
+            ConfigInvalid: The address cannot be had, or other machines could reach it without a secret or TLS.
+        """
+        credentials = listener_credentials(self.address, self._link, AGENT_LINK)
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                lambda: self._accept(credentials),
+                self.address.host,
+                self.address.port,
+                ssl=credentials.tls,
+                ssl_handshake_timeout=None if credentials.tls is None else STRANGER_S,
+            )
+        except OSError as error:
+            raise ConfigInvalid(
+                f"Cannot listen on {self.address}: {error.strerror or error}. Choose another address in agents.listen."
+            ) from error
+        self.address = TcpAddress(self.address.host, self._server.sockets[0].getsockname()[1])
+        self._opened_s = self._clock.monotonic_s()
+        self._watch_task = asyncio.create_task(self._watch(), name="agents")
+        _log.info("Waiting for agents (`maitred agent --gateway HOST:PORT`) on %s.", self.address)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes all connections. The agents keep their engines."""
+        assert self._server is not None
+        assert self._watch_task is not None
+        self._server.close()
+        self._watch_task.cancel()
+        for line in list(self._lines):
+            line.close()
+        await asyncio.wait({self._watch_task, *self._closing})
+        for agent in self._agents.values():
+            await agent.__aexit__(kind, error, trace)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_CHECK_S)
+            try:
+                self.check_lease()
+                self._drop_lost()
+            except Exception:  # without this task, nothing that is lost would ever be given up
+                _log.exception("The agents cannot be looked at; this is tried again.")
+
+    def _drop_lost(self) -> None:
+        """Gives up replicas and agents that have been away for too long."""
+        now_s = self._clock.monotonic_s()
+        for name, agent in list(self._agents.items()):
+            agent.drop_lost(self._config.lost_after_s)
+            is_gone = agent.away_since_s is not None and now_s - agent.away_since_s >= self._config.lost_after_s
+            if not agent.replicas() and is_gone:
+                del self._agents[name]
+                closing = asyncio.create_task(agent.__aexit__(None, None, None), name=f"end of agent {name}")
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+
+    # --- agents ---
+
+    def _accept(self, credentials: Credentials) -> MessageConnection[ToController]:
+        line: MessageConnection[ToController] = MessageConnection(
+            ToController,
+            lambda message: self._on_message(line, message),
+            on_end=lambda: self._on_end(line),
+            on_open=lambda: self._lines.add(line),
+            credentials=credentials,
+            listens=True,
+        )
+        return line
+
+    def _on_end(self, line: MessageConnection[ToController]) -> None:
+        self._lines.discard(line)
+        for agent in self._agents.values():
+            agent.on_end(line)
+
+    def _on_message(self, line: MessageConnection[ToController], message: ToController) -> None:
+        """Handles what an agent tells; its first message says which one it is."""
+        for agent in self._agents.values():
+            if line in agent.lines:
+                agent.on_message(line, message)
+                return
+        if not isinstance(message, AgentHello):
+            line.reject("it has not said who it is")
+        elif fault := self._fault_of(message):
+            _log.error("The agent %s at %s may not take part: %s", message.name, line.peer, fault)
+            line.send(AgentRejection(fault))
+            line.reject(fault)
+        else:
+            self._admit(line, message)
+
+    def _fault_of(self, hello: AgentHello) -> str:
+        """Returns why an agent may not take part; empty: it may."""
+        if fault := version_fault(hello.protocol):
+            return fault
+        known = self._agents.get(hello.name)
+        if known is not None and known.lines and known.hello.instance != hello.instance:
+            return (
+                f"Another agent with the name {hello.name} is connected from {known.lines[0].peer}. Give each its own "
+                "--name."
+            )
+        if self._region and hello.region and hello.region != self._region:
+            return (
+                f"It is in the region {hello.region}, and this gateway starts replicas in {self._region} only. Let it "
+                "dial the gateways of its own region."
+            )
+        return ""
+
+    def _admit(self, line: MessageConnection[ToController], hello: AgentHello) -> None:
+        agent = self._agents.get(hello.name)
+        if agent is None:
+            agent = self._agents[hello.name] = AgentBackend(
+                None,
+                self._make_engine,
+                facts=NO_AGENT,
+                name_of=f"{hello.name}-{{}}".format,
+                clock=self._clock,
+                epoch=self._order_epoch,
+            )
+            agent.on_change(self._update)
+        if not agent.lines:
+            where = "/".join(filter(None, (hello.region, hello.zone)))
+            _log.info("The agent %s (%s) has connected from %s.", hello.name, where or "no zone", line.peer)
+        agent.on_message(line, hello)
+        agent.on_open(line)
+        if (epoch := self._order_epoch()) is not None and epoch == self._claimed:
+            agent.claim(self.desired)
+
+    def _loads(self) -> list[AgentLoad]:
+        return [
+            AgentLoad(
+                name=name,
+                facts=agent.facts,
+                zone=agent.hello.zone,
+                is_connected=bool(agent.lines),
+                replicas=len(agent.replicas()),
+                starting=sum(replica.phase is ReplicaPhase.STARTING for replica in agent.replicas().values()),
+                is_failing=any(replica.phase is ReplicaPhase.FAILED for replica in agent.replicas().values()),
+            )
+            for name, agent in self._agents.items()
+        ]
+
+    def _update(self) -> None:
+        self._replicas = {
+            name: replica for agent in self._agents.values() for name, replica in agent.replicas().items()
+        }
+        if any(replica.phase is ReplicaPhase.SERVING for replica in self._replicas.values()):
+            self._has_served.set()
+        self._notify()
+
+    def _notify(self) -> None:
+        for listener in self._listeners:
+            listener()
