@@ -265,9 +265,10 @@ class AgentBackend:
     def forget_orders(self) -> None:
         """Forgets the orders that the agent has not carried out, because another process gives them from now on."""
         self._kept = None
-        self._starting.clear()
-        self._stopping.clear()
-        self._update()
+        if self._starting or self._stopping:
+            self._starting.clear()
+            self._stopping.clear()
+            self._update()
 
     def drop_lost(self, after_s: float) -> None:
         """Gives up the replicas of an agent that is away for so long, if their engines do not answer either."""

@@ -145,16 +145,15 @@ class MachineBackend:
 
         To be called when the lease has been taken, renewed or lost.
         """
-        epoch = self._order_epoch()
-        if epoch == self._claimed:
-            return
-        self._claimed, desired = epoch, self.desired
+        epoch, before, desired = self._order_epoch(), self._claimed, self.desired
+        self._claimed = epoch
         for agent in self._agents.values():
             if epoch is None:
                 agent.forget_orders()
-            else:
+            elif epoch != before:
                 agent.claim(desired)
-        self._notify()
+        if epoch != before:
+            self._notify()
 
     def _order_epoch(self) -> int | None:
         epoch = self.epoch()

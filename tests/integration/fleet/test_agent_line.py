@@ -1,0 +1,250 @@
+"""The line between agents and gateways on other machines: who is let in, who gives orders, and what a cut changes."""
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+
+import pytest
+from msgspec.structs import replace
+
+from maitred.core.errors import ConfigInvalid
+from maitred.core.secret import Secret
+from maitred.fleet.agent.config import AgentConfig
+from maitred.fleet.agent.dialer import GatewayDialer
+from maitred.fleet.agent.machine_backend import SETTLE_S, MachineBackend
+from maitred.fleet.agent.protocol import AgentHello
+from maitred.fleet.agent.server import AgentServer
+from maitred.fleet.policy.reconciler import DesiredReplicas
+from maitred.scaling.replica_status import ReplicaPhase
+from maitred.wire.link.config import LinkConfig
+from tests.integration.fleet.test_agent import LIMIT_S, until
+from tests.support.certificates import Authority
+from tests.support.clock import FakeClock
+from tests.support.servers.paper_fleet import PaperBackend, PaperConnection
+
+SECRET = Secret("a secret that both ends know", "{env: A}")
+
+
+class Gateway:
+    """A gateway: its backend, and the connections that it has made to engines."""
+
+    def __init__(self, clock, link, port=0, region="", epoch=1):
+        self.connections = []
+        self.epoch = epoch
+        config = AgentConfig(listen=f"tcp:127.0.0.1:{port}", lost_after_s=10.0)
+        self.backend = MachineBackend(config, link, self._connect, clock, region)
+        self.backend.epoch = lambda: self.epoch
+
+    def _connect(self, address):
+        self.connections.append(PaperConnection())
+        return self.connections[-1]
+
+    def phases(self):
+        return {name: replica.phase.value for name, replica in self.backend.replicas().items()}
+
+    async def until(self, **phases):
+        """Waits until there are exactly these replicas, in these phases; `_` stands for the dash of a name."""
+        expected = {name.replace("_", "-"): phase for name, phase in phases.items()}
+        await until(lambda: self.phases() == expected)
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def links(tmp_path):
+    """The settings of a gateway and of an agent that trust each other."""
+    authority = Authority(tmp_path)
+    gateway, agent = authority.issue("gateway"), authority.issue("agent")
+    return [
+        LinkConfig(secret=SECRET, certificate_file=end.certificate, key_file=end.key, ca_file=authority.file)
+        for end in (gateway, agent)
+    ]
+
+
+@asynccontextmanager
+async def gateway_of(clock, link, **options):
+    gateway = Gateway(clock, link, **options)
+    async with asyncio.timeout(LIMIT_S), gateway.backend:
+        clock.now_s += SETTLE_S
+        yield gateway
+
+
+@asynccontextmanager
+async def agent_of(clock, link, *gateways, name="a", **place):
+    """An agent that dials gateways, with what it has."""
+    backend = PaperBackend(clock, max_replicas=3)
+    server = AgentServer(backend, clock, AgentHello(name=name, **place))
+    async with GatewayDialer(server, [gateway.backend.address for gateway in gateways], link):
+        yield backend, server
+
+
+async def test_two_gateways_see_the_replicas_and_one_gives_the_orders(clock, links):
+    async with (
+        gateway_of(clock, links[0]) as leader,
+        gateway_of(clock, links[0], epoch=None) as follower,
+        agent_of(clock, links[1], leader, follower, zone="x") as (agent, _),
+    ):
+        await until(lambda: leader.backend.facts.max_replicas == follower.backend.facts.max_replicas == 3)
+        assert not leader.backend.facts.follows
+        assert follower.backend.facts.follows
+        assert leader.backend.name_of(0) == "a-0"
+        assert leader.backend.name_of(1) == "a-1"
+        leader.backend.check_lease()
+        leader.backend.keep_desired(DesiredReplicas(1))
+        leader.backend.start("a-0")
+        follower.backend.start("a-1")
+        follower.backend.stop("a-0")
+        await follower.until(a_0="starting")
+        await leader.until(a_0="starting")
+        assert list(agent.there) == ["a-0"]
+        assert follower.backend.desired == DesiredReplicas(1)
+        assert follower.backend.agent_of("a-0").zone == "x"
+        leader.backend.stop("a-0")
+        agent.vanish("a-0")
+        await follower.until()
+        await leader.until()
+
+
+async def test_orders_of_an_older_epoch_are_refused(clock, links, caplog):
+    caplog.set_level(logging.WARNING)
+    async with (
+        gateway_of(clock, links[0]) as old,
+        gateway_of(clock, links[0], epoch=None) as new,
+        agent_of(clock, links[1], old, new) as (agent, server),
+    ):
+        await until(lambda: old.backend.facts.max_replicas == new.backend.facts.max_replicas == 3)
+        server.epoch = 2  # it was told elsewhere, and the old gateway has not heard of it
+        old.backend.start("a-0")
+        await until(lambda: "another one has given orders in epoch 2" in caplog.text)
+        assert not agent.there
+        new.epoch = 3
+        new.backend.check_lease()
+        await until(lambda: old.backend.latest_epoch == 3)
+        assert old.backend.facts.follows, "it still has its lease, but another gateway has a later one"
+        old.backend.check_lease()
+        await old.until()
+        new.backend.start("a-0")
+        await old.until(a_0="starting")
+
+
+async def test_a_replica_whose_end_came_too_late_is_connected_again(clock, links):
+    async with (
+        gateway_of(clock, links[0]) as old,
+        gateway_of(clock, links[0], epoch=None) as new,
+        agent_of(clock, links[1], old, new) as (agent, _),
+    ):
+        agent.start("a-0")
+        agent.become("a-0", ReplicaPhase.SERVING)
+        await until(lambda: len(old.connections) == 1)
+        old.connections[0].connect()
+        await old.until(a_0="serving")
+        await until(lambda: new.backend.replicas())
+        new.epoch = 2
+        new.backend.check_lease()
+        old.backend.stop("a-0")
+        await until(lambda: old.backend.latest_epoch == 2)
+        old.backend.check_lease()
+        await until(lambda: len(old.connections) == 2)
+        old.connections[1].connect()
+        await old.until(a_0="serving")
+
+
+async def test_a_cut_line_leaves_what_serves_and_what_does_not_is_given_up_in_time(clock, links):
+    async with gateway_of(clock, links[0]) as gateway:
+        async with agent_of(clock, links[1], gateway) as (agent, _):
+            for name in ("a-0", "a-1"):
+                agent.start(name)
+                agent.become(name, ReplicaPhase.SERVING)
+            await until(lambda: len(gateway.connections) == 2)
+            for connection in gateway.connections:
+                connection.connect()
+            await gateway.until(a_0="serving", a_1="serving")
+        await until(lambda: gateway.backend.facts.max_replicas == 2)
+        clock.now_s += 60
+        gateway.connections[1].client.is_ready = False
+        gateway.connections[1].on_transition()
+        await gateway.until(a_0="serving", a_1="starting")
+        clock.now_s += 10
+        await gateway.until(a_0="serving")
+        async with agent_of(clock, links[1], gateway) as (anew, _):
+            await gateway.until()
+            gateway.backend.check_lease()
+            gateway.backend.start("a-0")
+            await gateway.until(a_0="starting")
+            await until(lambda: gateway.connections[2:] and "a-0" in anew.there)
+        await until(lambda: gateway.backend.facts.max_replicas == 1)
+        clock.now_s += 10
+        await gateway.until()
+        await until(lambda: not gateway.backend.facts.max_replicas)
+
+
+async def test_an_agent_dials_again_and_a_gateway_that_is_back_finds_what_there_was(clock, links):
+    async with gateway_of(clock, links[0]) as gateway:
+        dialing = agent_of(clock, links[1], gateway)
+        agent, _ = await dialing.__aenter__()
+        await until(lambda: gateway.backend.facts.max_replicas)
+        gateway.backend.check_lease()
+        gateway.backend.keep_desired(DesiredReplicas(2))
+        gateway.backend.start("a-0")
+        await until(lambda: "a-0" in agent.there)
+    port = gateway.backend.address.port
+    async with gateway_of(clock, links[0], port=port, epoch=None) as back:
+        await back.until(a_0="starting")
+        assert back.backend.desired == DesiredReplicas(2)
+        await dialing.__aexit__(None, None, None)
+
+
+async def test_an_agent_that_leaves_says_so_and_gets_no_order(clock, links):
+    async with gateway_of(clock, links[0]) as gateway, agent_of(clock, links[1], gateway) as (agent, server):
+        agent.start("a-0")
+        agent.become("a-0", ReplicaPhase.SERVING)
+        await until(lambda: gateway.connections)
+        gateway.connections[0].connect()
+        await gateway.until(a_0="serving")
+        server.leave()
+        await gateway.until(a_0="draining")
+        assert gateway.connections[0].is_open, "what runs there goes on"
+        assert gateway.backend.facts.max_replicas == 1
+        gateway.backend.start("a-1")
+        agent.vanish("a-0")
+        await until(lambda: not gateway.connections[0].is_open)
+        assert not agent.there
+
+
+@pytest.mark.parametrize("reason", ["secret", "no secret", "authority", "version", "name", "region"])
+async def test_who_is_not_let_in_is_told_why(clock, links, tmp_path, caplog, reason):
+    caplog.set_level(logging.WARNING)
+    ours, theirs = links
+    place, said = {}, reason
+    match reason:
+        case "secret":
+            theirs = replace(theirs, secret=Secret("another one of good length", "{env: B}"))
+            said = "it does not know the secret of this gateway"
+        case "no secret":
+            theirs, said = replace(theirs, secret=None), "it asks for a secret, and this end has none"
+        case "authority":
+            issued = Authority(tmp_path, "stranger").issue("another")
+            theirs = replace(theirs, certificate_file=issued.certificate, key_file=issued.key)
+            said = "No connection to the gateway"
+        case "version":
+            place, said = {"protocol": 99}, "Run the same version of maitred on both machines"
+        case "name":
+            said = "Another agent with the name a is connected from 127.0.0.1"
+        case "region":
+            place, said = {"region": "us"}, "Let it dial the gateways of its own region"
+    async with gateway_of(clock, ours, region="eu") as gateway:
+        first = agent_of(clock, links[1], gateway, name="a" if reason == "name" else "b")
+        async with first, agent_of(clock, theirs, gateway, **place) as (agent, _):
+            agent.start("a-0")
+            await until(lambda: said in caplog.text)
+            await until(lambda: gateway.backend.facts.max_replicas == 3)
+            assert not gateway.phases()
+
+
+async def test_a_gateway_that_other_machines_can_reach_needs_a_secret(clock):
+    backend = MachineBackend(AgentConfig(listen="tcp:0.0.0.0:0"), LinkConfig(), lambda address: None, clock)
+    with pytest.raises(ConfigInvalid, match=r"The gateway would listen on .* Set engine_link\.secret"):
+        await backend.__aenter__()
