@@ -47,11 +47,14 @@ class DemandMeter:
             prompt_tokens += scale * sum(queued.request.prompt_tokens for queued in examined)
             output_tokens += scale * sum(map(self._arrivals.expected_output, examined))
             oldest_s = min(oldest_s, min(queued.request.arrived_s for queued in examined))
+        loads = {queue.quota: queue.quota.used.slots + queue.waiting for queue in core.queues}
+        usable_share, running = core.allocator.quotas.usable_share(loads), self._running()
         return Demand(
             waiting=waiting,
             waiting_prompt_tokens=prompt_tokens * uncached_share,
             waiting_output_tokens=output_tokens,
-            running=self._running(),
+            running=running,
+            confined_requests=(waiting + running) * (1 / usable_share - 1),
             oldest_wait_s=max(0.0, now_s - oldest_s),
             window=self._arrivals.take_window(now_s, uncached_share),
         )

@@ -60,8 +60,8 @@ class ReplicaCapacity(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     times: StepTimes
-    max_sequences: int
-    kv_tokens: int
+    max_sequences: float
+    kv_tokens: float
     step_tokens: int = 2_048
     """Most tokens of a step."""
 
@@ -242,7 +242,7 @@ class CapacityEstimator:
         if self._times_by_replica.pop(name, None) is not None and self._times_by_replica:
             self._typical = _median(list(self._times_by_replica.values()))
 
-    def capacity(self, *, max_sequences: int, kv_tokens: int, step_tokens: int = 2_048) -> ReplicaCapacity | None:
+    def capacity(self, *, max_sequences: float, kv_tokens: float, step_tokens: int = 2_048) -> ReplicaCapacity | None:
         """Returns the capacity of a typical replica; None: it is not known yet."""
         if self._typical is None:
             return None

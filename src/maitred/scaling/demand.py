@@ -30,9 +30,17 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """Expected output tokens of the waiting requests."""
     running: int = 0
     """Requests that replicas compute."""
+    confined_requests: float = 0.0
+    """Waiting and running requests beyond these that would need as much capacity, if quotas confined no tenant."""
     oldest_wait_s: float = 0.0
     window: ArrivalWindow
     """Arrivals since the last decision."""
+
+    @property
+    def usable_share(self) -> float:
+        """Share of the replicas' slots and KV cache that its tenants can use together; see `confined_requests`."""
+        requests = self.waiting + self.running
+        return requests / (requests + self.confined_requests) if requests else 1.0
 
     @property
     def any(self) -> bool:

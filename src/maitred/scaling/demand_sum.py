@@ -70,6 +70,7 @@ class DemandSum:
                     waiting_prompt_tokens=whole.waiting_prompt_tokens + told.waiting_prompt_tokens,
                     waiting_output_tokens=whole.waiting_output_tokens + told.waiting_output_tokens,
                     running=whole.running + told.running,
+                    confined_requests=whole.confined_requests + told.confined_requests,
                     oldest_wait_s=max(whole.oldest_wait_s, told.oldest_wait_s),
                 )
         return replace(whole, window=replace(window, length_s=own.window.length_s))

@@ -4,7 +4,7 @@ import pytest
 
 from maitred.core.flow import FlowLevel, PriorityClass
 from maitred.dispatch.policy.credits import Cost
-from maitred.dispatch.policy.quotas import Quotas, TenantHoldings
+from maitred.dispatch.policy.quotas import COMMON, Quotas, TenantHoldings
 
 STANDARD = PriorityClass.STANDARD
 
@@ -26,6 +26,30 @@ def test_the_common_quota_is_what_the_others_leave():
     assert quotas.remaining(acme, TOTAL) == Cost(1, 150)
     acme.release(Cost(1, 50))
     assert quotas.remaining(acme, TOTAL) == Cost(2, 200)
+
+
+@pytest.mark.parametrize(
+    ("loads", "usable"),
+    [
+        ({"gold": 8}, 0.25),
+        ({COMMON: 3}, 0.6),
+        ({"gold": 1, COMMON: 3}, 0.8),
+        ({"gold": 5, COMMON: 12, "acme": 3}, 1.0),
+        ({"gold": 4, COMMON: 3}, 7 / 16),
+        ({"acme": 4}, 0.75),
+        ({"acme": 4, COMMON: 4}, 0.75),
+        ({}, 1.0),
+    ],
+)
+def test_what_confined_loads_can_use_is_the_share_of_the_fullest(loads, usable):
+    quotas = Quotas({"acme": 0.15}, {"gold": (["team"], 0.25)})
+    by_name = {quota.name: quota for quota in quotas.all}
+    assert quotas.usable_share({by_name[name]: load for name, load in loads.items()}) == pytest.approx(usable)
+
+
+def test_without_quotas_all_of_it_is_usable():
+    quotas = Quotas({}, {})
+    assert quotas.usable_share({quotas.common: 9}) == 1.0
 
 
 def test_a_small_share_has_at_least_one_slot():

@@ -13,6 +13,7 @@ is away, or another gateway decides, the scaler goes on to observe the demand, s
 
 import asyncio
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -33,6 +34,7 @@ from maitred.scaling.autoscaler import Autoscaler, ScalingOverride
 from maitred.scaling.capacity import CapacityEstimator, ReplicaCapacity
 from maitred.scaling.config import AutoscalingConfig
 from maitred.scaling.decision import ScalingDecision, ScalingReason
+from maitred.scaling.demand import Demand
 from maitred.scaling.forecast import DemandForecast
 from maitred.scaling.replica_status import ReplicaPhase, ReplicaStatus
 
@@ -43,6 +45,8 @@ _MIN_INTERVAL_S = 0.2
 _STALE_S = 5.0
 """A report that is late by more does not count for the capacity."""
 _KEPT_DECISIONS = 300
+_USABLE_AVERAGE_S = 60.0
+"""Time constant of the mean of the share of the slots that tenants can use."""
 
 _log = logging.getLogger(__name__)
 
@@ -109,6 +113,8 @@ class ModelScaler:
         self._known: set[str] = set()
         self._card: ModelCard | None = None
         self._step_tokens = 0
+        self._usable_share, self._usable_s = 1.0, now_s
+        """Mean share of the slots that tenants can use, and until when it was observed."""
         self._wanted = asyncio.Event()
         """Set when a decision is due before its time."""
         self._acted: tuple[int, int, int] | None = None
@@ -154,7 +160,7 @@ class ModelScaler:
         demand = self._meter.add_replicas(own if self.shared is None else await self.shared.add_others(own))
         now_s = self._clock.monotonic_s()
         replicas = [replica for replica in self.pool.replicas() if replica.is_own]
-        capacity = self._learn(replicas, now_s)
+        capacity = self._learn(replicas, self._usable(demand, now_s), now_s)
         if not is_held:
             self.autoscaler.forecast.observe(demand.window)
             return
@@ -169,8 +175,20 @@ class ModelScaler:
         self.autoscaler.override = self._override(now_s)
         await self._act(self.autoscaler.decide(demand, replicas, capacity, now_s))
 
-    def _learn(self, replicas: Sequence[ReplicaStatus], now_s: float) -> ReplicaCapacity | None:
-        """Learns from the reports of the replicas that serve; returns the capacity of one."""
+    def _usable(self, demand: Demand, now_s: float) -> float:
+        """Returns the share of a replica's slots and KV cache that the present mix of tenants can use.
+
+        It changes slowly, so that the number of replicas is steady; but where requests wait, what they can use now
+        counts.
+        """
+        if demand.waiting or demand.running:
+            weight = 1 - math.exp((self._usable_s - now_s) / _USABLE_AVERAGE_S)
+            self._usable_share += weight * (demand.usable_share - self._usable_share)
+        self._usable_s = now_s
+        return min(self._usable_share, demand.usable_share) if demand.waiting else self._usable_share
+
+    def _learn(self, replicas: Sequence[ReplicaStatus], usable_share: float, now_s: float) -> ReplicaCapacity | None:
+        """Learns from the reports of the replicas that serve; returns the usable capacity of one."""
         endpoint_states = {state.endpoint.name: state for state in self._dispatcher.core.endpoint_states}
         for replica in replicas:
             state = endpoint_states.get(replica.name)
@@ -194,7 +212,9 @@ class ModelScaler:
         if card is None or not self._step_tokens:
             return None
         return self._estimator.capacity(
-            max_sequences=card.max_sequences, kv_tokens=card.kv_capacity_tokens, step_tokens=self._step_tokens
+            max_sequences=usable_share * card.max_sequences,
+            kv_tokens=usable_share * card.kv_capacity_tokens,
+            step_tokens=self._step_tokens,
         )
 
     def _override(self, now_s: float) -> ScalingOverride | None:

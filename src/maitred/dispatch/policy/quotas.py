@@ -90,6 +90,24 @@ class Quotas:
                     return quota
         return self.common
 
+    def usable_share(self, loads: Mapping[Quota, float]) -> float:
+        """Returns the share of the capacity that loads can use of what they would need if each could use all of it.
+
+        Where one of them fills its quota, it waits though capacity of the others is idle. So a load in one quota alone
+        can use the share of that quota, and loads in proportion to the shares can use all of it.
+
+        Args:
+            loads: Running and waiting requests of each quota, in slots.
+        """
+        total = sum(loads.values())
+        if not self.has_dedicated or not total:
+            return 1.0
+        needed = [load / quota.share for quota, load in loads.items() if load and not quota.borrows_common]
+        # Who borrows from the common quota has what is left of it, too.
+        open_quotas = [quota for quota in self.all if quota.borrows_common or quota is self.common]
+        needed.append(sum(loads.get(quota, 0.0) for quota in open_quotas) / sum(quota.share for quota in open_quotas))
+        return min(1.0, total / max(needed))
+
     def remaining(self, quota: Quota, total: Cost) -> Cost:
         """Returns the unused capacity of a quota.
 

@@ -4,12 +4,15 @@ import asyncio
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from maitred.app.scaling.lease import LeaseClaim
 from maitred.app.scaling.scaler import ModelScaler, RecordedDecision
 from maitred.core.replica import StepTimes
+from maitred.dispatch.config import DispatchConfig, TenantPoolConfig
 from maitred.scaling.config import AutoscalingConfig
 from maitred.scaling.decision import ScalingReason
+from maitred.scaling.demand import ArrivalWindow, Demand
 from maitred.scaling.replica_status import ReplicaPhase
 from tests.support.dispatchers import DispatchSetup, enter, leave, make_dispatch_request
 from tests.support.scaling.leases import PaperLeases
@@ -19,8 +22,8 @@ from tests.support.scaling.pools import TIMES, PaperPool
 class Setup(DispatchSetup):
     """A scaler with a queue, a pool and a lease in memory."""
 
-    def __init__(self, **settings):
-        super().__init__()
+    def __init__(self, pools=None, **settings):
+        super().__init__(pools=pools or {})
         self.replica.say(times=TIMES)
         self.leases = PaperLeases(self.clock)
         self.pool = PaperPool(self.clock)
@@ -31,14 +34,14 @@ class Setup(DispatchSetup):
         )
         self.sent = 0
 
-    async def steps(self, count, arrivals=0):
+    async def steps(self, count, arrivals=0, org="acme"):
         """Lets the scaler decide once a second, while requests come that the replica cannot take."""
         for _ in range(count):
             self.clock.now_s += 1.0
             self.replica.notify()
             for _ in range(arrivals):
                 self.sent += 1
-                request = make_dispatch_request(self.sent, max_tokens=100, arrived_s=self.clock.now_s)
+                request = make_dispatch_request(self.sent, org, max_tokens=100, arrived_s=self.clock.now_s)
                 enter(self.dispatcher.enqueue(request))
             await self.scaler.step()
         return self.scaler.last.decision if self.scaler.last else None
@@ -52,6 +55,40 @@ async def test_a_backlog_brings_replicas():
     assert decision.desired > 1
     assert setup.pool.desired.serving == decision.desired
     assert decision.evidence.waiting > 0
+
+
+@pytest.mark.parametrize(("org", "desired"), [("rich", 4), ("acme", 1)])
+async def test_an_isolated_pool_that_is_full_brings_replicas_though_the_others_are_idle(org, desired):
+    setup = Setup(pools={"gold": TenantPoolConfig(tenants=["rich"], share=0.25)})
+    await setup.steps(1)
+    decision = await setup.steps(3, arrivals=1, org=org)
+    assert setup.core.running == (1 if org == "rich" else 3), "the pool has one of four slots"
+    assert decision.desired == desired
+
+
+async def test_the_share_of_a_pool_is_one_of_the_slots_that_there_are():
+    config = DispatchConfig(headroom=0.0, pools={"gold": TenantPoolConfig(tenants=["rich"], share=0.25)})
+    setup = DispatchSetup(config, replicas=3)
+    all_endpoints = [state.endpoint for state in setup.core.endpoint_states]
+    running = []
+    for endpoints in (all_endpoints[:1], all_endpoints, all_endpoints[:2]):
+        setup.dispatcher.reconfigure(endpoints, config, None)
+        entries = [setup.enqueue(number, "rich") for number in range(4)]
+        for entry in entries:
+            enter(entry)
+        running.append(setup.core.running)
+        for entry in entries:
+            leave(entry)
+    assert running == [1, 3, 2]
+
+
+async def test_what_tenants_can_use_now_counts_while_they_wait_and_the_mean_otherwise():
+    setup = Setup(pools={"gold": TenantPoolConfig(tenants=["rich"], share=0.25)})
+    await setup.steps(1)
+    waits = Demand(waiting=3, running=1, confined_requests=12.0, window=ArrivalWindow(start_s=0.0, length_s=1.0))
+    assert setup.scaler._usable(waits, setup.clock.now_s + 1.0) == 0.25
+    assert setup.scaler._usable(replace(waits, waiting=0), setup.clock.now_s + 1.0) > 0.9
+    assert setup.scaler._usable(replace(waits, waiting=0, running=4), setup.clock.now_s + 600.0) < 0.26
 
 
 async def test_what_changes_nothing_is_not_written():
