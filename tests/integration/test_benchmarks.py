@@ -101,7 +101,7 @@ SMALLEST = {
         {"WINDOW": 32, "QUICK_WINDOWS": 1, "ANSWERS": 2, "ANSWER_TOKENS": 2, "PROMPT_TOKENS": 8}
         | {"CONTEXT": 32, "QUICK_SECONDS": 0.1, "SHAPE": "bundled", "KV_TYPES": ("fp32", "int8")}
     ),
-    "replica_pool": SmallestForm({"QUICK_ROUNDS": 1}),
+    "replica_pool": SmallestForm({"QUICK_ROUNDS": 1, "ALONE_S": 0.1, "CROWD_S": 1.0}),
     "sampling": SmallestForm({"QUICK_BUDGET_S": 0.01, "ROWS": (1,)}),
     "sleep": SmallestForm({"QUICK_ROUNDS": 1}),
     "soak": SmallestForm({"TENTHS": 2, "TURNS": 1}, (*QUICK, "--requests=20")),
