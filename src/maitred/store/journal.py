@@ -90,6 +90,11 @@ class Journal:
         except OSError as error:
             raise self._unavailable(error) from error
 
+    @property
+    def name(self) -> str:
+        """Name of this process's own folder, by which the process that adopts it knows whose journal it is."""
+        return self._own_folder.name
+
     def begin(self, event: UsageEvent) -> None:
         """Records that a request has begun to use tokens. Implements `maitred.core.usage.Ledger.begin`.
 

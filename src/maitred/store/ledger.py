@@ -54,7 +54,10 @@ _TEXT_TYPE = StoredText()
 _Result = TypeVar("_Result")
 
 
-SettleLease = Callable[[str, Mapping[str, int]], Awaitable[None]]
+SettleLease = Callable[[str, Mapping[str, int], str], Awaitable[None]]
+"""Function that settles a lease with its amounts; the last argument names the dead gateway that held it."""
+ReleaseGateway = Callable[[str], Awaitable[None]]
+"""Function that releases what a dead gateway held besides its leases."""
 """Function that ends a lease and charges the used amounts, as `maitred.core.counters.Counters.settle`."""
 
 
@@ -87,6 +90,7 @@ class UsageLedger:
         self._costs_nusd: Counter[str] = Counter()
         self._writer = BatchWriter(database)
         self._settle_lease: SettleLease | None = None
+        self._release_gateway: ReleaseGateway | None = None
         self._responses: list[tuple[StoredResponse, asyncio.Future[Exception | None]]] = []
         """Responses that wait for the next transaction."""
         self._settlements: dict[str, list[Settle]] = {}
@@ -176,7 +180,13 @@ class UsageLedger:
         await self.flush()
         return await read_rate_usage(self._database, since_s)
 
-    async def replay(self, settle_lease: SettleLease | None = None, surviving: SurvivingWork = NOTHING_SURVIVED) -> int:
+    async def replay(
+        self,
+        settle_lease: SettleLease | None = None,
+        surviving: SurvivingWork = NOTHING_SURVIVED,
+        *,
+        release_gateway: ReleaseGateway | None = None,
+    ) -> int:
         """Writes the journals of dead processes to the database.
 
         This must run before the gateway serves requests, because budgets would otherwise miss that usage.
@@ -185,6 +195,8 @@ class UsageLedger:
             settle_lease: Called for each event with its id (which is the id of its lease) and the amounts that it
                 charged and took, because shared counters may still hold that lease. Later replays call it too.
             surviving: Requests that are still running after the process that began them has died; see `surviving_ids`.
+            release_gateway: Called with the name of each journal whose events are all settled. Later replays call it
+                too.
 
         Returns:
             Number of events that were found; the database may already have some of them.
@@ -194,6 +206,7 @@ class UsageLedger:
                 journals.
         """
         self._settle_lease = settle_lease or self._settle_lease
+        self._release_gateway = release_gateway or self._release_gateway
         event_count = 0
         for folder in journal_folders(self._journal.folder):
             with open_orphan(folder, surviving) as orphan:
@@ -201,23 +214,25 @@ class UsageLedger:
                     continue
                 count = 0
                 for batch in orphan.batches(BATCH_EVENTS):
-                    await self._write_orphaned(batch)
+                    await self._write_orphaned(batch, folder.name)
                     count += len(batch)
                 for start in range(0, len(orphan.unstored), BATCH_EVENTS):
                     batch = orphan.unstored[start : start + BATCH_EVENTS]
                     written = await self._written_ids(batch)
                     orphan.interrupted += len(batch) - len(written)
                     await self._write_orphaned(
-                        [event if event.id in written else interrupted_event(event) for event in batch]
+                        [event if event.id in written else interrupted_event(event) for event in batch], folder.name
                     )
                     count += len(batch)
                 if self._settle_lease is not None:
                     for event in orphan.unanswered:
-                        await self._settle_lease(event.id, {})
+                        await self._settle_lease(event.id, {}, folder.name)
                 for event in orphan.surviving:
                     if event.id not in self.surviving_ids:
                         self._journal.begin(event)
                         self.surviving_ids.add(event.id)
+                if self._release_gateway is not None:
+                    await self._release_gateway(folder.name)
                 orphan.remove()
                 if count:
                     log.warning(
@@ -228,12 +243,12 @@ class UsageLedger:
                 event_count += count
         return event_count
 
-    async def _write_orphaned(self, batch: Sequence[UsageEvent]) -> None:
+    async def _write_orphaned(self, batch: Sequence[UsageEvent], gateway: str) -> None:
         """Writes events of a dead process, and settles the leases of their requests."""
         await _run_to_end(self._writer.write(batch))
         if self._settle_lease is not None:
             for event in batch:
-                await self._settle_lease(event.id, {**event.charges, **event.taken})
+                await self._settle_lease(event.id, {**event.charges, **event.taken}, gateway)
 
     async def _written_ids(self, events: Sequence[UsageEvent]) -> set[str]:
         """Returns the ids of the events that the database has."""

@@ -46,6 +46,7 @@ from maitred.store.usage import UsageQueries
 
 if TYPE_CHECKING:
     from maitred.cache.redis_backend import RedisBackend
+    from maitred.store.counters.redis import RedisCounters
 
 _JOURNAL = "journal"
 _MOST_RECALLED_S = 3600.0
@@ -93,9 +94,12 @@ async def open_stores(
         journal = Journal(folder, durable=config.store.durable_journal)
         ledger = UsageLedger(database, journal, clock)
         stack.push_async_callback(ledger.close)
-        counters = await _counters(config, clock, ledger, stack)
-        # If counters have outlived a dead gateway, the usage in that gateway's journal is settled with them now.
-        await ledger.replay(counters.settle, outlived)
+        counters = await _counters(config, clock, ledger, journal.name, stack)
+        if isinstance(counters, MemoryCounters):
+            await ledger.replay(surviving=outlived)
+        else:
+            # These counters have outlived dead gateways. What their journals say is settled now.
+            await ledger.replay(counters.settle_orphan, outlived, release_gateway=counters.release_gateway)
         await stack.enter_async_context(running(ledger.run(), "usage ledger"))
         claims = ResponseClaims(
             database,
@@ -142,7 +146,9 @@ async def restore_rates(stores: GatewayStores, clock: Clock) -> None:
         stores.counters.restore_buckets(taken.counters, taken.since_s, refill_s)
 
 
-async def _counters(config: Config, clock: Clock, ledger: UsageLedger, stack: AsyncExitStack) -> Counters:
+async def _counters(
+    config: Config, clock: Clock, ledger: UsageLedger, gateway: str, stack: AsyncExitStack
+) -> "MemoryCounters | RedisCounters":
     if config.counters.url is None:
         # The leases are renewed three times before they end; only a pause, or an event loop that is late by as much,
         # makes the gateway miss a renewal.
@@ -151,7 +157,6 @@ async def _counters(config: Config, clock: Clock, ledger: UsageLedger, stack: As
         return MemoryCounters(steady, ledger.spent)
     from maitred.store.counters.redis import RedisCounters
 
-    gateway = new_object_id("gateway")
     return await stack.enter_async_context(RedisCounters(config.counters, clock, gateway, read_spent=ledger.spent))
 
 

@@ -34,19 +34,32 @@ class CountersConfig(Struct, frozen=True, kw_only=True):
             ge=0,
             le=0.5,
             description="Part of each limit, and of what remains of each budget, that every gateway holds in advance, "
-            "to go on with while Redis is away. A limit may be passed by at most this part per gateway; limits smaller "
-            "than its inverse refuse everything while Redis is away.",
+            "to go on with while Redis is away. It counts as taken, so no limit is passed. Limits smaller than the "
+            "inverse of this part refuse everything while Redis is away.",
         ),
     ] = 0.02
     slice_lease_s: Annotated[
         float,
         Meta(
             ge=3,
-            le=600,
-            description="How long the slices of a gateway that vanished are kept from the others.",
+            le=86400,
+            description="How long what a gateway that vanished holds is kept from the others: its slices, and what its "
+            "running requests have reserved. A gateway that cannot reach Redis uses its slices for nine tenths of this "
+            "time (those of limits on what runs at one time for half of that), by its own clock, and then refuses.",
             extra={"unit": "seconds"},
         ),
-    ] = 10.0
+    ] = 300.0
+    absence_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=31 * 86400,
+            description="How long after `slice_lease_s` what a vanished gateway held of *budgets* counts as spent, "
+            "unless it comes back and tells what it spent. A gateway that is cut off for longer can pass budgets by "
+            "what it spent meanwhile.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 86400.0
     answer_timeout_s: Annotated[
         float,
         Meta(

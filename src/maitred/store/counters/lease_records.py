@@ -16,6 +16,9 @@ LATE_SETTLE_S = 60.0
 TOTAL_RETENTION_S = 86400.0
 """Time for which a total is kept after this gateway saw it last; later the database has it."""
 
+Settlement = tuple[str, Mapping[str, int], str | None]
+"""Lease, the amounts that were used, and the dead gateway that held it; None: this gateway."""
+
 
 class LeaseRecord(msgspec.Struct):
     """Lease that this gateway holds."""
@@ -46,7 +49,7 @@ class LeaseRecords:
 
     def __init__(self) -> None:
         self.leases: dict[str, LeaseRecord] = {}
-        self.unsettled: deque[tuple[str, Mapping[str, int]]] = deque()
+        self.unsettled: deque[Settlement] = deque()
         self._totals: dict[str, _Total] = {}
 
     def add(self, reservation: Reservation, output: int, now_s: float, *, reported: bool, from_slice: bool) -> None:

@@ -4,13 +4,21 @@ Each method is one script, which Redis runs as one atomic step by its own clock.
 are exact: concurrent requests cannot exceed them. The amount that remains for one gateway is the unreserved amount,
 minus the *slices* that the other gateways hold in advance (see `slices`).
 
-While Redis cannot be reached, each gateway continues with its slices. **The overshoot is bounded**: all gateways
-together exceed a pool or a budget by at most the sum of their slices, which is ``gateways x slice_share`` of the
-capacity of the pool or of the amount that remained of the budget; they exceed a bucket by the same amount, plus
-``slice_share`` of its rate for the time without Redis. A request adds to this overshoot only if the other gateways
-could not see its reservation, because its gateway had no connection to Redis for longer than its lease, or for longer
-than `recovery_s` while Redis had lost its data; such a request is still charged. A claim that neither Redis nor a slice
-covers raises `StoreUnavailable`.
+While Redis cannot be reached, each gateway continues with its slices. **They overspend nothing**: a slice counts as
+taken in Redis while a gateway holds it. What a gateway holds that Redis does not hear (its slices, and what its running
+requests have reserved) is kept from the others for `slice_lease_s`; the gateway uses its slices for a tenth less, by
+its own clock. What it held of budgets counts as spent for `absence_s` longer, because it may have spent it and cannot
+tell yet. A claim that neither Redis nor a slice covers raises `StoreUnavailable`.
+
+What remains:
+
+- Of a pool, requests of a gateway that is cut off for longer than `slice_lease_s` and that still run then (or half of
+  it, if they began without Redis) are not seen by the others.
+- If Redis loses its data, a gateway that cannot report to it within `recovery_s` may spend what others get again: its
+  slices and its running requests.
+- A gateway that is cut off for longer than `absence_s` may have spent what others get then: its slices, and what its
+  requests had reserved. All this is charged when it comes back.
+- A limit that is lowered during a cut is lower for the gateways that hear of it.
 
 When Redis answers again:
 
@@ -136,17 +144,28 @@ class RedisCounters:
 
         The method never raises: a settlement that Redis does not accept now is repeated later.
         """
+        await self._settle(lease, amounts)
+
+    async def settle_orphan(self, lease: str, amounts: Mapping[str, int], gateway: str) -> None:
+        """Ends a lease of a dead gateway, as `settle`; one that Redis never saw is charged to that gateway's slices."""
+        await self._settle(lease, amounts, gateway)
+
+    async def release_gateway(self, gateway: str) -> None:
+        """Gives the slices of a dead gateway back, after all its leases were settled; if Redis is away, later."""
+        await self._session.release_gateway(gateway)
+
+    async def _settle(self, lease: str, amounts: Mapping[str, int], gateway: str | None = None) -> None:
         session = self._session
         if session.mode is CounterMode.SHARED:
             try:
-                await session.settle([(lease, amounts)])
+                await session.settle([(lease, amounts, gateway)])
                 return
             except LinkLost as error:
                 session.on_link_lost(error)
             except asyncio.CancelledError:
-                session.settle_later(lease, amounts)
+                session.settle_later(lease, amounts, gateway)
                 raise
-        session.settle_later(lease, amounts)
+        session.settle_later(lease, amounts, gateway)
 
     async def renew(self, leases: Sequence[str], lease_s: float) -> None:
         """Extends the leases. Implements `Counters.renew`.

@@ -20,7 +20,7 @@ from maitred.redis.link import LinkLost, RedisLink
 from maitred.store.counters import calls
 from maitred.store.counters.calls import LuaScript, pack_claim
 from maitred.store.counters.config import CountersConfig
-from maitred.store.counters.lease_records import LeaseRecords
+from maitred.store.counters.lease_records import LeaseRecords, Settlement
 from maitred.store.counters.slices import SliceBook
 
 _log = logging.getLogger(__name__)
@@ -28,6 +28,11 @@ _log = logging.getLogger(__name__)
 _SLICE_USE_WINDOW_S = 60.0
 """Time after its last use for which a counter has a slice."""
 _UPKEEP_INTERVAL_S = 1.0
+_SLICE_MARGIN = 0.1
+"""Part of the time for which Redis keeps slices in which they are not used any more.
+
+The clocks of Redis and of this gateway may differ by this much in that time.
+"""
 MAX_PER_CALL = 100
 """Largest number of counters or leases in one call, so that no call blocks Redis for long."""
 
@@ -83,6 +88,7 @@ class RedisSession:
         self._prefix = f"{{{config.namespace}}}"
         self._recent_claims: dict[str, tuple[LimitClaim, float]] = {}
         self._sliced_counters: set[str] = set()
+        self._ended_gateways: list[str] = []
         self._epoch = ""
         self._since_s = clock.wall_s()
         self._changed = asyncio.Event()
@@ -103,7 +109,7 @@ class RedisSession:
         try:
             if self.mode is not CounterMode.AWAY:
                 await self.report_pending()
-                await self.call(calls.RELEASE, {})
+                await self.call(calls.RELEASE, {"ended": [self._gateway_id]})
         except LinkLost as error:
             _log.warning("The shared counters do not answer (%s); what this gateway held there expires.", error)
         finally:
@@ -134,7 +140,14 @@ class RedisSession:
         Raises:
             LinkLost: The script was not executed, or its result is unknown.
         """
-        own = {"epoch": self._epoch, "gateway": self._gateway_id, "offset_s": self._offset_s()}
+        own = {
+            "epoch": self._epoch,
+            "gateway": self._gateway_id,
+            "offset_s": self._offset_s(),
+            "absence_s": self._config.absence_s,
+            # Then Redis has all leases and settlements of this gateway.
+            "told": self.mode is CounterMode.SHARED,
+        }
         reply = await script.run(self._link, self._prefix, {**arguments, **own})
         if reply[0] == "lost":
             raise LinkLost("it lost its data")
@@ -142,14 +155,14 @@ class RedisSession:
             raise LinkLost("it is recovering")
         return reply
 
-    async def settle(self, settlements: Sequence[tuple[str, Mapping[str, int]]]) -> None:
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Settles leases in Redis now.
 
         Raises:
             LinkLost: As for `call`.
         """
         reply = await self.call(calls.SETTLE, {"settlements": settlements})
-        for lease, _ in settlements:
+        for lease, *_ in settlements:
             self.lease_records.leases.pop(lease, None)
         if reply[1]:
             self.lease_records.update_totals({counter: int(charged) for counter, charged in reply[1].items()})
@@ -164,8 +177,9 @@ class RedisSession:
                     claim.capacity, remaining=int(remaining), reset_s=reset_s, used=int(used), reserved=int(reserved)
                 )
             )
-            if self.mode is CounterMode.SHARED and claim.counter in self.slices:
-                self.slices.update(claim, int(slice_amount), now_s)
+            if self.mode is CounterMode.SHARED:
+                # Only `renew_slices` raises a slice: its lower amount may not have reached Redis yet.
+                self.slices.lower(claim.counter, int(slice_amount))
         self.lease_records.observe_states(claims, states, now_s)
         return states
 
@@ -206,8 +220,14 @@ class RedisSession:
             self._link.fail(error)
             self._changed.set()
 
-    def settle_later(self, lease: str, amounts: Mapping[str, int]) -> None:
-        """Queues a settlement until Redis answers; unused amounts of a slice return to it immediately."""
+    def settle_later(self, lease: str, amounts: Mapping[str, int], gateway: str | None = None) -> None:
+        """Queues a settlement until Redis answers; unused amounts of a slice return to it immediately.
+
+        Args:
+            lease: Id of the lease.
+            amounts: Amounts that were used.
+            gateway: Dead gateway that held the lease; None: this gateway.
+        """
         record = self.lease_records.leases.get(lease)
         if record is not None:
             if record.settled:
@@ -216,11 +236,20 @@ class RedisSession:
             if record.from_slice:
                 record.from_slice = False
                 self.slices.settle(record.claims, record.output, amounts, self._clock.monotonic_s())
-        self.lease_records.unsettled.append((lease, dict(amounts)))
+        self.lease_records.unsettled.append((lease, dict(amounts), gateway))
         if self.mode is CounterMode.RECOVERING:
             # When Redis accepts reservations again, budgets are set to the totals of the database, which will soon
             # include this amount.
             self._changed.set()
+
+    async def release_gateway(self, gateway: str) -> None:
+        """Gives the slices of a dead gateway back, when Redis has the settlements that are queued."""
+        self._ended_gateways.append(gateway)
+        if self.mode is CounterMode.SHARED:
+            try:
+                await self.report_pending()
+            except LinkLost as error:
+                self.on_link_lost(error)
 
     # --- upkeep ---------------------------------------------------------------------------------------------------
 
@@ -304,6 +333,10 @@ class RedisSession:
                 await self.settle(settlements)
                 for _ in settlements:
                     lease_records.unsettled.popleft()
+            elif self._ended_gateways:
+                ended = self._ended_gateways[:MAX_PER_CALL]
+                await self.call(calls.RELEASE, {"ended": ended})
+                del self._ended_gateways[: len(ended)]
             else:
                 return
 
@@ -313,12 +346,16 @@ class RedisSession:
         unwanted = list(self._sliced_counters.difference(claim.counter for claim in wanted))
         for start in range(0, max(len(wanted), len(unwanted), 1), MAX_PER_CALL):
             claims, dropped = wanted[start : start + MAX_PER_CALL], unwanted[start : start + MAX_PER_CALL]
+            sent_s = self._clock.monotonic_s()
+            for counter in dropped:  # The reply may be lost, and Redis gives them to others at once.
+                self.slices.drop(counter)
             reply = await self.call(
                 calls.SLICE,
                 {
                     "claims": [
                         pack_claim(claim, last_charged=self.lease_records.last_total(claim.counter)) for claim in claims
                     ],
+                    "holding": [self.slices.held(claim, sent_s) for claim in claims],
                     "unwanted": dropped,
                     "share": self._config.slice_share,
                     "slice_lease_s": self._config.slice_lease_s,
@@ -328,9 +365,9 @@ class RedisSession:
             # Amounts that were granted from the slices in the meantime must not be added to them again
             if self.mode is not CounterMode.SHARED:
                 return
-            for counter in dropped:
-                self.slices.drop(counter)
-                self._sliced_counters.discard(counter)
-            for claim, reading in zip(claims, reply[1], strict=True):
-                self.slices.update(claim, int(reading[4]), now_s)
+            self._sliced_counters.difference_update(dropped)
+            for claim, reading, amount in zip(claims, reply[1], reply[2], strict=True):
+                self.slices.update(claim, min(int(reading[4]), int(amount)), now_s)
                 self._sliced_counters.add(claim.counter)
+            kept_s = (1 - _SLICE_MARGIN) * self._config.slice_lease_s
+            self.slices.keep_until(sent_s + kept_s, sent_s + kept_s / 2)

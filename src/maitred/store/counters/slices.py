@@ -1,12 +1,16 @@
 """Slices of the shared counters, from which one gateway grants alone while Redis does not answer.
 
 While the shared counters answer, a gateway holds a small part of every counter that it uses: a *slice*, which is taken
-from the shared counter in advance. When the shared counters do not answer, only the slices decide on reservations. The
-slice of a rate is refilled at its part of the rate; the amount that a settlement returns goes back into the slice; the
-slice of a budget can be spent only once. All gateways together therefore exceed a limit by at most the sum of their
-slices, and a counter without a slice grants nothing.
+out of the shared counter in advance, and which counts as taken there. When the shared counters do not answer, only the
+slices decide on reservations. The slice of a rate is refilled at its part of the rate, which the shared counter does
+not have meanwhile; the amount that a settlement returns goes back into the slice; the slice of a budget can be spent
+only once. All gateways together therefore stay within a limit, and a counter without a slice grants nothing.
+
+Slices are a lease: the shared counters give them to others some time after they have heard the gateway last, and by its
+own clock the gateway uses them for less time than that.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 from maitred.core.counters import CounterKind, CounterState, LimitClaim, Reservation, ReservationGranted
@@ -16,7 +20,12 @@ UNAVAILABLE_MESSAGE = (
     "The shared counters of this service are away, and what this gateway may give without them is used up. "
     "Try again shortly."
 )
+EXPIRED_MESSAGE = (
+    "The shared counters of this service are away for so long that this gateway may give nothing more without them. "
+    "Try again later."
+)
 RETRY_AFTER_S = 1.0
+RETRY_AFTER_EXPIRY_S = 5.0
 
 
 class _Slice:
@@ -49,6 +58,7 @@ class SliceBook:
     def __init__(self, share: float) -> None:
         self._share = share
         self._slices: dict[str, _Slice] = {}
+        self._ends_s = self._pools_end_s = -math.inf
 
     def __len__(self) -> int:
         return len(self._slices)
@@ -57,12 +67,36 @@ class SliceBook:
         return counter in self._slices
 
     def update(self, claim: LimitClaim, amount: int, now_s: float) -> None:
-        """Sets the amount of a counter that this gateway holds, as the shared counters say; 0 removes it."""
-        if amount <= 0:
+        """Sets the amount of a counter that this gateway holds, as the shared counters say.
+
+        0 removes it, except from a rate, which is refilled.
+        """
+        refill_per_s = claim.refill_per_s * self._share if claim.kind is CounterKind.BUCKET else 0.0
+        if amount <= 0 and not refill_per_s:
             self._slices.pop(claim.counter, None)
             return
-        refill_per_s = claim.refill_per_s * self._share if claim.kind is CounterKind.BUCKET else 0.0
         self._slices[claim.counter] = _Slice(amount, max(amount, claim.capacity * self._share), refill_per_s, now_s)
+
+    def lower(self, counter: str, amount: int) -> None:
+        """Lowers the amount of a counter to what the shared counters have left of it."""
+        held_slice = self._slices.get(counter)
+        if held_slice is None or held_slice.amount <= amount:
+            return
+        held_slice.amount = amount
+        if amount <= 0 and not held_slice.refill_per_s:
+            del self._slices[counter]
+
+    def held(self, claim: LimitClaim, now_s: float) -> int:
+        """Returns the amount of a counter that this gateway holds."""
+        held_slice = self._slices.get(claim.counter)
+        return max(0, math.ceil(held_slice.refill(now_s))) if held_slice is not None else 0
+
+    def keep_until(self, ends_s: float, pools_end_s: float) -> None:
+        """Sets the monotonic times from which on no slice is used, unless the shared counters answer before.
+
+        Slices of pools are used for less time: what is taken from them is used until its request ends.
+        """
+        self._ends_s, self._pools_end_s = ends_s, pools_end_s
 
     def drop(self, counter: str) -> None:
         """Removes the slice of a counter that is not used any more."""
@@ -72,9 +106,14 @@ class SliceBook:
         """Takes the amounts of all claims from the slices, or takes nothing.
 
         Raises:
-            StoreUnavailable: A slice is missing or too small.
+            StoreUnavailable: A slice is missing, too small or kept for too long.
         """
         output = reservation.output
+        if any(
+            claim.counter in self._slices and claim.hard and claim.amount(output) > 0 and now_s >= self._end_s(claim)
+            for claim in reservation.claims
+        ):
+            raise StoreUnavailable(EXPIRED_MESSAGE, retry_after_s=RETRY_AFTER_EXPIRY_S)
         for claim in reservation.claims:
             if not claim.hard or claim.amount(reservation.output) <= 0:
                 continue
@@ -103,7 +142,10 @@ class SliceBook:
 
     def _remaining(self, claim: LimitClaim, now_s: float) -> int:
         held_slice = self._slices.get(claim.counter)
-        return int(held_slice.refill(now_s) // 1) if held_slice is not None else 0
+        return int(held_slice.refill(now_s) // 1) if held_slice is not None and now_s < self._end_s(claim) else 0
+
+    def _end_s(self, claim: LimitClaim) -> float:
+        return self._pools_end_s if claim.kind is CounterKind.POOL else self._ends_s
 
     def _add(self, counter: str, amount: int, now_s: float) -> None:
         held_slice = self._slices.get(counter)

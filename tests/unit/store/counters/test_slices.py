@@ -1,5 +1,7 @@
 """What a gateway may give without the shared counters."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,6 +33,7 @@ def reservation(*claims, output=0, least=None):
 
 def book_of(*claims, amount=100, share=0.1):
     book = SliceBook(share)
+    book.keep_until(math.inf, math.inf)
     for claim in claims:
         book.update(claim, amount, 0.0)
     return book
@@ -74,6 +77,34 @@ def test_rates_refill_at_their_share_up_to_it():
     book.reserve(reservation(bucket(100, refill_per_s=50.0)), 0.0)
     assert book.states([rate], 2.0)[0].remaining == 10
     assert book.states([rate], 1000.0)[0].remaining == 100
+
+
+def test_gives_nothing_once_others_may_have_its_slices():
+    book = book_of(pool(0), budget(0))
+    book.keep_until(20.0, 9.0)
+    assert book.reserve(reservation(pool(10)), 8.9).output == 0
+    book.reserve(reservation(budget(10)), 9.0)
+    with pytest.raises(StoreUnavailable, match="so long"):
+        book.reserve(reservation(budget(10)), 20.0)
+    for now_s in (9.0, 1000.0):
+        with pytest.raises(StoreUnavailable, match="so long") as refusal:
+            book.reserve(reservation(pool(10)), now_s)
+        assert refusal.value.retry_after_s
+        assert book.states([pool(0)], now_s)[0].remaining == 0
+        book.reserve(reservation(budget(5, hard=False)), now_s)
+    assert book.held(pool(0), 9.0) == 90
+    book.keep_until(2000.0, 2000.0)
+    book.reserve(reservation(pool(90)), 1000.0)
+
+
+def test_lowering_raises_nothing():
+    book = book_of(pool(0))
+    for amount, held in ((200, 100), (30, 30), (60, 30), (0, 0)):
+        book.lower("pool", amount)
+        assert book.held(pool(0), 0.0) == held
+    assert "pool" not in book
+    book.lower("other", 5)
+    assert "other" not in book
 
 
 def test_settling_returns_what_was_not_used():

@@ -6,10 +6,16 @@
 --
 --   <prefix>:epoch           {id, opens_s}: what Redis holds is one history since this was written
 --   <prefix>:counter:<name>  the state of one counter
---   <prefix>:lease:<id>      {{counter, kind, amount, refill_per_s, ends_s}, ...}
+--   <prefix>:lease:<id>      {gateway, {{counter, kind, amount, refill_per_s, ends_s}, ...}, missing}
 --   <prefix>:settled:<id>    this lease has ended; a call that arrives late must not begin it again
---   <prefix>:slices:<gateway>  counter -> what this gateway holds of it in advance
+--   <prefix>:slices:<gateway>  counter -> {amount, since_s, share}: what this gateway holds of it in advance
+--   <prefix>:heard           sorted set of gateways by the time at which they renewed their slices last; below 0: a
+--                            gateway is missing, because its slices expired then
 --   <prefix>:ends            sorted set of 'l' .. lease and 's' .. gateway by the time at which they expire
+--
+-- A gateway that is not heard may be dead, or it may be cut off and still spend what it holds. Nobody can tell, so all
+-- that it holds stays taken until its slices expire, by when it spends nothing of them any more. What it may have spent
+-- of budgets until then is not known: that stays taken for `absence_s` longer, unless the gateway comes back and tells.
 
 local prefix = KEYS[1]
 local call = cmsgpack.unpack(ARGV[1])
@@ -22,8 +28,9 @@ local BUCKET_AT_MOST_S = 30 * 86400
 local LATE_S = 86400              -- an expired lease can still be settled
 local SETTLED_KEPT_S = 900
 local RECLAIMED = 100             -- expired leases that one call frees
+local SILENT_S = 3                -- who was not heard for longer may be cut off
 
-local ENDS = prefix .. ':ends'
+local ENDS, HEARD = prefix .. ':ends', prefix .. ':heard'
 
 local function counter_key(name) return prefix .. ':counter:' .. name end
 local function lease_key(lease) return prefix .. ':lease:' .. lease end
@@ -49,7 +56,7 @@ local states, changed = {}, {}
 -- A state as Redis keeps it, by kind; all begin with the kind and what slices hold.
 local function packed(state)
   if state.kind == 'bucket' then
-    return cmsgpack.pack({'bucket', state.held, state.missing, state.at, state.refill})
+    return cmsgpack.pack({'bucket', state.held, state.missing, state.at, state.refill, state.withheld, state.full_at})
   elseif state.kind == 'pool' then
     return cmsgpack.pack({'pool', state.held, state.reserved})
   end
@@ -60,7 +67,8 @@ local function unpacked(raw)
   local kept = cmsgpack.unpack(raw)
   local kind, held = kept[1], kept[2]
   if kind == 'bucket' then
-    return {kind = kind, held = held, missing = kept[3], at = kept[4], refill = kept[5]}
+    return {kind = kind, held = held, missing = kept[3], at = kept[4], refill = kept[5],
+            withheld = kept[6] or 0, full_at = kept[7] or kept[4]}
   elseif kind == 'pool' then
     return {kind = kind, held = held, charged = 0, reserved = kept[3]}
   end
@@ -91,7 +99,7 @@ local function load(name, kind, refill, ends)
   end
   if kind and (not state or state.kind ~= kind) then
     if kind == 'bucket' then
-      state = {kind = kind, held = 0, missing = 0, at = now, refill = 0}
+      state = {kind = kind, held = 0, missing = 0, at = now, refill = 0, withheld = 0, full_at = now}
     else
       state = {kind = kind, held = 0, charged = 0, reserved = 0, seeded = false, ends = 0}
     end
@@ -100,8 +108,10 @@ local function load(name, kind, refill, ends)
   states[name] = state
   if state.kind == 'bucket' then
     if now > state.at then
-      state.missing = math.max(0, state.missing - (now - state.at) * state.refill)
+      -- The part of the rate that slices may be refilled with meanwhile is not here; see `credit`.
+      state.missing = math.max(0, state.missing - (now - state.at) * state.refill * (1 - state.withheld))
       state.at = now
+      if state.missing == 0 then state.full_at = now end
     end
     if refill then state.refill = refill end
   elseif ends then
@@ -117,9 +127,9 @@ local function save()
     local state, key = states[name], counter_key(name)
     local kept_s, idle = nil, false
     if state.kind == 'bucket' then
-      idle = state.missing <= 0 and state.held <= 0
+      idle = state.missing <= 0 and state.held <= 0 and state.withheld <= 0
       kept_s = BUCKET_AT_MOST_S
-      if state.refill > 0 then kept_s = math.min(kept_s, state.missing / state.refill + BUCKET_KEPT_S) end
+      if state.refill > 0 and state.withheld <= 0 then kept_s = math.min(kept_s, state.missing / state.refill + BUCKET_KEPT_S) end
     elseif state.kind == 'pool' then
       idle = state.reserved <= 0 and state.held <= 0
     elseif state.ends > 0 then
@@ -163,68 +173,192 @@ end
 -- --- slices --------------------------------------------------------------------------------------------------------
 
 local own = {}
+local NOTHING = {amount = 0}
+
+local function unpacked_slice(raw)
+  if not raw then return NOTHING end
+  if string.find(raw, '^%d+$') then return {amount = tonumber(raw), since = now, share = 0} end  -- of an earlier release
+  local kept = cmsgpack.unpack(raw)
+  return {amount = kept[1], since = kept[2], share = kept[3]}
+end
+
+local function write_slice(name, slice)
+  own[name] = slice
+  redis.call('HSET', slices_key(call.gateway), name, cmsgpack.pack({slice.amount, slice.since, slice.share}))
+end
 
 -- Reads what the caller holds of many counters at once; rows have the name first.
 local function fetch_slices(rows)
   if #rows == 0 then return end
   local names = {}
   for i, row in ipairs(rows) do names[i] = row[1] end
-  for i, amount in ipairs(redis.call('HMGET', slices_key(call.gateway), unpack(names))) do
-    own[names[i]] = tonumber(amount or '0')
+  for i, raw in ipairs(redis.call('HMGET', slices_key(call.gateway), unpack(names))) do
+    own[names[i]] = unpacked_slice(raw)
   end
 end
 
 -- What the caller holds of a counter in advance: room for the caller, and for nobody else.
 local function own_slice(name)
-  if not own[name] then own[name] = tonumber(redis.call('HGET', slices_key(call.gateway), name) or '0') end
+  if not own[name] then fetch_slices({{name}}) end
   return own[name]
 end
 
-local function set_slice(name, state, amount)
-  state.held = math.max(0, state.held + amount - own_slice(name))
-  own[name] = amount
-  if amount > 0 then
-    redis.call('HSET', slices_key(call.gateway), name, string.format('%.0f', amount))
-  else
-    redis.call('HDEL', slices_key(call.gateway), name)
+-- What the caller's slice of a rate could have been refilled with since the caller was heard. The caller has not used
+-- it, or has told what it used: so it is room for the caller.
+local function credit(name, state)
+  local slice = own_slice(name)
+  if state.kind ~= 'bucket' or not call.told or not slice.since then return 0 end
+  return math.max(0, now - math.max(slice.since, state.full_at)) * state.refill * slice.share
+end
+
+-- Gives the refill that slices withheld until now back to a rate.
+local function refill_withheld(name, state)
+  if state.kind ~= 'bucket' then return end
+  state.missing = math.max(0, state.missing - credit(name, state))
+  if state.missing == 0 then state.full_at = now end
+end
+
+local function release_slice(state, slice)
+  state.held = math.max(0, state.held - slice.amount)
+  if state.kind == 'bucket' then
+    state.withheld = state.withheld - slice.share
+    if state.withheld < 1e-9 then state.withheld = 0 end
   end
+end
+
+-- Lowers what the caller holds to what a reservation leaves of it.
+local function lower_slice(name, state, amount)
+  local slice = own_slice(name)
+  state.held = math.max(0, state.held + amount - slice.amount)
+  write_slice(name, {amount = amount, since = slice.since, share = slice.share})
   touch(name)
 end
 
-local function release_slices(gateway)
+local function drop_slice(name)
+  local state, slice = load(name), own_slice(name)
+  if state and slice.since then
+    refill_withheld(name, state)
+    release_slice(state, slice)
+    touch(name)
+  end
+  own[name] = NOTHING
+  redis.call('HDEL', slices_key(call.gateway), name)
+end
+
+local function take_slice(name, state, amount, share)
+  local slice = own_slice(name)
+  refill_withheld(name, state)
+  if slice.since then release_slice(state, slice) end
+  state.held = state.held + amount
+  if state.kind == 'bucket' then state.withheld = state.withheld + share end
+  write_slice(name, {amount = amount, since = now, share = share})
+  touch(name)
+end
+
+-- Ends the slices of a gateway; `missing`: those of budgets stay taken, because it may have spent them.
+local function release_slices(gateway, missing)
   local slices = redis.call('HGETALL', slices_key(gateway))
   for i = 1, #slices, 2 do
-    local state = load(slices[i])
-    if state then
-      state.held = math.max(0, state.held - tonumber(slices[i + 1]))
-      touch(slices[i])
+    local name, slice = slices[i], unpacked_slice(slices[i + 1])
+    local state = load(name)
+    if state and call.told and gateway == call.gateway then refill_withheld(name, state) end
+    if not (state and missing and state.kind == 'budget') then
+      if state then
+        release_slice(state, slice)
+        -- What it may have taken of a rate comes back as everything does there: with time.
+        if missing and state.kind == 'bucket' then state.missing = state.missing + slice.amount end
+        touch(name)
+      end
+      redis.call('HDEL', slices_key(gateway), name)
+      if gateway == call.gateway then own[name] = NOTHING end
     end
   end
-  redis.call('DEL', slices_key(gateway))
-  redis.call('ZREM', ENDS, 's' .. gateway)
+  if missing then
+    redis.call('ZADD', HEARD, -now, gateway)
+    redis.call('ZADD', ENDS, now + call.absence_s, 's' .. gateway)
+  else
+    redis.call('DEL', slices_key(gateway))
+    redis.call('ZREM', HEARD, gateway)
+    redis.call('ZREM', ENDS, 's' .. gateway)
+  end
 end
 
 -- --- leases --------------------------------------------------------------------------------------------------------
+
+local function write_lease(id, gateway, entries, missing, ...)
+  redis.call('SET', lease_key(id), cmsgpack.pack({gateway, entries, missing or false}), ...)
+end
+
+-- The gateway of a lease, its entries, and whether only its budgets are still taken; nil when nobody knows it.
+local function read_lease(id)
+  local raw = redis.call('GET', lease_key(id))
+  if not raw then return nil end
+  local kept = cmsgpack.unpack(raw)
+  if type(kept[1]) ~= 'string' then return '', kept, false end  -- of an earlier release
+  return kept[1], kept[2], kept[3]
+end
+
+local function free_entries(entries, but_budgets)
+  fetch(entries)
+  for _, entry in ipairs(entries) do
+    if not (but_budgets and entry[2] == 'budget') then
+      give_back(load(entry[1], entry[2], entry[4], entry[5]), entry[3])
+      touch(entry[1])
+    end
+  end
+end
+
+-- Takes again what was given back when the gateway of a lease was missed.
+local function revive(id, gateway, entries)
+  for _, entry in ipairs(entries) do
+    if entry[2] ~= 'budget' then
+      take(load(entry[1], entry[2], entry[4], entry[5]), entry[3])
+      touch(entry[1])
+    end
+  end
+  write_lease(id, gateway, entries)
+end
+
+-- A lease has expired: it is freed, unless its gateway may be cut off and still spend it.
+local function end_lease(id)
+  local gateway, entries, missing = read_lease(id)
+  if not gateway then redis.call('ZREM', ENDS, 'l' .. id) return end
+  local score = not missing and not (call.told and gateway == call.gateway) and redis.call('ZSCORE', HEARD, gateway)
+  local heard = score and tonumber(score)
+  if heard and heard >= 0 and now - heard > SILENT_S then
+    local ends = redis.call('ZSCORE', ENDS, 's' .. gateway)
+    if false then
+      redis.call('ZADD', ENDS, ends, 'l' .. id)
+      return
+    end
+  end
+  if heard and (heard < 0 or now - heard > SILENT_S) then
+    free_entries(entries, true)
+    write_lease(id, gateway, entries, true)
+    redis.call('ZADD', ENDS, now + call.absence_s, 'l' .. id)
+    return
+  end
+  if missing then
+    for _, entry in ipairs(entries) do
+      if entry[2] == 'budget' then free_entries({entry}) end
+    end
+  else
+    free_entries(entries)
+  end
+  redis.call('PEXPIRE', lease_key(id), milliseconds(LATE_S))
+  redis.call('ZREM', ENDS, 'l' .. id)
+end
 
 -- Frees what has expired, oldest first; true when there may be more.
 local function reclaim(most)
   local ended = redis.call('ZRANGEBYSCORE', ENDS, '-inf', now, 'LIMIT', 0, most)
   for _, member in ipairs(ended) do
     local id = string.sub(member, 2)
-    if string.sub(member, 1, 1) == 's' then
-      release_slices(id)
+    if string.sub(member, 1, 1) == 'l' then
+      end_lease(id)
     else
-      local raw = redis.call('GET', lease_key(id))
-      if raw then
-        local entries = cmsgpack.unpack(raw)
-        fetch(entries)
-        for _, entry in ipairs(entries) do
-          give_back(load(entry[1], entry[2], entry[4], entry[5]), entry[3])
-          touch(entry[1])
-        end
-        redis.call('PEXPIRE', lease_key(id), milliseconds(LATE_S))
-      end
-      redis.call('ZREM', ENDS, member)
+      local heard = tonumber(redis.call('ZSCORE', HEARD, id) or '-1')
+      release_slices(id, heard >= 0 and not (call.told and id == call.gateway))
     end
   end
   return #ended == most
@@ -262,7 +396,9 @@ end
 -- What the caller could take now.
 local function room(claim)
   local state = states[claim[1]]
-  return claim[3] - taken(state) - state.held + own_slice(claim[1])
+  local used = taken(state)
+  if state.kind == 'bucket' then used = math.max(0, used - credit(claim[1], state)) end
+  return claim[3] - used - state.held + own_slice(claim[1]).amount
 end
 
 -- {remaining, reset_s, used, reserved, slice} of each claim.
@@ -280,7 +416,7 @@ local function readings(claims)
       used, reserved = state.charged, state.reserved
       if claim[8] > 0 then reset_s = math.max(0, claim[8] - now) end
     end
-    out[i] = {remaining, reset_s, used, reserved, own_slice(claim[1])}
+    out[i] = {remaining, reset_s, used, reserved, own_slice(claim[1]).amount}
   end
   return out
 end

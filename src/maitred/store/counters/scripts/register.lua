@@ -13,17 +13,20 @@ for _, lease in ipairs(call.leases) do
   local id, left_s, entries = lease[1], lease[2], lease[3]
   if redis.call('EXISTS', settled_key(id)) == 0 then
     local held = redis.call('ZSCORE', ENDS, 'l' .. id)
-    if left_s > 0 and not held then
-      for _, entry in ipairs(entries) do
-        take(load(entry[1], entry[2], entry[4], entry[5]), entry[3])
-        touch(entry[1])
-      end
-    end
     if left_s > 0 then
-      if not held then redis.call('SET', lease_key(id), cmsgpack.pack(entries)) end
+      if held then
+        local gateway, kept, missing = read_lease(id)
+        if missing then revive(id, gateway, kept) end
+      else
+        for _, entry in ipairs(entries) do
+          take(load(entry[1], entry[2], entry[4], entry[5]), entry[3])
+          touch(entry[1])
+        end
+        write_lease(id, call.gateway, entries)
+      end
       redis.call('ZADD', ENDS, now + left_s, 'l' .. id)
     elseif not held then
-      redis.call('SET', lease_key(id), cmsgpack.pack(entries), 'NX', 'PX', milliseconds(LATE_S))
+      write_lease(id, call.gateway, entries, false, 'NX', 'PX', milliseconds(LATE_S))
     end
   end
 end

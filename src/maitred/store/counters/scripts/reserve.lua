@@ -19,7 +19,7 @@ local function outlook(claim, amount)
   if amount > claim[3] then return NEVER, -1 end
   if state.kind == 'bucket' then
     if state.refill <= 0 then return NEVER, -1 end
-    if amount > claim[3] - state.held + own_slice(claim[1]) then return NOBODY_KNOWS, -1 end
+    if amount > claim[3] - state.held + own_slice(claim[1]).amount then return NOBODY_KNOWS, -1 end
     return WAIT, (amount - room(claim)) / state.refill
   elseif state.kind == 'budget' and state.charged + amount > claim[3] then
     if claim[8] <= 0 then return NEVER, -1 end
@@ -71,11 +71,11 @@ for i, claim in ipairs(call.claims) do
   take(state, amount)
   touch(name)
   -- What does not fit beside the caller's slice comes out of it.
-  local over, slice = math.ceil(taken(state) + state.held - claim[3]), own_slice(name)
-  if over > 0 and slice > 0 then set_slice(name, state, math.max(0, slice - over)) end
+  local over, slice = math.ceil(taken(state) + state.held - claim[3]), own_slice(name).amount
+  if over > 0 and slice > 0 then lower_slice(name, state, math.max(0, slice - over)) end
   entries[i] = {name, claim[2], amount, claim[7], claim[8]}
 end
-redis.call('SET', lease_key(call.lease), cmsgpack.pack(entries))
+write_lease(call.lease, call.gateway, entries)
 redis.call('ZADD', ENDS, now + call.lease_s, 'l' .. call.lease)
 local answer = cmsgpack.pack({'granted', output, readings(call.claims)})
 save()

@@ -1,25 +1,29 @@
 -- Renews the caller's slices: of each claim as much as `share` says, as far as there is room, and nothing of what it
--- wants no more. Returns {'sliced', readings}.
+-- wants no more. Returns {'sliced', readings, wanted}.
+--
+-- The reply may be lost, and the caller then goes on with what it had. So a slice is never less here than the caller
+-- says that it holds (`holding`, in the order of the claims): it takes `wanted`, and says so next time.
 local refusal = barred(true)
 if refusal then return refusal end
 reclaim(RECLAIMED)
 
-for _, name in ipairs(call.unwanted) do
-  local state = load(name)
-  if state then set_slice(name, state, 0) else redis.call('HDEL', slices_key(call.gateway), name) end
-end
+for _, name in ipairs(call.unwanted) do drop_slice(name) end
 local unknown = {}
 for _, name in ipairs(prepare(call.claims)) do unknown[name] = true end
-for _, claim in ipairs(call.claims) do
+local all_wanted = {}
+for i, claim in ipairs(call.claims) do
   local name = claim[1]
+  local state = states[name]
   local free = math.max(0, math.floor(room(claim)))
   -- Of a budget a share of what remains: so the slices become nothing as it runs out.
   local wanted = math.floor(call.share * (claim[2] == 'budget' and free or claim[3]))
   if unknown[name] then wanted = 0 end
   wanted = math.min(wanted, free)
-  if wanted ~= own_slice(name) then set_slice(name, states[name], wanted) end
+  all_wanted[i] = wanted
+  take_slice(name, state, math.max(wanted, math.min(own_slice(name).amount, call.holding[i])), call.share)
 end
 redis.call('ZADD', ENDS, now + call.slice_lease_s, 's' .. call.gateway)
-local answer = cmsgpack.pack({'sliced', readings(call.claims)})
+redis.call('ZADD', HEARD, now, call.gateway)
+local answer = cmsgpack.pack({'sliced', readings(call.claims), all_wanted})
 save()
 return answer

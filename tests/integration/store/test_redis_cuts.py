@@ -1,0 +1,291 @@
+"""Gateways are cut off from Redis, heal, crash and restart at any time: all of them together stay within every limit.
+
+The machine has the true time and a list of what was admitted; it knows nothing of slices, leases or reports. Each
+gateway has a clock that runs a little too fast or too slow. A gateway that is not cut off does its upkeep and renews
+its leases as it does in service, and one that is cut off tries to.
+"""
+
+import asyncio
+from uuid import uuid4
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from maitred.core.counters import CounterKind, LimitClaim, Reservation, ReservationGranted
+from maitred.core.errors import StoreUnavailable
+from maitred.redis.link import LinkLost
+from maitred.store.counters.config import CountersConfig
+from maitred.store.counters.redis import RedisCounters
+from maitred.store.counters.session import CounterMode
+from tests.support.servers.redis_server import redis_server
+
+BUDGET, POOL, RATE = 3000, 400, 900
+REFILL_PER_S = 2.0
+SHARE = 0.1
+LEASE_S = 30.0
+SLICE_LEASE_S = 60.0
+LONGEST_REQUEST_S = 0.4 * SLICE_LEASE_S
+STEP_S = 9.0
+DRIFT = 0.04
+WALL_S = 1.7e9
+
+
+@pytest.fixture(scope="module")
+def server():
+    with redis_server() as server:
+        yield server
+
+
+class Time:
+    """Clock of one gateway, `pace` times as fast as the true time."""
+
+    def __init__(self, machine, pace):
+        self.machine, self.pace = machine, pace
+
+    def monotonic_s(self):
+        return 1000.0 + self.machine.now_s * self.pace
+
+    def wall_s(self):
+        return WALL_S + self.machine.now_s
+
+
+class Gateway:
+    """One gateway, its link to Redis, and its journal."""
+
+    def __init__(self, machine, pace):
+        self.id = uuid4().hex
+        self.machine = machine
+        config = CountersConfig(
+            url=machine.server.url,
+            namespace=machine.namespace,
+            slice_share=SHARE,
+            slice_lease_s=SLICE_LEASE_S,
+            recovery_s=0.0,
+            answer_timeout_s=10.0,
+            absence_s=1e9,
+        )
+
+        async def nothing_spent(counters):
+            return {}
+
+        self.counters = RedisCounters(
+            config, Time(machine, pace), self.id, read_spent=nothing_spent, offset_s=lambda: machine.now_s
+        )
+        self.session = self.counters._session
+        self.link = self.session._link
+        self.open, self.send = self.link.open, self.link.send
+        self.is_cut, self.lost_replies = False, 0
+        self.link.open, self.link.send = self.open_if_whole, self.send_if_whole
+        self.running = {}  # lease -> (claims, output, when it began)
+        self.journal = {}  # lease -> what it used
+
+    async def open_if_whole(self):
+        if self.is_cut:
+            raise LinkLost("no route")
+        await self.open()
+
+    async def send_if_whole(self, *commands):
+        if self.is_cut:
+            raise LinkLost("no route")
+        replies = await self.send(*commands)
+        if self.lost_replies:
+            self.lost_replies -= 1
+            raise LinkLost("the reply was lost")
+        return replies
+
+    async def start(self):
+        await self.session.start()
+        await self.session._stop_upkeep()
+
+    async def upkeep(self):
+        try:
+            if self.session.mode is CounterMode.SHARED:
+                await self.session.report_pending()
+                await self.session.renew_slices()
+            else:
+                await self.session._recover()
+        except LinkLost as error:
+            self.session.on_link_lost(error)
+        self.session._expire()
+
+
+def claims_of(amount, clamps):
+    return [
+        LimitClaim("budget", CounterKind.BUDGET, BUDGET, amount, per_output=2, clamps=clamps),
+        LimitClaim("pool", CounterKind.POOL, POOL, amount // 4, per_output=1, clamps=clamps),
+        LimitClaim("rate", CounterKind.BUCKET, RATE, amount, refill_per_s=REFILL_PER_S),
+    ]
+
+
+class Cuts(RuleBasedStateMachine):
+    """Random spends, cuts, lost replies, crashes and times."""
+
+    server = None
+
+    @initialize(paces=st.lists(st.sampled_from([1 - DRIFT, 1.0, 1 + DRIFT]), min_size=2, max_size=3))
+    def begin(self, paces):
+        self.runner = asyncio.Runner()
+        self.namespace = uuid4().hex
+        self.now_s = 0.0
+        self.charged = 0
+        self.refusals = []
+        self.missing, self.missing_at_s = 0.0, 0.0
+        self.gateways = []
+        for pace in paces:
+            self.add(pace)
+
+    def add(self, pace):
+        gateway = Gateway(self, pace)
+        self.runner.run(gateway.start())
+        self.gateways.append(gateway)
+        return gateway
+
+    @rule(
+        n=st.integers(0, 2),
+        which=st.sets(st.integers(0, 2), min_size=1),
+        amount=st.sampled_from([0, 3, 20, 80]),
+        output=st.sampled_from([0, 30, 200]),
+        clamps=st.booleans(),
+        count=st.sampled_from([1, 1, 4]),
+    )
+    def spend(self, n, which, amount, output, clamps, count):
+        gateway = self.gateways[n % len(self.gateways)]
+        claims = [claim for number, claim in enumerate(claims_of(amount, clamps)) if number in which]
+        for _ in range(count):
+            self.ask(gateway, claims, output)
+
+    @rule(ns=st.lists(st.integers(0, 2), min_size=1, max_size=3), which=st.integers(0, 2), settles=st.booleans())
+    def take_all(self, ns, which, settles):
+        """Takes all that each of the gateways gives of one counter."""
+        for n in ns:
+            gateway, amount = self.gateways[n % len(self.gateways)], 1024
+            while amount:
+                claim = claims_of(amount if which != 1 else 4 * amount, clamps=False)[which]
+                lease = self.ask(gateway, [claim], 0)
+                if lease is None:
+                    amount //= 4
+                elif settles and which != 1:  # Of the pool it would come back for ever.
+                    self.end(gateway, lease, 1.0)
+
+    def ask(self, gateway, claims, output):
+        """Reserves; returns the lease if it was granted."""
+        lease = uuid4().hex
+        asked = Reservation(lease, claims, output, min(output, 1), LEASE_S)
+        try:
+            answer = self.runner.run(gateway.counters.reserve(asked))
+        except StoreUnavailable as refusal:
+            self.refusals.append(refusal.retry_after_s)
+            return None
+        if not isinstance(answer, ReservationGranted):
+            return None
+        gateway.running[lease] = claims, answer.output, self.now_s
+        for claim in claims:
+            if claim.kind is CounterKind.BUCKET:
+                self.refill()
+                self.missing += claim.amount(answer.output)
+        return lease
+
+    def refill(self):
+        self.missing = max(0.0, self.missing - (self.now_s - self.missing_at_s) * REFILL_PER_S)
+        self.missing_at_s = self.now_s
+
+    def end(self, gateway, lease, part):
+        claims, output, _ = gateway.running.pop(lease)
+        used = {c.counter: c.amount(output) for c in claims}
+        if "budget" in used:
+            used["budget"] = int(used["budget"] * part)
+            self.charged += used["budget"]
+        used.pop("pool", None)
+        gateway.journal[lease] = used
+        self.runner.run(gateway.counters.settle(lease, used))
+
+    @rule(n=st.integers(0, 2), which=st.integers(0, 9), part=st.sampled_from([0.0, 0.5, 1.0]))
+    def settle(self, n, which, part):
+        gateway = self.gateways[n % len(self.gateways)]
+        if gateway.running:
+            self.end(gateway, list(gateway.running)[which % len(gateway.running)], part)
+
+    @rule(seconds=st.sampled_from([0.5, 1.0, 8.0, 30.0, 70.0]))
+    def wait(self, seconds):
+        until_s = self.now_s + seconds
+        while self.now_s < until_s:
+            self.now_s = min(self.now_s + STEP_S, until_s)
+            for gateway in self.gateways:
+                for lease, (_, _, began_s) in list(gateway.running.items()):
+                    if self.now_s - began_s >= LONGEST_REQUEST_S - STEP_S:
+                        self.end(gateway, lease, 1.0)
+                self.runner.run(gateway.counters.renew(list(gateway.running), LEASE_S))
+                self.runner.run(gateway.upkeep())
+
+    @rule(n=st.integers(0, 2))
+    def cut(self, n):
+        self.gateways[n % len(self.gateways)].is_cut = True
+
+    @rule(n=st.integers(0, 2))
+    def heal(self, n):
+        gateway = self.gateways[n % len(self.gateways)]
+        gateway.is_cut = False
+        self.runner.run(gateway.upkeep())
+
+    @rule(n=st.integers(0, 2), replies=st.integers(1, 3))
+    def lose_replies(self, n, replies):
+        self.gateways[n % len(self.gateways)].lost_replies = replies
+
+    @rule(n=st.integers(0, 2))
+    def upkeep(self, n):
+        self.runner.run(self.gateways[n % len(self.gateways)].upkeep())
+
+    @rule(n=st.integers(0, 2), adopted=st.booleans())
+    def crash(self, n, adopted):
+        dead = self.gateways.pop(n % len(self.gateways))
+        self.runner.run(dead.link.close())
+        restarted = self.add(1.0)
+        restarted.is_cut = dead.is_cut
+        if adopted:
+            for lease, (claims, output, _) in dead.running.items():  # What fails costs nothing, but counts in rates.
+                dead.journal[lease] = {c.counter: c.amount(output) for c in claims if c.kind is CounterKind.BUCKET}
+            for lease, used in dead.journal.items():
+                self.runner.run(restarted.counters.settle_orphan(lease, used, dead.id))
+            self.runner.run(restarted.counters.release_gateway(dead.id))
+
+    @invariant()
+    def stays_within_every_limit(self):
+        if not hasattr(self, "gateways"):
+            return
+        reserved = {"budget": 0, "pool": 0, "rate": 0}
+        for gateway in self.gateways:
+            for claims, output, _ in gateway.running.values():
+                for claim in claims:
+                    reserved[claim.counter] += claim.amount(output)
+        assert all(self.refusals), "each says when to come back"
+        assert self.charged + reserved["budget"] <= BUDGET
+        assert reserved["pool"] <= POOL
+        self.refill()
+        # Clocks that run too fast refill slices too fast; and whole tokens are rounded once per gateway.
+        assert self.missing <= RATE + 3 + DRIFT * SHARE * REFILL_PER_S * 3 * self.now_s
+
+    def teardown(self):
+        if hasattr(self, "runner"):
+            for gateway in self.gateways:
+                self.runner.run(gateway.link.close())
+            self.runner.close()
+
+
+def test_no_cut_and_no_crash_passes_a_limit(server):
+    class OnServer(Cuts):
+        pass
+
+    OnServer.server = server
+    run_state_machine_as_test(
+        OnServer,
+        settings=settings(
+            max_examples=80,
+            database=None,
+            phases=[Phase.generate, Phase.shrink],
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
