@@ -1,0 +1,1 @@
+"""Reading of GGUF files, the format of llama.cpp: metadata, tokenizer and weights in one file."""
