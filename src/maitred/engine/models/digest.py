@@ -15,7 +15,9 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from maitred.core.errors import ConfigInvalid
 from maitred.core.request import ModelFingerprint
+from maitred.engine.gguf.file import GGUFHeader
 
 SLICES = 16
 SLICE_BYTES = 4096
@@ -66,9 +68,14 @@ def content_digest(folder: Path) -> str:
     return _short(hashed) if stamps else ""
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """Returns the files with weights: the safetensors files of a folder, or, if it has none, its GGUF files."""
+    return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.gguf"))
+
+
 def weights_stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
     """Returns name, size and modification time of all files with weights."""
-    files = [(path.name, path.stat()) for path in sorted(folder.glob("*.safetensors"))]
+    files = [(path.name, path.stat()) for path in weight_files(folder)]
     return tuple((name, status.st_size, status.st_mtime_ns) for name, status in files)
 
 
@@ -95,7 +102,7 @@ class WeightsCheck:
             )
 
     def _read(self) -> list[tuple[str, int, int, int]]:
-        files = [(path.name, path.stat()) for path in sorted(self._folder.glob("*.safetensors"))]
+        files = [(path.name, path.stat()) for path in weight_files(self._folder)]
         return [(name, status.st_ino, status.st_size, status.st_ctime_ns) for name, status in files]
 
 
@@ -126,7 +133,7 @@ def _of_weights(files: tuple[Path, ...], stamps: tuple[tuple[str, int, int], ...
     tensors: dict[str, bytes] = {}
     for path in files:
         with path.open("rb") as file:
-            tensors |= _tensors_in(file, path.name)
+            tensors |= _gguf_tensors(file, path) if path.suffix == ".gguf" else _tensors_in(file, path.name)
     hashed = hashlib.sha256()
     for name in sorted(tensors):
         hashed.update(name.encode() + b"\0" + tensors[name])
@@ -146,15 +153,31 @@ def _tensors_in(file: BinaryIO, name: str) -> dict[str, bytes]:
         return {f"\0{name}": str(size).encode()}
 
 
+def _gguf_tensors(file: BinaryIO, path: Path) -> dict[str, bytes]:
+    """Returns the same of a GGUF file."""
+    try:
+        entries = GGUFHeader.read(path).tensors
+    except ConfigInvalid:
+        return {f"\0{path.name}": str(file.seek(0, 2)).encode()}
+    return {
+        name: _of_slices(file, f"{entry.format.name}{list(entry.shape)}", entry.offset, entry.bytes)
+        for name, entry in entries.items()
+    }
+
+
 def _of_tensor(file: BinaryIO, entry: dict[str, Any], begin: int) -> bytes:
     first, last = entry["data_offsets"]
-    hashed = hashlib.sha256(f"{entry['dtype']}{entry['shape']}".encode())
-    length = last - first
+    return _of_slices(file, f"{entry['dtype']}{entry['shape']}", begin + first, last - first)
+
+
+def _of_slices(file: BinaryIO, form: str, first: int, length: int) -> bytes:
+    """Hashes the form of a tensor and slices of its bytes, of which the first is at an offset of the file."""
+    hashed = hashlib.sha256(form.encode())
     if length <= SLICES * SLICE_BYTES:
         places = [(0, length)]
     else:
         places = [(piece * (length - SLICE_BYTES) // (SLICES - 1), SLICE_BYTES) for piece in range(SLICES)]
     for place, size in places:
-        file.seek(begin + first + place)
+        file.seek(first + place)
         hashed.update(file.read(size))
     return hashed.digest()

@@ -1,4 +1,4 @@
-"""Weights of a decoder, read from safetensors files and converted to the form of the computation.
+"""Weights of a decoder, read from safetensors or GGUF files and converted to the form of the computation.
 
 Queries, keys and values are fused into one matrix, and so are the gate and the up projection: fewer and larger matrix
 products. Files are mapped, not read, and each tensor is dropped once it is converted, so loading peaks little above
@@ -22,8 +22,10 @@ from torch import Tensor
 
 from maitred.core.errors import ConfigInvalid
 from maitred.engine.config import Quantization
+from maitred.engine.gguf.tensors import GGUFTensors
 from maitred.engine.kernels.linear import Linear, Unchanged, make_head, make_linear
 from maitred.engine.models.config import ModelConfig
+from maitred.engine.models.digest import weight_files
 from maitred.engine.weights_cache.cached import load_cached
 from maitred.engine.weights_cache.config import WeightsCacheConfig
 
@@ -138,7 +140,7 @@ def keep_weights(
 
 
 class Checkpoint:
-    """Open safetensors files of a folder: ``model.safetensors``, or the shards that an index lists.
+    """Open files of a folder with weights: ``model.safetensors``, the shards that an index lists, or GGUF files.
 
     Args:
         folder: Folder of the checkpoint.
@@ -217,7 +219,9 @@ class Checkpoint:
 
 
 def _open(path: Path) -> Any:  # noqa: ANN401 - the library's handle has no type
-    """Opens one safetensors file; raises ConfigInvalid, with its name, if it is cut, empty or something else."""
+    """Opens one file with tensors; raises ConfigInvalid, with its name, if it is cut, empty or something else."""
+    if path.suffix == ".gguf":
+        return GGUFTensors(path)
     try:
         opened = safe_open(path, framework="pt")
         with path.open("rb") as file:
@@ -255,11 +259,13 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
             if absent := sorted({path.name for path in file_of.values() if not path.is_file()}):
                 raise ConfigInvalid(f"{folder} lacks the weight files {', '.join(absent)}, which its index lists.")
             return file_of
+        if files := [path for path in weight_files(folder) if path.suffix == ".gguf"]:
+            return {name: path for path in files for name in GGUFTensors(path).names}
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as fault:
         raise ConfigInvalid(f"{index} cannot be read: {fault}. Fetch it again.") from fault
     raise ConfigInvalid(
-        f"{folder} has neither model.safetensors nor model.safetensors.index.json. maitred reads safetensors only; "
-        "save other formats again with `save_pretrained(..., safe_serialization=True)`."
+        f"{folder} has neither model.safetensors nor model.safetensors.index.json nor a .gguf file. maitred reads "
+        "safetensors and GGUF only; save other formats again with `save_pretrained(..., safe_serialization=True)`."
     )
 
 

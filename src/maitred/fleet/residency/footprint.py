@@ -13,7 +13,9 @@ from msgspec.structs import replace
 
 from maitred.core.replica import ModelCard
 from maitred.engine.config import EngineConfig
+from maitred.engine.gguf.file import count_numbers
 from maitred.engine.models.config import ModelConfig
+from maitred.engine.models.digest import weight_files
 
 PROCESS_BYTES = 360 << 20
 """Memory of an engine process without weights and KV cache.
@@ -84,10 +86,12 @@ def estimate_footprint(folder: Path, engine: EngineConfig, budget_bytes: int) ->
     # `auto` is bf16 on a GPU and fp32 on a CPU; the device is not known here, so the larger one counts.
     item_bytes = _ITEM_BYTES.get(engine.dtype, 4)
     weight_bytes = _WEIGHT_BYTES.get(engine.quantization, item_bytes)
-    stored_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    files = weight_files(folder)
+    stored_bytes = sum(file.stat().st_size for file in files)
     stored_item_bytes = _STORED_BYTES.get(model.stored_dtype, 4)
     embedding_bytes = model.vocab_size * model.hidden_size * stored_item_bytes
-    weights_bytes = int(stored_bytes // stored_item_bytes * weight_bytes) + embedding_bytes
+    weights = sum(map(count_numbers, files)) or stored_bytes // stored_item_bytes
+    weights_bytes = int(weights * weight_bytes) + embedding_bytes
     if weight_bytes == _ITEM_BYTES["fp32"] and model.vocab_size * model.hidden_size >= _SCREENED_HEAD_WEIGHTS:
         weights_bytes += model.vocab_size * model.hidden_size
     head_bytes = model.head_dim * _ITEM_BYTES.get(engine.kv_dtype, item_bytes)

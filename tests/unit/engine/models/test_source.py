@@ -65,7 +65,7 @@ def test_folder_without_a_model(tmp_path):
 def test_what_is_not_in_the_cache_is_fetched_into_it(tmp_path):
     asked = []
 
-    def download(name, revision, cache):
+    def download(name, revision, cache, files):
         asked.append((name, revision, cache))
         return snapshot(cache, name)
 
@@ -77,7 +77,7 @@ def test_what_is_not_in_the_cache_is_fetched_into_it(tmp_path):
 
 
 def test_a_hub_that_does_not_answer_is_named_as_the_reason(tmp_path):
-    def download(name, revision, cache):
+    def download(name, revision, cache, files):
         raise ConnectionError("no route to the hub.\nmany more lines")
 
     with pytest.raises(ConfigInvalid, match=r"did not give it: no route to the hub\. Check .* /path/to/folder"):

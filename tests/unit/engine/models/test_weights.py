@@ -118,7 +118,7 @@ def test_missing_files(tmp_path):
     with pytest.raises(ConfigInvalid, match=f"lacks the weight files {shard.name}"):
         load(tmp_path)
     (tmp_path / "model.safetensors.index.json").unlink()
-    with pytest.raises(ConfigInvalid, match="safetensors only"):
+    with pytest.raises(ConfigInvalid, match="safetensors and GGUF only"):
         load(tmp_path)
 
 

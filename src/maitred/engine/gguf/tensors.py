@@ -1,0 +1,92 @@
+"""Tensors of a GGUF file under the names and in the order of rows of Hugging Face's checkpoint of the same model."""
+
+import re
+from collections.abc import KeysView, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maitred.engine.gguf.blocks import dequantise
+from maitred.engine.gguf.file import GGUFHeader, gguf_parts
+
+_ROTARY_IN_PAIRS = frozenset(("llama",))
+"""Architectures whose files have the two numbers that are rotated together side by side in each head."""
+_BLOCK = re.compile(r"blk\.(?P<layer>\d+)\.(?P<part>\w+)\.(?P<kind>weight|bias)")
+_PARTS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+    "rope_freqs.weight": "rotary_emb.inv_freq",
+}
+
+
+class GGUFTensors:
+    """Open GGUF file; `get_tensor` is that of an open safetensors file.
+
+    Args:
+        path: The file, or one of those into which a model is split.
+
+    Raises:
+        ConfigInvalid: The file is broken, or a part is missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        header = GGUFHeader.read(path)
+        self._entries = {checkpoint_name(name): entry for name, entry in header.tensors.items()}
+        first = gguf_parts(path)[0]
+        self._heads = _heads_in_pairs(header.metadata if first == path else GGUFHeader.read(first).metadata)
+        # Mapped shared, so that pages of the file that were read are the system's to drop.
+        self._data = torch.from_file(str(path), shared=True, size=path.stat().st_size, dtype=torch.uint8)
+
+    @property
+    def names(self) -> KeysView[str]:
+        """Names of the tensors."""
+        return self._entries.keys()
+
+    def get_tensor(self, name: str) -> Tensor:
+        """Returns the numbers of a tensor, in fp16 or bf16 if they are stored so, and else in fp32."""
+        entry = self._entries[name]
+        # Copied, since numbers of an fp32 tensor may begin at any multiple of the file's alignment.
+        data = self._data[entry.offset : entry.offset + entry.bytes].clone()
+        numbers = dequantise(data, entry.format).view(entry.shape)
+        projection = name.rpartition(".")[0].rpartition(".")[2]
+        return apart(numbers, self._heads[projection]) if projection in self._heads else numbers
+
+
+def checkpoint_name(name: str) -> str:
+    """Returns the name in a checkpoint of a tensor of a GGUF file; an unknown name stays."""
+    match = _BLOCK.fullmatch(name)
+    if match is None or match["part"] not in _PARTS:
+        return _NAMES.get(name, name)
+    return f"model.layers.{match['layer']}.{_PARTS[match['part']]}.{match['kind']}"
+
+
+def apart(rows: Tensor, heads: int) -> Tensor:
+    """Orders the rows of queries or keys so that pair ``i`` of a head is its rows ``i`` and ``i + head_dim / 2``."""
+    return rows.view(heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+
+
+def _heads_in_pairs(metadata: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the projections whose heads have their rotated numbers side by side, with the number of heads."""
+    family = metadata.get("general.architecture")
+    if family not in _ROTARY_IN_PAIRS:
+        return {}
+    heads = metadata[f"{family}.attention.head_count"]
+    kv_heads = metadata.get(f"{family}.attention.head_count_kv", heads)
+    counts = [count[0] if isinstance(count, list) else count for count in (heads, kv_heads)]
+    return dict(zip(("q_proj", "k_proj"), map(int, counts), strict=True))

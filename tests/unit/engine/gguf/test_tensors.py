@@ -1,0 +1,72 @@
+import pytest
+import torch
+
+from maitred.core.errors import ConfigInvalid
+from maitred.engine.gguf.tensors import checkpoint_name
+from maitred.engine.models.load import load_model
+from maitred.engine.models.source import find_model
+from tests.unit.engine.gguf.random_files import TYPES, make_gguf
+from tests.unit.engine.models.steps import Driver, random_tokens
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def same(file, plain):
+    """Whether both are the same model: logits of a prompt, and greedy tokens after it."""
+    ours, theirs = (load_model(folder, dtype=torch.float32).decoder for folder in (find_model(file), plain))
+    tokens = random_tokens(ours.config, 40)
+    assert torch.allclose(Driver(ours).prefill(tokens), Driver(theirs).prefill(tokens), atol=1e-4)
+    assert greedy(ours, tokens) == greedy(theirs, tokens)
+
+
+def greedy(decoder, tokens, count=32):
+    driver = Driver(decoder, num_blocks=64)
+    line = driver.open(tokens)
+    logits = driver.step([], [(line, len(tokens))])
+    for _ in range(count):
+        line.tokens.append(int(logits[0].argmax()))
+        logits = driver.step([line], [])
+    return line.tokens[len(tokens) :]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_each_type_gives_the_model_with_its_numbers(tmp_path, kind):
+    make_gguf(tmp_path / "model.gguf", tmp_path / "plain", kind=kind)
+    same(tmp_path / "model.gguf", tmp_path / "plain")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_each_family(tmp_path, family, tied):
+    make_gguf(tmp_path / "model.gguf", tmp_path / "plain", family=family, tied=tied)
+    same(tmp_path / "model.gguf", tmp_path / "plain")
+
+
+def test_split_file(tmp_path):
+    make_gguf(tmp_path / "files" / "model.gguf", tmp_path / "plain", parts=3)
+    for name in ("model-00001-of-00003.gguf", "model-00003-of-00003.gguf"):
+        same(tmp_path / "files" / name, tmp_path / "plain")
+    same(tmp_path / "files", tmp_path / "plain")
+
+
+def test_unknown_tensor_is_refused(tmp_path):
+    assert checkpoint_name("blk.3.attn_sinks.weight") == "blk.3.attn_sinks.weight"
+    make_gguf(tmp_path / "model.gguf", family="qwen3")
+    data = (tmp_path / "model.gguf").read_bytes().replace(b"attn_k_norm", b"attn_j_norm")
+    (tmp_path / "model.gguf").write_bytes(data)
+    with pytest.raises(ConfigInvalid, match="k_norm"):
+        load_model(find_model(tmp_path / "model.gguf"), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4_weight_only"])
+def test_weights_are_rounded_again_where_the_settings_say_so(tmp_path, scheme):
+    make_gguf(tmp_path / "model.gguf", tmp_path / "plain", kind="Q4_0")
+    ours, theirs = (
+        load_model(folder, dtype=torch.float32, scheme=scheme).decoder
+        for folder in (find_model(tmp_path / "model.gguf"), tmp_path / "plain")
+    )
+    tokens = random_tokens(ours.config, 20)
+    assert torch.equal(Driver(ours).prefill(tokens), Driver(theirs).prefill(tokens))
