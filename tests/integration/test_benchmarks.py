@@ -115,6 +115,7 @@ SMALLEST = {
     "engine_link": SmallestForm({"QUICK_ROUNDS": 4, "VICTIMS": 20}),
     "gateway_cost": SmallestForm({"QUICK_REJECTS": (100, 1)}, (*QUICK, "--rounds=2", "--requests=4")),
     "gateway_soak": SmallestForm({"TENTHS": 3}, (*QUICK, "--requests=30", "--rate=60")),
+    "migration": SmallestForm({"QUICK_STEP": 200}),
     "gateways": SmallestForm(
         {"QUICK": {"turn_s": 0.05, "paced_streams": (2,), "paced_tokens": 2, "prompt_tokens": 500}}
     ),

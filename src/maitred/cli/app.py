@@ -40,6 +40,7 @@ from maitred.cli.load import docs as load_docs
 from maitred.cli.load import report as load_report
 from maitred.cli.load import run as load_run
 from maitred.cli.load import sweep as load_sweep
+from maitred.cli.migration import litellm as import_litellm
 
 app = typer.Typer(
     name="maitred",
@@ -98,6 +99,9 @@ workers_app = typer.Typer(
     no_args_is_help=True,
     help="The processes of a server that speak HTTP.",
     rich_markup_mode="markdown",
+)
+import_app = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, help="Move in from another gateway.", rich_markup_mode="markdown"
 )
 limits_app = typer.Typer(
     cls=CommandGroup, no_args_is_help=True, help="Rate limits and budgets.", rich_markup_mode="markdown"
@@ -185,6 +189,8 @@ _add(rollout_app, "switch", rollout.switch, rollout.SWITCH_EXAMPLES)
 _add(rollout_app, "promote", rollout.promote, rollout.PROMOTE_EXAMPLES)
 _add(rollout_app, "rollback", rollout.rollback, rollout.ROLLBACK_EXAMPLES)
 _add(rollout_app, "end", rollout.end, rollout.END_EXAMPLES)
+app.add_typer(import_app, name="import")
+_add(import_app, "litellm", import_litellm.litellm, import_litellm.EXAMPLES)
 _add(app, "usage", usage.usage, usage.EXAMPLES)
 _add(app, "doctor", doctor.doctor, doctor.EXAMPLES)
 _add(app, "explain", explain.explain, explain.EXAMPLES)

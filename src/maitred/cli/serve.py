@@ -27,6 +27,8 @@ Examples:
 
     maitred serve --profile team
 
+    maitred serve --config litellm_config.yaml
+
     maitred serve --workers 2
 
     maitred serve ./model --replicas 3
@@ -122,6 +124,10 @@ def serve(
         },
     )
     loaded = read()
+    if loaded.migration is not None:
+        typer.echo(
+            f"{loaded.migration.summary()}\n  `maitred import litellm` writes the file and says it all.", err=True
+        )
     if loaded.config.has_engine:
         require_model(loaded)
     from maitred.app.start import run

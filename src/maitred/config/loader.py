@@ -9,10 +9,12 @@ from msgspec import Struct
 from maitred.config.checks import ConfigConflict, find_conflicts
 from maitred.config.nodes import DEFAULT_ORIGIN, ConfigFault, ConfigNode, merge
 from maitred.config.profiles import profile_layer
-from maitred.config.sources import read_environment, read_overrides, read_yaml
+from maitred.config.sources import parse_yaml, read_environment, read_overrides, read_yaml
 from maitred.config.tree import Config
 from maitred.config.walker import StructBuilder
 from maitred.core.errors import ConfigInvalid
+from maitred.migration.litellm.converter import is_litellm, read_litellm_file
+from maitred.migration.report import MigrationReport
 
 S = TypeVar("S", bound=Struct)
 
@@ -27,10 +29,12 @@ class LoadedConfig(Struct, frozen=True):
         config: Its settings.
         origins: Dotted key of every setting -> ``maitred.yaml:3``, ``MAITRED__SERVER__PORT``, ``--port``, ``profile
             team`` or ``default``.
+        migration: What became of each key, if the file is one of another gateway.
     """
 
     config: Config
     origins: Mapping[str, str]
+    migration: MigrationReport | None = None
 
 
 def load(
@@ -43,7 +47,8 @@ def load(
     """Loads the configuration from all layers.
 
     Args:
-        path: A YAML file, which must exist; None reads ``./maitred.yaml`` if there is one.
+        path: A YAML file, which must exist; None reads ``./maitred.yaml`` if there is one. A file of LiteLLM's proxy is
+            converted in memory.
         env: Environment variables; those named ``MAITRED__SECTION__SETTING`` are settings, and ``{env: NAME}``
             references are looked up here. None is no environment.
         overrides: Dotted keys (``server.port``) -> value, plain or wrapped in `sources.Flag`. Strings are read as they
@@ -56,10 +61,18 @@ def load(
     """
     env = env or {}
     faults: list[ConfigFault] = []
+    migration: MigrationReport | None = None
+    subject = "The configuration"
     root, found = read_environment(env)
     faults += found
     if path is not None or DEFAULT_FILE.is_file():
         below, found = read_yaml(path or DEFAULT_FILE)
+        if isinstance(below.value, dict) and is_litellm(below.value):
+            converted = read_litellm_file(path or DEFAULT_FILE, env)
+            below, found = parse_yaml(converted.yaml(), f"{path or DEFAULT_FILE}, converted")
+            env = {**env, **converted.environment}
+            migration = converted.report
+            subject = f"The configuration that `maitred import litellm {path or DEFAULT_FILE}` makes"
         faults = found + faults
         root = merge(below, root)
     above, found = read_overrides(overrides or {})
@@ -70,8 +83,8 @@ def load(
         root = ConfigNode(
             {name: node for name, node in root.value.items() if name in {"profile", *sections}}, root.origin
         )
-    config, origins = build_struct(Config, inherit_engine_settings(root), env, find_conflicts, faults)
-    return LoadedConfig(config, origins)
+    config, origins = build_struct(Config, inherit_engine_settings(root), env, find_conflicts, faults, subject)
+    return LoadedConfig(config, origins, migration)
 
 
 def build_struct(

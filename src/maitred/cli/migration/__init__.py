@@ -1,0 +1,1 @@
+"""`maitred import`: move in from other gateways."""

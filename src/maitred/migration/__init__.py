@@ -1,0 +1,1 @@
+"""Migration: configurations of other gateways become ours, with a report on every key of theirs."""

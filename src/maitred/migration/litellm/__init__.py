@@ -1,0 +1,1 @@
+"""Migration from LiteLLM: its proxy's configuration file becomes ours."""
