@@ -5,6 +5,7 @@ The ids depend only on the declaration, so a repeated declaration changes nothin
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 
 import msgspec
 
@@ -14,8 +15,7 @@ from maitred.core.tenancy import ApiKey, CacheDirective, KeySecret, Scope, Tenan
 from maitred.core.usage import to_nano_usd
 from maitred.identity.config import IdentityConfig
 from maitred.identity.declared_config import KeyConfig, LimitsConfig, ModelLimitsConfig, OrganisationConfig, TeamConfig
-from maitred.identity.faults import declaration_faults, each_tenant
-from maitred.identity.keys import hash_secret, parse
+from maitred.identity.faults import declaration_faults, declared_key, each_tenant
 
 
 class DeclaredDirectory(msgspec.Struct, frozen=True):
@@ -72,9 +72,7 @@ def _tenant(tenant_id: str, parent: str | None, config: TeamConfig) -> Tenant:
 
 
 def _key(tenant_id: str, name: str, config: KeyConfig) -> ApiKey:
-    parsed = parse(config.secret.reveal())
-    assert parsed is not None, "declaration_faults() has looked"
-    public_id, secret = parsed
+    public_id, sha256 = declared_key(config)
     scopes = tuple(Scope(scope) for scope in _once(config.scopes))
     controls = config.cache_controls
     return ApiKey(
@@ -82,7 +80,8 @@ def _key(tenant_id: str, name: str, config: KeyConfig) -> ApiKey:
         tenant=tenant_id,
         name=name,
         scopes=scopes,
-        secrets=(KeySecret(hash_secret(secret)),),
+        secrets=(KeySecret(sha256),),
+        expires_s=None if config.expires_at is None else datetime.fromisoformat(config.expires_at).timestamp(),
         cache_controls=None if controls is None else tuple(CacheDirective(name) for name in _once(controls)),
     )
 

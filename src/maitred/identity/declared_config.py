@@ -64,7 +64,27 @@ class LimitsConfig(ModelLimitsConfig, frozen=True, kw_only=True):
 class KeyConfig(Struct, frozen=True, kw_only=True):
     """API key of a tenant. The key is created elsewhere and given by reference; only a hash is stored."""
 
-    secret: Annotated[Secret, Meta(description="The whole key, `sk-mtd-…`.")]
+    secret: Annotated[
+        Secret | None, Meta(description="The whole key, `sk-mtd-…`. Null: the key is given by its `sha256`.")
+    ] = None
+    foreign: Annotated[
+        bool,
+        Meta(
+            description="The key is one of another gateway: any text, which goes on working as it is. Only a key that "
+            "was drawn at random is as safe as ours."
+        ),
+    ] = False
+    sha256: Annotated[
+        Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] | None,
+        Meta(
+            description="SHA-256 of a whole key of another gateway, in hexadecimal digits, in place of `secret`. "
+            "LiteLLM keeps such digests of its virtual keys, so these go on working without being known."
+        ),
+    ] = None
+    expires_at: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(description="Time from which on it is refused, such as `2027-01-01T00:00:00Z`. Null: never."),
+    ] = None
     scopes: Annotated[
         tuple[Literal["inference", "metrics", "admin"], ...], Meta(description="What it may be used for.")
     ] = ("inference",)

@@ -4,12 +4,13 @@ The rules are those of the store, so that a valid declaration can be stored.
 """
 
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 
 from maitred.core.limits import LimitKind
 from maitred.core.tenancy import is_id
 from maitred.identity.config import IdentityConfig
-from maitred.identity.declared_config import LimitsConfig, ModelLimitsConfig, OrganisationConfig, TeamConfig
-from maitred.identity.keys import parse
+from maitred.identity.declared_config import KeyConfig, LimitsConfig, ModelLimitsConfig, OrganisationConfig, TeamConfig
+from maitred.identity.keys import foreign_id, hash_secret, parse, parse_foreign
 
 _LONGEST_TEXT = 256
 Fault = tuple[str, str]
@@ -36,16 +37,14 @@ def declaration_faults(tenants: Mapping[str, OrganisationConfig], identity: Iden
         yield from _limit_faults(f"{place}.limits", config.limits)
         for name, key in config.keys.items():
             key_place = f"{place}.keys.{name}"
-            parsed = parse(key.secret.reveal())
-            if parsed is None:
-                yield (
-                    f"{key_place}.secret",
-                    f"{key.secret.reference} does not hold a whole key, as `sk-mtd-<id>-<secret>`.",
-                )
-            elif parsed[0] in owners:
-                yield f"{key_place}.secret", f"This key is that of {owners[parsed[0]]} too. Make another."
+            if fault := _key_fault(key):
+                yield f"{key_place}.secret", fault
+            elif (public_id := declared_key(key)[0]) in owners:
+                yield f"{key_place}.secret", f"This key is that of {owners[public_id]} too. Make another."
             else:
-                owners[parsed[0]] = key_place
+                owners[public_id] = key_place
+            if key.expires_at is not None and not _is_time(key.expires_at):
+                yield f"{key_place}.expires_at", "It is no time with its zone, such as 2027-01-01T00:00:00Z."
             if not key.scopes:
                 yield f"{key_place}.scopes", "A key without a scope can be used for nothing. Give it one."
             yield from _limit_faults(f"{key_place}.limits", key.limits)
@@ -59,6 +58,41 @@ def each_tenant(
         yield organisation_id, f"tenants.{organisation_id}", None, organisation
         for team_id, team in organisation.teams.items():
             yield team_id, f"tenants.{organisation_id}.teams.{team_id}", organisation_id, team
+
+
+def declared_key(key: KeyConfig) -> tuple[str, bytes]:
+    """Returns the public id of a declared key without faults, and the SHA-256 of its secret."""
+    if key.sha256 is not None:
+        sha256 = bytes.fromhex(key.sha256)
+        return foreign_id(sha256), sha256
+    assert key.secret is not None, "declaration_faults() has looked"
+    parsed = (parse_foreign if key.foreign else parse)(key.secret.reveal())
+    assert parsed is not None, "declaration_faults() has looked"
+    return parsed[0], hash_secret(parsed[1])
+
+
+def _key_fault(key: KeyConfig) -> str:
+    """Returns why a key cannot be used; empty: it can."""
+    if (key.secret is None) == (key.sha256 is None):
+        return "A key is given by its `secret`, or by its `sha256`. Give one of the two."
+    if key.secret is None:
+        return ""
+    if key.foreign:
+        is_usable = parse_foreign(key.secret.reveal()) is not None
+        return "" if is_usable else f"{key.secret.reference} is one of our own keys, or too long. Leave out `foreign`."
+    if parse(key.secret.reveal()) is None:
+        return (
+            f"{key.secret.reference} does not hold a whole key, as `sk-mtd-<id>-<secret>`. If another gateway has made "
+            "it, set `foreign`."
+        )
+    return ""
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        return False
 
 
 def _limit_faults(place: str, config: LimitsConfig) -> Iterator[Fault]:

@@ -21,7 +21,7 @@ from maitred.core.clock import Clock
 from maitred.core.errors import StoreUnavailable, Unauthenticated
 from maitred.core.tenancy import ApiKey, DirectorySource, Principal, is_id
 from maitred.identity.directory import Directory
-from maitred.identity.keys import PREFIX, matches, parse
+from maitred.identity.keys import PREFIX, matches, parse, parse_foreign
 
 log = logging.getLogger(__name__)
 
@@ -234,7 +234,9 @@ class Identity:
             raise Unauthenticated("No API key was sent. Send one as `Authorization: Bearer sk-mtd-…` or `x-api-key`.")
         principal = None
         if credential.startswith(PREFIX):
-            principal = self._key_owner(credential)
+            principal = self._key_owner(parse(credential))
+        elif (foreign := parse_foreign(credential)) is not None and self._directory.key(foreign[0]) is not None:
+            principal = self._key_owner(foreign)
         elif self._issuers is not None and self._issuers.is_issued(credential):
             principal = await self._issuers.principal_for(credential)
         else:
@@ -274,8 +276,8 @@ class Identity:
     def _is_expired(self, key: ApiKey) -> bool:
         return key.expires_s is not None and self._clock.wall_s() >= key.expires_s
 
-    def _key_owner(self, credential: str) -> Principal | None:
-        parsed = parse(credential)
+    def _key_owner(self, parsed: tuple[str, str] | None) -> Principal | None:
+        """Returns who has the key with this public id and secret; None if it is not valid."""
         if parsed is None:
             return None
         public_id, secret = parsed

@@ -4,6 +4,10 @@ A key is ``sk-mtd-<public id>-<secret>``. The public id finds the key, and may b
 the possession of the key: it has 256 random bits, and only its SHA-256 is stored. A slow hash protects secrets that
 people choose. A secret of this size cannot be guessed, so a slow hash would add no protection, and callers could
 overload the server with keys.
+
+A foreign key is one of another gateway, such as LiteLLM. It can be any text, so its public id is the beginning of its
+SHA-256, and all of its text is the secret. Where keys are kept as their SHA-256, as LiteLLM does, the digest alone is
+enough to go on accepting them.
 """
 
 import base64
@@ -21,6 +25,7 @@ _ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
 _ID_LENGTH = 16
 _SECRET_BYTES = 32
 _KEY = re.compile(rf"{PREFIX}([a-z0-9]{{{_ID_LENGTH}}})-([A-Za-z0-9_-]{{43}})")
+_LONGEST_FOREIGN_KEY = 512
 _KEY_LENGTH = len(PREFIX) + _ID_LENGTH + 1 + 43
 _SHA256 = hashlib.sha256()
 """Hash object that is copied for each secret, because the OpenSSL lookup is slower than the hash."""
@@ -59,10 +64,22 @@ def parse(text: str) -> tuple[str, str] | None:
     return (match[1], match[2]) if match is not None else None
 
 
+def parse_foreign(text: str) -> tuple[str, str] | None:
+    """Returns the public id and the secret of a key of another gateway; None if the text can be none."""
+    if len(text) > _LONGEST_FOREIGN_KEY or text.startswith(PREFIX):
+        return None
+    return foreign_id(hash_secret(text)), text
+
+
+def foreign_id(sha256: bytes) -> str:
+    """Returns the public id of a key of another gateway, from the SHA-256 of its whole text."""
+    return sha256.hex()[:_ID_LENGTH]
+
+
 def hash_secret(secret: str) -> bytes:
     """Returns the SHA-256 of the secret part, which the store keeps."""
     digest = _SHA256.copy()
-    digest.update(secret.encode("ascii"))
+    digest.update(secret.encode("utf-8", "surrogateescape"))
     return digest.digest()
 
 

@@ -1,3 +1,5 @@
+import hashlib
+
 import pytest
 from msgspec import Struct
 
@@ -222,3 +224,34 @@ def test_words_that_are_repeated_count_once():
     found = make_declared_directory(sound(text + "        scopes: [admin, admin]\n").tenants)
     assert found.tenants[0].tags == ("x", "y")
     assert found.keys[0].scopes == (Scope.ADMIN,)
+
+
+def test_keys_of_another_gateway_are_given_whole_or_by_their_digest():
+    digest = hashlib.sha256(b"sk-old").hexdigest()
+    sections, faults = read(
+        "tenants: {acme: {keys: {master: {secret: {env: OLD}, foreign: true}, "
+        f"a: {{sha256: {'ab' * 32}, expires_at: '2027-01-01T00:00:00Z'}}}}}}}}",
+        {"OLD": "sk-old"},
+    )
+    assert faults == []
+    found = make_declared_directory(sections.tenants).keys
+    assert [(key.id, key.secrets[0].sha256.hex(), key.expires_s) for key in found] == [
+        (digest[:16], digest, None),
+        ("ab" * 8, "ab" * 32, 1798761600.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("{}", "Give one of the two"),
+        (f"{{secret: {{env: OLD}}, sha256: {'ab' * 32}}}", "Give one of the two"),
+        ("{secret: {env: OLD}}", "set `foreign`"),
+        ("{secret: {env: FIRST}, foreign: true}", "Leave out `foreign`"),
+        (f"{{sha256: {'ab' * 32}, expires_at: 2027-01-01}}", "no time with its zone"),
+    ],
+)
+def test_a_key_is_given_in_one_way(key, words):
+    sections, faults = read(f"tenants: {{acme: {{keys: {{k: {key}}}}}}}", {**ENV, "OLD": "sk-old"})
+    assert faults == []
+    assert words in "\n".join(message for _, message in declaration_faults(sections.tenants, sections.identity))

@@ -281,12 +281,20 @@ class SettingsReader:
             key.map_to("log.format")
 
     def _master_key(self, keys: tuple[SourceKey, ...]) -> None:
+        """Reads the key that may do everything; it goes on working."""
         for key in keys:
-            if key.value is not None:
-                key.refuse(
-                    "The first start prints an admin key of our own. Make keys by `maitred keys create`, or declare "
-                    "them below `tenants`."
+            if isinstance(key.value, str) and key.value.strip() and "tenants" not in self._config:
+                secret = self._credentials.reference(
+                    key.value.strip(), "LITELLM_MASTER_KEY", f"the value of {key.path}"
                 )
+                master = {"secret": secret, "foreign": True, "scopes": ["admin", "inference", "metrics"]}
+                self._config["tenants"] = {"litellm": {"name": "LiteLLM", "keys": {"master": master}}}
+                key.approximate(
+                    "tenants.litellm.keys.master",
+                    "It goes on working. The console wants one of ours: `maitred keys create --scope admin`.",
+                )
+            elif key.value is not None:
+                key.refuse("There is a master key already, or this is none. Make keys by `maitred keys create`.")
 
 
 def _redis_url(values: Mapping[str, object]) -> str | None:

@@ -253,6 +253,19 @@ def test_settings_become_ours():
     assert fate_of(migration, "litellm_settings.callbacks[0]") is KeyFate.UNSUPPORTED
 
 
+def test_the_master_key_goes_on_working():
+    migration = converted(
+        "model_list: [{model_name: a, litellm_params: {model: openai/a}}]\ngeneral_settings: {master_key: sk-1234}"
+    )
+    assert migration.config["tenants"]["litellm"]["keys"]["master"] == {
+        "secret": {"env": "LITELLM_MASTER_KEY"},
+        "foreign": True,
+        "scopes": ["admin", "inference", "metrics"],
+    }
+    assert migration.environment["LITELLM_MASTER_KEY"] == "sk-1234"
+    assert "sk-1234" not in migration.yaml() + migration.report.text()
+
+
 def test_included_files_are_read_from_beside_the_file(tmp_path: Path):
     (tmp_path / "config.yaml").write_text("include: [models.yaml, nowhere.yaml]\nlitellm_settings: {num_retries: 1}\n")
     (tmp_path / "models.yaml").write_text(
