@@ -2,7 +2,7 @@
 
 from maitred.core.flow import ServiceWeights
 from maitred.dispatch.queue import QueuedRequest
-from maitred.scaling.demand import ArrivalWindow
+from maitred.scaling.demand import ArrivalWindow, FinishedWork
 
 _MIN_WINDOW_S = 0.05
 """Shortest window: rates of shorter ones would be those of single requests."""
@@ -26,6 +26,8 @@ class ArrivalCounter:
         self._expected_tokens = 0.0
         self._finished = 0.0
         self._finished_tokens = 0.0
+        self._ended: list[tuple[int, float]] = []
+        """Output tokens and slot seconds of requests that have ended where they began."""
         self._refused: dict[tuple[str, str, float], None] = {}
         """Organisation, id and time of arrival of requests that were refused lately, in the order of their refusal."""
 
@@ -46,10 +48,21 @@ class ArrivalCounter:
         self._prompt_tokens += queued.request.prompt_tokens
         self._expected_tokens += self.expected_output(queued)
 
-    def on_finished(self, queued: QueuedRequest) -> None:
-        """Counts the output of a request that has ended normally."""
+    def on_finished(self, queued: QueuedRequest, now_s: float) -> None:
+        """Counts the output of a request that has ended normally, and the time that it took."""
         self._finished += 1
         self._finished_tokens += queued.output_tokens
+        if not queued.requeues:
+            self._ended.append((queued.output_tokens, queued.cost.slots * (now_s - queued.dispatched_s)))
+
+    def take_finished(self) -> FinishedWork:
+        """Returns what has ended since the last call."""
+        ended, self._ended = self._ended, []
+        return FinishedWork(
+            requests=len(ended),
+            output_tokens=sum(tokens for tokens, _ in ended),
+            slot_s=sum(slot_s for _, slot_s in ended),
+        )
 
     def expected_output(self, queued: QueuedRequest) -> float:
         """Returns the output tokens that were expected of a request when it arrived."""

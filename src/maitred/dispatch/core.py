@@ -507,7 +507,7 @@ class DispatchCore:
             if finished:
                 self.predictor.on_finished(queued)
                 if self.arrivals is not None and self.is_own_demand(queued.request):
-                    self.arrivals.on_finished(queued)
+                    self.arrivals.on_finished(queued, now_s)
         if state is not QueueState.GONE and not finished:
             self.counters.wasted_tokens += queued.output_tokens
 

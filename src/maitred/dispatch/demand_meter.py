@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from maitred.dispatch.arrivals import ArrivalCounter
 from maitred.dispatch.core import DispatchCore
-from maitred.scaling.demand import Demand
+from maitred.scaling.demand import Demand, FinishedWork
 
 _MOST_EXAMINED = 2_000
 """Most waiting requests of a queue that are looked at; beyond it they stand for the others."""
@@ -70,6 +70,10 @@ class DemandMeter:
             waiting_prompt_tokens=demand.waiting_prompt_tokens + sum(load.waiting_prompt_tokens for load in ready),
             running=max(0, demand.running - submitted),
         )
+
+    def take_finished(self) -> FinishedWork:
+        """Returns the requests of this gateway that have ended since the last call."""
+        return self._arrivals.take_finished()
 
     def _running(self) -> int:
         """Returns the running requests that the own region is for, wherever they run."""

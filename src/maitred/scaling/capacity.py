@@ -8,7 +8,7 @@ linear model of step times this gives ``T = A + r T W``. Here `A` is the step ti
 
     T = A / (1 - r W)            utilisation = r W
     r = (1 - A / T) / W          the rate at which the time between tokens reaches an objective T
-    r = N / (o A + N W)          the rate at which N slots are full
+    r = N / (o A + N W)          the rate at which N slots are full, if steps compute all the time
 
 The step time and with it the batch grow beyond all bounds as `r W` approaches 1: an error of a few percent in `W` can
 be a factor in the latency. So what the autoscaler goes by is the rate at an objective, which has no such pole.
@@ -64,6 +64,8 @@ class ReplicaCapacity(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: float
     step_tokens: int = 2_048
     """Most tokens of a step."""
+    overhead_s: float = 0.0
+    """Time for which a request has a slot while no step computes it; see `SlotOverhead`."""
 
     def prefill_s(self, mix: RequestMix) -> float:
         """Returns the mean time that the prefill of a request adds to steps."""
@@ -106,7 +108,10 @@ class ReplicaCapacity(msgspec.Struct, frozen=True, kw_only=True):
             return math.inf
         alone_s = self.alone_itl_s(mix)
         at_itl = max(0.0, 1 - alone_s / itl_s) / work_s
-        return min(at_itl, slots / (mix.output_tokens * alone_s + slots * work_s))
+        # The root of N = r (o T + h) with T = A / (1 - r W); without overhead h it is that of the module docstring.
+        whole_s = mix.output_tokens * alone_s + self.overhead_s + slots * work_s
+        root_s = math.sqrt(max(0.0, whole_s**2 - 4 * self.overhead_s * work_s * slots))
+        return min(at_itl, 2 * slots / (whole_s + root_s))
 
     def alone_ttft_s(self, mix: RequestMix, batch: float = 0.0) -> float:
         """Returns the 95th percentile of the TTFT without any wait, beside a batch of running sequences."""
@@ -154,26 +159,27 @@ class ReplicaCapacity(msgspec.Struct, frozen=True, kw_only=True):
             batch=batch,
             itl_s=itl_s,
             itl_p95_s=itl_s + _Z95 * spread_s,
-            ttft_s=self._slot_wait_s(mix, batch, itl_s, 1 - utilisation)
+            ttft_s=self._slot_wait_s(mix, batch + requests_per_s * self.overhead_s, itl_s, 1 - utilisation)
             + self._prefill_wait_s(mix, requests_per_s, batch)
             + self.alone_ttft_s(mix, batch),
         )
 
-    def _slot_wait_s(self, mix: RequestMix, batch: float, itl_s: float, idle: float) -> float:
-        """Returns the 95th percentile of the wait for a slot.
+    def _slot_wait_s(self, mix: RequestMix, taken: float, itl_s: float, idle: float) -> float:
+        """Returns the 95th percentile of the wait for a slot, if so many slots are taken on average.
 
         Sequences take longer beside more others. This makes the variance of their number larger than in a queue with
         constant times, by 1 / `idle`; so as many slots are needed as if there were fewer and larger ones.
         """
         slots = self.slots(mix)
-        busy = batch / slots
+        busy = taken / slots
         if busy >= 1:
             return math.inf
         slots *= idle
         chance = busy ** (math.sqrt(2 * (slots + 1)) - 1)
         if chance <= 0.05:
             return 0.0
-        mean_s = 0.5 * (1 + mix.output_variation) * mix.output_tokens * itl_s / (slots * (1 - busy))
+        resident_s = mix.output_tokens * itl_s + self.overhead_s
+        mean_s = 0.5 * (1 + mix.output_variation) * resident_s / (slots * (1 - busy))
         return math.log(chance / 0.05) * mean_s
 
     def _prefill_wait_s(self, mix: RequestMix, requests_per_s: float, batch: float) -> float:
@@ -242,12 +248,18 @@ class CapacityEstimator:
         if self._times_by_replica.pop(name, None) is not None and self._times_by_replica:
             self._typical = _median(list(self._times_by_replica.values()))
 
-    def capacity(self, *, max_sequences: float, kv_tokens: float, step_tokens: int = 2_048) -> ReplicaCapacity | None:
+    def capacity(
+        self, *, max_sequences: float, kv_tokens: float, step_tokens: int = 2_048, overhead_s: float = 0.0
+    ) -> ReplicaCapacity | None:
         """Returns the capacity of a typical replica; None: it is not known yet."""
         if self._typical is None:
             return None
         return ReplicaCapacity(
-            times=self._typical, max_sequences=max_sequences, kv_tokens=kv_tokens, step_tokens=step_tokens
+            times=self._typical,
+            max_sequences=max_sequences,
+            kv_tokens=kv_tokens,
+            step_tokens=step_tokens,
+            overhead_s=overhead_s,
         )
 
 

@@ -19,6 +19,15 @@ class ArrivalWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens of these requests that a prefix cache holds."""
 
 
+class FinishedWork(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that have ended, with the time for which they had slots."""
+
+    requests: float = 0.0
+    output_tokens: float = 0.0
+    slot_s: float = 0.0
+    """Seconds from dispatch to the end, times the slots of each request."""
+
+
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """Demand for a model at the time of a decision."""
 

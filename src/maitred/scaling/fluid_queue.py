@@ -57,12 +57,16 @@ class FluidQueue:
         self._decode_s = capacity.decode_s(mix)
         self._prefill_s = max(1e-9, capacity.prefill_s(mix))
         self._output_tokens = mix.output_tokens
+        self._overhead_s = capacity.overhead_s
         self.requests_per_s = capacity.requests_per_s(mix, itl_s)
         """Requests per second that one replica serves at the objective."""
         step_s = self._alone_s / max(1e-9, 1 - self.requests_per_s * capacity.work_s(mix))
         self._step_s = step_s
-        self.batch = max(1.0, self.requests_per_s * mix.output_tokens * step_s)
-        """Sequences that one replica runs at most."""
+        resident_s = mix.output_tokens * step_s + capacity.overhead_s
+        self.batch = max(1.0, self.requests_per_s * resident_s)
+        """Requests that one replica has at most."""
+        self._computed_share = mix.output_tokens * step_s / resident_s if resident_s > 0 else 1.0
+        """Share of them that steps compute."""
         self.queued = _queued_requests(demand, mix, capacity)
         self._running = float(demand.running)
         self._oldest_wait_s = demand.oldest_wait_s
@@ -87,6 +91,7 @@ class FluidQueue:
     def _play(self, ready_s: tuple[float, ...]) -> QueuePlayback:
         queued, running, dt_s = self.queued, self._running, self._dt_s
         alone_s, decode_s, prefill_s, tokens = self._alone_s, self._decode_s, self._prefill_s, self._output_tokens
+        decode_s *= self._computed_share
         come, gone = queued, 0.0
         came, went = [come], [gone]
         admitted_per_s = longest_itl_s = 0.0
@@ -102,7 +107,7 @@ class FluidQueue:
                 longest_itl_s = max(longest_itl_s, itl_s)
                 # Requests come and go evenly within the time, which may be many times as long as one of them runs:
                 # slots that become free take further requests.
-                turns = dt_s / (tokens * itl_s)
+                turns = dt_s / (tokens * itl_s + self._overhead_s)
                 gone_share = -math.expm1(-turns)
                 slots = (serving * self.batch - running * (1 - gone_share)) * turns / gone_share
                 rate = serving * max(_LEAST_PREFILL_SHARE, 1 - step_s / self._step_s) / prefill_s

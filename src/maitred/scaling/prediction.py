@@ -129,8 +129,8 @@ class ScalingPrediction:
         self._itl_s = objectives.itl_s if alone_itl_s < 0.95 * objectives.itl_s else math.inf
         self.requests_per_s = capacity.requests_per_s(mix, self._itl_s)
         step_s = alone_itl_s / max(1e-6, 1 - self.requests_per_s * capacity.work_s(mix))
-        self.resident_s = mix.output_tokens * step_s
-        self.alone_ttft_s = capacity.alone_ttft_s(mix, self.requests_per_s * self.resident_s)
+        self.resident_s = mix.output_tokens * step_s + capacity.overhead_s
+        self.alone_ttft_s = capacity.alone_ttft_s(mix, self.requests_per_s * mix.output_tokens * step_s)
         self.is_reachable = capacity.is_reachable(mix, ttft_s=objectives.ttft_s, itl_s=objectives.itl_s)
         left_s = objectives.ttft_s - self.alone_ttft_s
         self._longest_wait_s = left_s if left_s > 0 else 0.5 * objectives.ttft_s

@@ -37,6 +37,7 @@ from maitred.scaling.decision import ScalingDecision, ScalingReason
 from maitred.scaling.demand import Demand
 from maitred.scaling.forecast import DemandForecast
 from maitred.scaling.replica_status import ReplicaPhase, ReplicaStatus
+from maitred.scaling.slot_overhead import SlotOverhead
 
 _INTERVAL_S = 1.0
 """Time between two decisions."""
@@ -110,6 +111,7 @@ class ModelScaler:
         self._dispatcher = dispatcher
         self._clock = clock
         self._estimator = CapacityEstimator(warm_up_s=config.warm_up_s)
+        self._overhead = SlotOverhead()
         self._known: set[str] = set()
         self._card: ModelCard | None = None
         self._step_tokens = 0
@@ -161,6 +163,7 @@ class ModelScaler:
         now_s = self._clock.monotonic_s()
         replicas = [replica for replica in self.pool.replicas() if replica.is_own]
         capacity = self._learn(replicas, self._usable(demand, now_s), now_s)
+        self._observe_overhead(capacity, own)
         if not is_held:
             self.autoscaler.forecast.observe(demand.window)
             return
@@ -215,7 +218,22 @@ class ModelScaler:
             max_sequences=usable_share * card.max_sequences,
             kv_tokens=usable_share * card.kv_capacity_tokens,
             step_tokens=self._step_tokens,
+            overhead_s=self._overhead.mean_s,
         )
+
+    def _observe_overhead(self, capacity: ReplicaCapacity | None, own: Demand) -> None:
+        """Compares what the requests of this gateway took with the steps of its replicas."""
+        finished, mix = self._meter.take_finished(), self.autoscaler.forecast.mix
+        core = self._dispatcher.core
+        running = [state.load.running for state in core.endpoint_states if state.ready and state.region == core.region]
+        if capacity is not None and mix is not None and running:
+            self._overhead.observe(
+                finished,
+                capacity,
+                mix,
+                running=sum(running) / len(running),
+                requests_per_s=finished.requests / own.window.length_s / len(running),
+            )
 
     def _override(self, now_s: float) -> ScalingOverride | None:
         lease = self.lease.lease

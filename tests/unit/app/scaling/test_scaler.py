@@ -257,3 +257,27 @@ async def test_a_decision_that_fails_is_logged_and_the_next_one_is_made(caplog):
             await asyncio.sleep(0.001)
     task.cancel()
     assert "stay as they are" in caplog.text
+
+
+@pytest.mark.parametrize(("took_s", "more"), [(0.0, False), (3.0, True)])
+async def test_requests_that_take_longer_than_their_steps_need_more_replicas(took_s, more):
+    """A replica whose steps explain a part of the time only has a queue that does not drain."""
+    setup = Setup(ttft_s=2.0)
+    await setup.steps(1)
+    entries = []
+    for _ in range(120):
+        setup.clock.now_s += 1.0
+        setup.replica.notify()
+        for entry in list(entries):
+            if entry.queued.dispatched_s and setup.clock.now_s - entry.queued.dispatched_s >= took_s:
+                entry.charge_tokens(output_tokens=10)
+                leave(entry)
+                entries.remove(entry)
+        for _ in range(2):
+            setup.sent += 1
+            request = make_dispatch_request(setup.sent, max_tokens=10, arrived_s=setup.clock.now_s)
+            entries.append(setup.dispatcher.enqueue(request))
+            enter(entries[-1])
+        await setup.scaler.step()
+    assert (setup.scaler.last.decision.desired > 1) is more
+    assert (setup.scaler._overhead.mean_s > 1.0) is more
