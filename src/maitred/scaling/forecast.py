@@ -26,7 +26,7 @@ _LEVEL_MEMORIES_S = (15.0, 60.0, 600.0)
 _TRENDS_S = ((30.0, 90.0, 180.0), (10.0, 10.0, 60.0))
 """Time constants of level and slope of the trends, and how far the slope carries: trends are damped."""
 _BROKEN_S = 60.0
-"""For how long after a break the highest of the forecasts counts."""
+"""For how long after a break upwards the ramp counts."""
 _ERROR_MEMORY_S = 86_400.0
 """Time constant of the errors by which forecasts are mixed."""
 _MIX_MEMORY_S = 240.0
@@ -37,11 +37,14 @@ _MOST_PROFILE_RATIO = 8.0
 _KEPT_RETURNS = 1_024
 _UNSEEN = 0.25
 """Returns that are assumed beside those seen, among one more time."""
-_CUSUM_DRIFT, _CUSUM_LIMIT, _MOST_DEVIATION = 0.5, 10.0, 6.0
-"""In standard deviations of a bin: what is free each time, the sum that is a change, and what one bin may add.
+_BREAK_BINS, _BREAK_LIMIT, _MOST_DEVIATION = 16, 5.5, 3.0
+"""Longest time that is tested for a change, the deviation that is one, and the highest that counts for the usual ones.
 
-By chance alone the sum is reached once in about 140,000 bins, which is more than a week.
+By chance, a normal deviation is that large once in 26 million times; a day has 276,000 of them, which overlap.
 """
+_RAMP_BINS = 4
+_MOST_RAMP_S, _MOST_RAMP_RATIO = 45.0, 2.0
+"""Bins from which a ramp is drawn, for how long it goes on at most, and how far: a step looks like a ramp at first."""
 _GUESSED_GROWTH = 0.1
 """Standard deviation of a rate's change that is assumed while few errors are known, as a share of the rate."""
 
@@ -72,8 +75,10 @@ class DemandForecast:
         self._levels = [0.0] * len(_LEVEL_MEMORIES_S)
         self._level_history: deque[float] = deque(maxlen=round(_HORIZONS_S[-1] / _BIN_S) + 1)
         self._trends = [_Trend(*constants) for constants in _TRENDS_S]
-        self._last_rate = 0.0
-        self._rise = self._fall = self._bin_variance = 0.0
+        self._variances = [0.0] * _BREAK_BINS
+        """Of the mean error of so many bins, times their number."""
+        self._expected: deque[float] = deque(maxlen=_BREAK_BINS)
+        """Forecasts for the bins since the last break."""
         self._broken_until_bin = 0
         self._profiles = (DemandProfile(_DAY_S, 96), DemandProfile(7 * _DAY_S, 168))
         self._horizons = [_Horizon(seconds) for seconds in _HORIZONS_S]
@@ -109,7 +114,7 @@ class DemandForecast:
             # In the beginning the average is the plain mean of all bins.
             weight = max(1 / self._bins, -math.expm1(-_BIN_S / memory_s))
             self._levels[index] += weight * (rate - self._levels[index])
-        self._break_levels(rate)
+        self._break_levels()
         for trend in self._trends:
             trend.observe(rate, self._bins)
         for profile in self._profiles:
@@ -119,38 +124,65 @@ class DemandForecast:
         highest = 0.0
         for horizon in self._horizons:
             horizon.settle(self._bins, outcome, self._level_history, self._spread(horizon.forecast))
+            forecasts = self._forecasts(at_s, horizon.seconds)
             is_broken = self._bins < self._broken_until_bin
-            horizon.forecast_from(self._bins, self._forecasts(at_s, horizon.seconds), is_broken=is_broken)
+            least = math.sqrt(self._ramp(horizon.seconds)) if is_broken else 0.0
+            horizon.forecast_from(self._bins, forecasts, least)
             highest = max(highest, horizon.forecast)
             horizon.await_return(self._bins, highest)
 
-    def _break_levels(self, rate: float) -> None:
-        """Sets the averages to the last bins where these deviate for longer than chance explains (Page's CUSUM, 1954).
+    def _break_levels(self) -> None:
+        """Sets the averages to the last bins where chance does not explain how these deviate from what was expected.
 
-        Otherwise a long average, which is best while nothing happens, would lag for minutes behind a change.
+        Otherwise a long average, which is best while nothing happens, would lag for minutes behind a change. Each
+        number of bins has its own usual deviation, because bursts last longer than a bin.
         """
-        error = math.sqrt(rate) - self._horizons[0].forecast
-        deviation = math.sqrt(max(0.25 / _BIN_S, self._bin_variance))
-        step = max(-_MOST_DEVIATION, min(_MOST_DEVIATION, error / deviation))
-        self._bin_variance += max(1 / self._bins, _BIN_S / 3_600.0) * (
-            min(error * error, (_MOST_DEVIATION * deviation) ** 2) - self._bin_variance
-        )
-        self._rise = max(0.0, self._rise + step - _CUSUM_DRIFT)
-        self._fall = max(0.0, self._fall - step - _CUSUM_DRIFT)
-        if self._bins > 12 and max(self._rise, self._fall) > _CUSUM_LIMIT:
-            level = 0.5 * (rate + self._last_rate)
+        self._expected.append(self._horizons[0].forecast)
+        memory = max(1 / self._bins, _BIN_S / 3_600.0)
+        most, bins = 0.0, 0
+        for count, expected in enumerate(reversed(self._expected), 1):
+            changed = (math.sqrt(self._mean_rate(count)) - expected) * math.sqrt(count)
+            variance = max(0.25 / _BIN_S, self._variances[count - 1])
+            square = min(changed * changed, _MOST_DEVIATION**2 * variance)
+            self._variances[count - 1] += memory * (square - self._variances[count - 1])
+            deviations = changed / math.sqrt(variance)
+            if count > 1 and abs(deviations) > abs(most):
+                most, bins = deviations, count
+        if self._bins <= 12:
+            self._expected.clear()
+            return
+        if abs(most) > _BREAK_LIMIT:
+            level = self._mean_rate(max(2, bins))
             self._levels = [level for _ in self._levels]
             for trend in self._trends:
-                trend.level = max(trend.level, level) if self._rise > self._fall else level
-            if self._rise > self._fall:
+                trend.level = max(trend.level, level) if most > 0 else level
+            if most > 0:
                 self._broken_until_bin = self._bins + round(_BROKEN_S / _BIN_S)
-            self._rise = self._fall = 0.0
-        self._last_rate = rate
+            self._expected.clear()
+
+    def _mean_rate(self, bins: int) -> float:
+        """Returns the mean rate of so many last bins."""
+        bins = min(bins, len(self._counts) - 1)
+        return (self._counts[-1] - self._counts[-1 - bins]) / (bins * _BIN_S)
 
     def _recent_rate(self) -> float:
         """Returns the mean rate of the last `window_s`."""
-        bins = min(max(1, round(self.window_s / _BIN_S)), len(self._counts) - 1)
-        return (self._counts[-1] - self._counts[-1 - bins]) / (bins * _BIN_S)
+        return self._mean_rate(max(1, round(self.window_s / _BIN_S)))
+
+    def _ramp(self, in_s: float) -> float:
+        """Returns the rate on the line through the last bins, as far as chance does not explain its slope."""
+        half = min(_RAMP_BINS, len(self._counts) - 1) // 2
+        if not half:
+            return 0.0
+        last, middle, first = (self._counts[-1 - back] for back in (0, half, 2 * half))
+        seconds = half * _BIN_S
+        rate, slope = (last - middle) / seconds, (last - 2 * middle + first) / seconds**2
+        # Twice the square of what chance makes of the slope: Poisson noise, times by how much bins exceed it.
+        noise = 2 * max(1.0, 4 * _BIN_S * self._variances[0]) * (last - first) / seconds**4
+        if slope <= 0 or slope * slope <= noise:
+            return rate
+        risen = (slope - noise / slope) * (0.5 * seconds + min(in_s, _MOST_RAMP_S))
+        return min(rate + risen, _MOST_RAMP_RATIO * rate)
 
     def _forecasts(self, at_s: float, in_s: float) -> list[float]:
         """Returns the competing forecasts, as square roots of rates."""
@@ -281,23 +313,19 @@ class _Horizon:
         self._returns: deque[float] = deque()
         self._sorted_returns: list[float] = []
 
-    def forecast_from(self, at: int, forecasts: list[float], *, is_broken: bool) -> None:
-        """Mixes the competing forecasts and keeps them until their outcome is known.
-
-        After a break, earlier errors say nothing of who is right; where the demand rises, the highest forecast counts.
-        """
+    def forecast_from(self, at: int, forecasts: list[float], at_least: float) -> None:
+        """Mixes the competing forecasts, to `at_least` so much, and keeps them until their outcome is known."""
         if not self._squares:
             self._squares = [0.0] * len(forecasts)
         least = min(self._squares)
-        if is_broken:
-            self.forecast = max(forecasts)
-        elif least <= 0:
+        if least <= 0:
             self.forecast = forecasts[1]
         else:
             # Squared errors in units of the least are log-likelihoods of as many outcomes as are independent.
             independent = min(self._settled, _ERROR_MEMORY_S / _BIN_S) / (self._bins + 2)
             weights = [math.exp(-0.5 * independent * (square / least - 1)) for square in self._squares]
             self.forecast = sum(map(float.__mul__, weights, forecasts)) / sum(weights)
+        self.forecast = max(self.forecast, at_least)
         self._pending.append((at + self._bins, self.forecast, forecasts))
 
     def settle(self, at: int, outcome: float, levels: deque[float], spread: float) -> None:
