@@ -213,15 +213,26 @@ class RegionPlanner:
         """
         yield from [queued for queued in queue.requeued if queued in queue.away]
         groups = [entries for lane in queue.lanes.values() for entries in lane.values()]
-        for entries in sorted(groups, key=lambda entries: self._urgency(queue, next(iter(entries)), now_s)):
-            if not entries:
-                continue  # it was dispatched meanwhile
-            first = next(iter(entries))
-            home = [state for state in self.permitted(first.request, ready) if state.region == self.region]
-            if not home:
-                yield first
-            elif late and (too_late := self._first_late(list(entries), home, now_s)) is not None:
-                yield too_late
+        groups.sort(key=lambda entries: self._urgency(queue, next(iter(entries)), now_s))
+        while groups:
+            successful = []
+            for entries in groups:
+                queued = self._candidate(entries, ready, now_s, late=late) if entries else None
+                if queued is not None:
+                    yield queued
+                    if queued.state is not QueueState.WAITING:
+                        successful.append(entries)
+            groups = successful  # those that found room may have more, after one of each other
+
+    def _candidate(
+        self, entries: Collection[QueuedRequest], ready: Sequence[EndpointState], now_s: float, *, late: bool
+    ) -> QueuedRequest | None:
+        """Returns the request of a tenant that may go to another region now; see `away_candidates`."""
+        first = next(iter(entries))
+        home = [state for state in self.permitted(first.request, ready) if state.region == self.region]
+        if not home:
+            return first
+        return self._first_late(list(entries), home, now_s) if late else None
 
     def _urgency(self, queue: QuotaQueue, queued: QueuedRequest, now_s: float) -> tuple[float, float, float]:
         """Returns the sort key of a request beside the order: classes age as they do in the queue."""
