@@ -25,6 +25,8 @@ Examples:
 
     maitred serve ./models/Qwen2.5-0.5B-Instruct --port 9000
 
+    maitred serve ./SmolLM2-135M-Instruct.Q8_0.gguf
+
     maitred serve --profile team
 
     maitred serve --config litellm_config.yaml
@@ -44,7 +46,7 @@ Examples:
 def serve(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="Folder of the model. Default: the small one in maitred."),
+        typer.Argument(metavar="MODEL", help="Folder of the model, or a .gguf file. Default: the small one in maitred."),
     ] = None,
     host: Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = None,
     port: Annotated[str | None, typer.Option("--port", metavar="PORT", help="Port; 0 takes a free one.")] = None,

@@ -110,8 +110,8 @@ class ServedModelConfig(Struct, frozen=True, kw_only=True):
     path: Annotated[
         str,
         Meta(
-            description="Folder with `config.json`, `tokenizer.json` and `*.safetensors` in the Hugging Face layout. "
-            "Empty: the small model that comes with maitred."
+            description="Folder with `config.json`, `tokenizer.json` and `*.safetensors` in the Hugging Face layout, a "
+            "`.gguf` file, or the id of a model on the hub. Empty: the small model that comes with maitred."
         ),
     ] = ""
     served_name: Annotated[
@@ -196,7 +196,7 @@ class TextModelConfig(Struct, frozen=True, kw_only=True):
     path: Annotated[
         Annotated[str, Meta(min_length=1)] | None,
         Meta(
-            description="Folder or hub id of a model that an engine of our own runs. It is loaded when a request for "
+            description="Folder, `.gguf` file or hub id of a model that an engine of our own runs. It is loaded when a request for "
             "it comes, and unloaded when others need its memory (`residency.memory_bytes`)."
         ),
     ] = None
