@@ -251,7 +251,7 @@ def test_keys_of_another_gateway_are_given_whole_or_by_their_digest():
         (f"{{sha256: {'ab' * 32}, expires_at: 2027-01-01}}", "no time with its zone"),
     ],
 )
-def test_a_key_is_given_in_one_way(key, words):
+def test_a_key_has_one_form(key, words):
     sections, faults = read(f"tenants: {{acme: {{keys: {{k: {key}}}}}}}", {**ENV, "OLD": "sk-old"})
     assert faults == []
     assert words in "\n".join(message for _, message in declaration_faults(sections.tenants, sections.identity))

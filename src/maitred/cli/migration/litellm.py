@@ -12,6 +12,8 @@ Examples:
     maitred import litellm config.yaml --dry-run
 
     maitred import litellm config.yaml --output maitred.yaml
+
+    maitred import litellm config.yaml --keys-from "$DATABASE_URL"
 """
 
 
@@ -20,6 +22,14 @@ def litellm(
     output: Annotated[
         Path, typer.Option("--output", metavar="PATH", help="File to write; one that exists is not overwritten.")
     ] = Path("maitred.yaml"),
+    keys_from: Annotated[
+        str | None,
+        typer.Option(
+            "--keys-from",
+            metavar="SOURCE",
+            help="LiteLLM's database (postgres://…), or a JSON file with its rows: keys, teams and budgets come along.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the configuration and the report, and write nothing.")
     ] = False,
@@ -30,9 +40,13 @@ def litellm(
     report names it. Variables that the source names in settings that are no secrets are read now, from the environment.
     """
     from maitred.core.errors import ConfigInvalid
-    from maitred.migration.litellm.converter import read_litellm_file
+    from maitred.migration.litellm.converter import read_litellm_file, with_accounts
+    from maitred.migration.litellm.database import read_accounts
 
     migration = read_litellm_file(file, os.environ)
+    if keys_from is not None:
+        is_url = "://" in keys_from
+        migration = with_accounts(migration, read_accounts(keys_from), "database" if is_url else Path(keys_from).name)
     if dry_run:
         typer.echo(migration.yaml())
     else:

@@ -1,13 +1,16 @@
 """Converter of LiteLLM's configuration file: our configuration, and what became of every key of theirs."""
 
+import copy
 from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 from msgspec import Struct
+from msgspec.structs import replace
 
 from maitred.core.errors import ConfigInvalid
+from maitred.migration.litellm.accounts import AccountsReader
 from maitred.migration.litellm.credentials import ENVIRONMENT_PREFIX, CredentialNames
 from maitred.migration.litellm.deployment import DeploymentReader
 from maitred.migration.litellm.models import read_models
@@ -103,6 +106,21 @@ def read_litellm(
         source, [entry for part in parts for entry in part.entries()], credentials.variables(), missing
     )
     return Migration(config, report, {**own, **credentials.values})
+
+
+def with_accounts(migration: Migration, document: dict[str, Any], source: str) -> Migration:
+    """Returns a migration with the keys, teams and budgets of an export added to its tenants.
+
+    Args:
+        migration: That of the configuration.
+        document: The export; see `maitred.migration.litellm.accounts`.
+        source: Name of the export, for the report.
+    """
+    reader = AccountsReader(document, source)
+    config = {**migration.config, "tenants": copy.deepcopy(migration.config.get("tenants", {}))}
+    reader.read(config["tenants"])
+    entries = [*migration.report.entries, *reader.keys.entries()]
+    return replace(migration, config=config, report=replace(migration.report, entries=entries))
 
 
 def _convert(config: dict[str, Any], roots: list[SourceKey], credentials: CredentialNames, missing: list[str]) -> None:

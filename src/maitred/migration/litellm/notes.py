@@ -128,7 +128,7 @@ MODEL_NOTES: dict[str, Note] = {
 
 GENERAL_NOTES: dict[str, Note] = {
     **_refuse(
-        "LiteLLM's database is not read. `store.url` names one of our own, which several gateways share.",
+        "`--keys-from` takes its keys, teams and budgets. A database of our own, for several gateways, is `store.url`.",
         "database_url",
     ),
     **_ignore(
@@ -275,7 +275,7 @@ LITELLM_NOTES: dict[str, Note] = {
     **_refuse("Batches run elsewhere: call the provider for them.", "enable_loadbalancing_on_batch_endpoints"),
     **_refuse(_CALLBACKS, "allow_dynamic_callback_disabling"),
     **_refuse(_UI, "ui_theme_config"),
-    **_refuse("LiteLLM's database is not read. `store.url` names one of our own.", "database_url"),
+    **_refuse("`--keys-from` takes its keys, teams and budgets. A database of our own is `store.url`.", "database_url"),
 }
 """Of `litellm_settings`."""
 

@@ -1,0 +1,262 @@
+"""LiteLLM's virtual keys, teams, users and budgets as tenants of ours.
+
+Keys go on working: LiteLLM keeps their SHA-256, which is all that a foreign key needs. A team becomes an organisation.
+A key without a team belongs to the organisation ``litellm``, or to a team of its user in it, if that user has limits. A
+key with models of its own, or one that is blocked, gets a team of its own, because tenants have these and keys do not.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from maitred.migration.source_keys import SourceKey, SourceKeys
+
+TABLES = {
+    "keys": "LiteLLM_VerificationToken",
+    "teams": "LiteLLM_TeamTable",
+    "users": "LiteLLM_UserTable",
+    "budgets": "LiteLLM_BudgetTable",
+    "organizations": "LiteLLM_OrganizationTable",
+}
+"""Sections of an export, with the tables that their rows are from."""
+HOUSE = "litellm"
+"""Organisation of keys without a team."""
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_RATES = {
+    "rpm_limit": "requests_per_minute",
+    "tpm_limit": "tokens_per_minute",
+    "max_parallel_requests": "concurrent_requests",
+}
+_MODEL_RATES = {"model_rpm_limit": "requests_per_minute", "model_tpm_limit": "tokens_per_minute"}
+_WINDOWS = {
+    **dict.fromkeys(("1d", "24h", "daily"), "usd_per_day"),
+    **dict.fromkeys(("7d", "1w", "weekly"), "usd_per_week"),
+    **dict.fromkeys(("30d", "31d", "1mo", "monthly"), "usd_per_month"),
+}
+_ALL_MODELS = frozenset({"all-proxy-models", "all-team-models"})
+_CONTROLS = ("no-cache", "no-store", "ttl", "s-maxage", "namespace", "only-if-cached")
+_LEAST_USD = 1e-9
+_LONGEST_ID = 48
+_BY_CALENDAR = "The window is one of the calendar, in UTC, and what is spent in the running one counts anew."
+_REST = "It is what is left of it: the rest was spent there."
+_NO_WINDOW = "There is no such window: what is left of it holds in all. Raise it when the next one begins."
+
+
+class AccountsReader:
+    """Reader of an export of LiteLLM's accounts.
+
+    Args:
+        document: The export: rows of tables by the names in `TABLES`, or by the tables' own.
+        source: Name of the export in the report.
+    """
+
+    def __init__(self, document: dict[str, Any], source: str) -> None:
+        self.keys = SourceKeys(document, f"{source}:")
+        self._rows = {
+            section: [*self.keys.root.child(section).items(), *self.keys.root.child(table).items()]
+            for section, table in TABLES.items()
+        }
+        self._budgets = {str(row.child("budget_id").value): row for row in self._rows["budgets"]}
+        self._users = {str(row.child("user_id").value): row for row in self._rows["users"]}
+        self._ids: set[str] = {HOUSE}
+        self._places: dict[str, dict[str, Any]] = {}
+        """Team or user -> its tenant."""
+
+    def read(self, tenants: dict[str, Any]) -> None:
+        """Adds all tenants and keys, and says of all fields what became of them."""
+        for row in self._rows["teams"]:
+            self._add_team(tenants, row)
+        for row in self._rows["keys"]:
+            self._add_key(tenants, row)
+        for row in self._rows["organizations"]:
+            row.refuse("Teams are organisations here. Set the limits of this one for each team, or below `tenants`.")
+        for section in ("users", "budgets"):
+            for row in self._rows[section]:
+                for _, field in row.children():
+                    _ignore_empty(field)
+                row.child("user_id").map_to("tenants")
+                row.child("budget_id").map_to("tenants")
+                row.ignore("No key needs it, or it only describes the row.")
+
+    def _add_team(self, tenants: dict[str, Any], row: SourceKey) -> None:
+        team_id, alias = (str(row.child(name).value or "") for name in ("team_id", "team_alias"))
+        tenant_id = self._new_id(alias or team_id or "team")
+        place = f"tenants.{tenant_id}"
+        tenant: dict[str, Any] = {"name": (alias or team_id)[:256]}
+        self._read_tenant(row, tenant, place)
+        row.child("team_id").map_to(place)
+        row.child("team_alias").map_to(f"{place}.name")
+        _settle_rest(row)
+        tenants[tenant_id] = tenant
+        self._places[f"team {team_id}"] = tenant
+
+    def _add_key(self, tenants: dict[str, Any], row: SourceKey) -> None:
+        """Adds one key to the tenant that it belongs to."""
+        team = str(row.child("team_id").value or "")
+        token = str(row.child("token").value or "")
+        if team == "litellm-dashboard":
+            row.ignore("It is of a login to LiteLLM's own pages.")
+            return
+        digest = hashlib.sha256(token.encode()).hexdigest() if token.startswith("sk-") else token
+        if not _DIGEST.fullmatch(digest):
+            row.refuse("Its `token` is neither a key nor the SHA-256 of one. Make a new key: `maitred keys create`.")
+            return
+        name = str(row.child("key_alias").value or row.child("key_name").value or digest[:16])[:256]
+        key: dict[str, Any] = {"sha256": digest}
+        tenant, place = self._tenant_of(tenants, row, team)
+        if self._needs_own_tenant(row):
+            own = self._new_id(f"key-{row.child('key_alias').value or digest[:8]}")
+            parent, place = tenant, f"{place}.teams.{own}"
+            tenant = parent.setdefault("teams", {}).setdefault(own, {"name": name})
+            self._read_tenant(row, tenant, place)
+        else:
+            row.child("models").ignore("It is for all models of its team.")
+            limits = self._limits(row, f"{place}.keys.{name}")
+            if limits:
+                key["limits"] = limits
+        while name in tenant.setdefault("keys", {}):
+            name += "'"
+        place = f"{place}.keys.{name}"
+        expires = row.child("expires")
+        if isinstance(expires.value, str) and expires.value:
+            key["expires_at"] = _with_zone(expires.value)
+            expires.map_to(f"{place}.expires_at")
+        controls = row.child("allowed_cache_controls")
+        if isinstance(controls.value, list) and controls.value:
+            key["cache_controls"] = [each for each in _CONTROLS if each in controls.value]
+            controls.map_to(f"{place}.cache_controls")
+        tenant["keys"][name] = key
+        row.child("token").map_to(f"{place}.sha256")
+        for field in ("key_alias", "key_name", "team_id", "user_id", "budget_id"):
+            row.child(field).map_to(place)
+        _settle_rest(row)
+
+    def _tenant_of(self, tenants: dict[str, Any], row: SourceKey, team: str) -> tuple[dict[str, Any], str]:
+        """Returns the tenant of a key, and where it stands."""
+        known = self._places.get(f"team {team}")
+        if team and known is not None:
+            return known, next(f"tenants.{name}" for name, each in tenants.items() if each is known)
+        house = tenants.setdefault(HOUSE, {"name": "LiteLLM"})
+        user_id = str(row.child("user_id").value or "")
+        user = self._users.get(user_id)
+        if user is None or self._needs_own_tenant(row):
+            return house, f"tenants.{HOUSE}"
+        if f"user {user_id}" not in self._places:
+            tenant: dict[str, Any] = {"name": str(user.child("user_alias").value or user_id)[:256]}
+            tenant_id = self._new_id(f"user-{user.child('user_alias').value or user_id}")
+            self._read_tenant(user, tenant, f"tenants.{HOUSE}.teams.{tenant_id}")
+            _settle_rest(user)
+            house.setdefault("teams", {})[tenant_id] = tenant
+            self._places[f"user {user_id}"] = tenant
+        tenant = self._places[f"user {user_id}"]
+        tenant_id = next(name for name, each in house["teams"].items() if each is tenant)
+        return tenant, f"tenants.{HOUSE}.teams.{tenant_id}"
+
+    def _needs_own_tenant(self, row: SourceKey) -> bool:
+        """Whether a key has what only tenants have."""
+        models = row.child("models").value
+        return row.child("blocked").value is True or (
+            isinstance(models, list) and bool(models) and _ALL_MODELS.isdisjoint(models)
+        )
+
+    def _read_tenant(self, row: SourceKey, tenant: dict[str, Any], place: str) -> None:
+        """Reads models, blocks and limits of a row."""
+        models = row.child("models")
+        if isinstance(models.value, list) and models.value and _ALL_MODELS.isdisjoint(models.value):
+            tenant["models"] = [str(each) for each in models.value if each != "no-default-models"]
+            models.map_to(f"{place}.models")
+        models.ignore("All models are open to it.")
+        if row.child("blocked").value is True:
+            tenant["disabled"] = True
+            row.child("blocked").map_to(f"{place}.disabled")
+        limits = self._limits(row, place)
+        if limits:
+            tenant["limits"] = limits
+
+    def _limits(self, row: SourceKey, place: str) -> dict[str, Any]:
+        """Reads limits of a row, and of the budget that it names for what it does not limit itself."""
+        limits: dict[str, Any] = {}
+        budget = self._budgets.get(str(row.child("budget_id").value))
+        for source in (row, budget) if budget is not None else (row,):
+            for word, kind in _RATES.items():
+                value = source.child(word).value
+                if isinstance(value, int) and value > 0 and kind not in limits:
+                    limits[kind] = value
+                    source.child(word).map_to(f"{place}.limits.{kind}")
+            if not any(kind.startswith("usd_") for kind in limits):
+                spend = row.child("spend").value
+                _add_budget(source, spend if isinstance(spend, int | float) else 0.0, limits, f"{place}.limits")
+        for model, key in row.child("model_max_budget").children():
+            amount = key.child("budget_limit").value if isinstance(key.value, dict) else key.value
+            window = key.child("time_period").value if isinstance(key.value, dict) else None
+            if isinstance(amount, int | float) and amount > 0:
+                kind = _WINDOWS.get(str(window), "usd_total")
+                limits.setdefault("models", {}).setdefault(model, {})[kind] = float(amount)
+                key.approximate(f"{place}.limits.models.{model}.{kind}", _BY_CALENDAR)
+        for word, kind in _MODEL_RATES.items():
+            for model, key in row.child("metadata").child(word).children():
+                if isinstance(key.value, int) and key.value > 0:
+                    limits.setdefault("models", {}).setdefault(model, {})[kind] = key.value
+                    key.map_to(f"{place}.limits.models.{model}.{kind}")
+        return limits
+
+    def _new_id(self, wanted: str) -> str:
+        """Returns an id of a tenant that is still free."""
+        base = re.sub(r"[^a-z0-9_-]+", "-", wanted.lower())[:_LONGEST_ID].strip("-_") or "tenant"
+        tenant_id, number = base, 1
+        while tenant_id in self._ids:
+            number += 1
+            tenant_id = f"{base}-{number}"
+        self._ids.add(tenant_id)
+        return tenant_id
+
+
+def _add_budget(source: SourceKey, spend: float, limits: dict[str, Any], place: str) -> None:
+    """Reads a budget, of which what is spent already counts where it has no window."""
+    amount, duration = source.child("max_budget"), source.child("budget_duration")
+    if isinstance(amount.value, int | float) and not isinstance(amount.value, bool):
+        window = _WINDOWS.get(str(duration.value))
+        rest = max(round(float(amount.value) - spend, 9), _LEAST_USD)
+        kind = window or "usd_total"
+        limits[kind] = max(float(amount.value), _LEAST_USD) if window else rest
+        why = _BY_CALENDAR if window else _NO_WINDOW if duration.value else _REST
+        for field in (amount, duration, source.child("budget_reset_at"), source.child("spend")):
+            field.approximate(f"{place}.{kind}", why)
+    soft = source.child("soft_budget")
+    if isinstance(soft.value, int | float) and soft.value > 0:
+        kind = _WINDOWS.get(str(duration.value), "usd_total")
+        limits.setdefault("soft", {})[kind] = float(soft.value)
+        soft.approximate(f"{place}.soft.{kind}", _BY_CALENDAR)
+
+
+def _settle_rest(row: SourceKey) -> None:
+    """Says of the other fields of a row that they are empty, describe it, or have no counterpart."""
+    for name, field in row.children():
+        _ignore_empty(field)
+        if name in ("spend", "total_spend", "model_spend"):
+            field.ignore("What was spent there is on its bill; usage here begins with nothing.")
+        elif name.endswith("_at") or name in ("created_by", "updated_by", "last_active", "user_email", "key_type"):
+            field.ignore("It describes the row.")
+        elif name in ("members", "members_with_roles", "admins", "teams", "user_role", "password", "sso_user_id"):
+            field.refuse("There are no users who log in. Who may make keys has a key of the scope admin.")
+        elif name == "aliases":
+            field.refuse("Other names of models are the same for all: `routing.aliases`.")
+        else:
+            field.refuse("Keys and tenants have no such setting. See docs/limits.md for those that they have.")
+
+
+def _ignore_empty(field: SourceKey) -> None:
+    if not field.value:
+        field.ignore("It is empty.")
+
+
+def _with_zone(text: str) -> str:
+    """Returns a time with its zone; PostgreSQL's columns are in UTC and do not say so."""
+    has_zone = text.endswith(("Z", "z")) or re.search(r"[+-]\d\d:?\d\d$", text) is not None
+    return text if has_zone else f"{text}Z"
+
+
+def sections_of(document: dict[str, Any]) -> Iterator[str]:
+    """Yields the sections of an export that are known."""
+    yield from (name for pair in TABLES.items() for name in pair if name in document)
