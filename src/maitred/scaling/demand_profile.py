@@ -1,5 +1,7 @@
 """Profile of the demand over a day or a week: the usual rate at each time of it."""
 
+from maitred.scaling.forecast_snapshot import ProfileSnapshot
+
 
 class DemandProfile:
     """Usual rate in each slot of a period that repeats.
@@ -43,3 +45,18 @@ class DemandProfile:
         if first is None or second is None:
             return None
         return first + (place % 1) * (second - first)
+
+    def snapshot(self) -> ProfileSnapshot:
+        """Returns what was learnt."""
+        return ProfileSnapshot([*self._rates], self._slot, self._sum, self._seconds)
+
+    def restore(self, snapshot: ProfileSnapshot) -> None:
+        """Goes on from a snapshot.
+
+        Raises:
+            ValueError: It is that of another profile.
+        """
+        if len(snapshot.rates) != len(self._rates):
+            raise ValueError(f"the profile has {len(snapshot.rates)} slots")
+        self._rates = [*snapshot.rates]
+        self._slot, self._sum, self._seconds = snapshot.slot, snapshot.sum, snapshot.seconds

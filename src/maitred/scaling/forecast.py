@@ -10,16 +10,17 @@ Bartlett, 1936), so errors at night tell something of those at noon.
 """
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import deque
 
 import msgspec
 
 from maitred.scaling.demand import ArrivalWindow, RequestMix
 from maitred.scaling.demand_profile import DemandProfile
-from maitred.scaling.forecast_errors import ForecastErrors, normal_quantile
+from maitred.scaling.forecast_errors import normal_quantile
+from maitred.scaling.forecast_snapshot import VERSION, ForecastSnapshot
+from maitred.scaling.horizon_forecast import BIN_S, HorizonForecast
 
-_BIN_S = 5.0
 _HORIZONS_S = (5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0, 3_600.0)
 _LEVEL_MEMORIES_S = (15.0, 60.0, 600.0)
 """Time constants of the averages."""
@@ -27,16 +28,11 @@ _TRENDS_S = ((30.0, 90.0, 180.0), (10.0, 10.0, 60.0))
 """Time constants of level and slope of the trends, and how far the slope carries: trends are damped."""
 _BROKEN_S = 60.0
 """For how long after a break upwards the ramp counts."""
-_ERROR_MEMORY_S = 86_400.0
-"""Time constant of the errors by which forecasts are mixed."""
 _MIX_MEMORY_S = 240.0
 _MIX_REQUESTS = 200
 """So many requests are remembered for the mix, however long ago they came."""
 _DAY_S = 86_400.0
 _MOST_PROFILE_RATIO = 8.0
-_KEPT_RETURNS = 1_024
-_UNSEEN = 0.25
-"""Returns that are assumed beside those seen, among one more time."""
 _BREAK_BINS, _BREAK_LIMIT, _MOST_DEVIATION = 16, 5.5, 3.0
 """Longest time that is tested for a change, the deviation that is one, and the highest that counts for the usual ones.
 
@@ -73,7 +69,7 @@ class DemandForecast:
         self._counts: deque[float] = deque([0.0], maxlen=2_048)
         """Requests up to the end of each recent bin."""
         self._levels = [0.0] * len(_LEVEL_MEMORIES_S)
-        self._level_history: deque[float] = deque(maxlen=round(_HORIZONS_S[-1] / _BIN_S) + 1)
+        self._level_history: deque[float] = deque(maxlen=round(_HORIZONS_S[-1] / BIN_S) + 1)
         self._trends = [_Trend(*constants) for constants in _TRENDS_S]
         self._variances = [0.0] * _BREAK_BINS
         """Of the mean error of so many bins, times their number."""
@@ -81,7 +77,7 @@ class DemandForecast:
         """Forecasts for the bins since the last break."""
         self._broken_until_bin = 0
         self._profiles = (DemandProfile(_DAY_S, 96), DemandProfile(7 * _DAY_S, 168))
-        self._horizons = [_Horizon(seconds) for seconds in _HORIZONS_S]
+        self._horizons = [HorizonForecast(seconds) for seconds in _HORIZONS_S]
         self._sizes = _SizeSums()
         self._last_arrival_s = -math.inf
         self._surge_at, self._last_surge = (-1, 0.0), 0.0
@@ -96,29 +92,29 @@ class DemandForecast:
             self._count += window.requests
         left_s, start_s = window.length_s, window.start_s
         while left_s > 1e-9:
-            part_s = min(left_s, _BIN_S - self._elapsed_s)
+            part_s = min(left_s, BIN_S - self._elapsed_s)
             self._count += window.requests * part_s / window.length_s
             self._elapsed_s += part_s
             start_s += part_s
             left_s -= part_s
-            if self._elapsed_s >= _BIN_S - 1e-9:
+            if self._elapsed_s >= BIN_S - 1e-9:
                 self._close_bin(self._start_s + start_s)
         self._now_s = window.start_s + window.length_s
 
     def _close_bin(self, at_s: float) -> None:
-        rate = self._count / _BIN_S
+        rate = self._count / BIN_S
         self._counts.append(self._counts[-1] + self._count)
         self._count = self._elapsed_s = 0.0
         self._bins += 1
         for index, memory_s in enumerate(_LEVEL_MEMORIES_S):
             # In the beginning the average is the plain mean of all bins.
-            weight = max(1 / self._bins, -math.expm1(-_BIN_S / memory_s))
+            weight = max(1 / self._bins, -math.expm1(-BIN_S / memory_s))
             self._levels[index] += weight * (rate - self._levels[index])
         self._break_levels()
         for trend in self._trends:
             trend.observe(rate, self._bins)
         for profile in self._profiles:
-            profile.observe(at_s - _BIN_S, rate, _BIN_S)
+            profile.observe(at_s - BIN_S, rate, BIN_S)
         self._level_history.append(math.sqrt(self._levels[1]))
         outcome = math.sqrt(self._recent_rate())
         highest = 0.0
@@ -138,11 +134,11 @@ class DemandForecast:
         number of bins has its own usual deviation, because bursts last longer than a bin.
         """
         self._expected.append(self._horizons[0].forecast)
-        memory = max(1 / self._bins, _BIN_S / 3_600.0)
+        memory = max(1 / self._bins, BIN_S / 3_600.0)
         most, bins = 0.0, 0
         for count, expected in enumerate(reversed(self._expected), 1):
             changed = (math.sqrt(self._mean_rate(count)) - expected) * math.sqrt(count)
-            variance = max(0.25 / _BIN_S, self._variances[count - 1])
+            variance = max(0.25 / BIN_S, self._variances[count - 1])
             square = min(changed * changed, _MOST_DEVIATION**2 * variance)
             self._variances[count - 1] += memory * (square - self._variances[count - 1])
             deviations = changed / math.sqrt(variance)
@@ -157,17 +153,17 @@ class DemandForecast:
             for trend in self._trends:
                 trend.level = max(trend.level, level) if most > 0 else level
             if most > 0:
-                self._broken_until_bin = self._bins + round(_BROKEN_S / _BIN_S)
+                self._broken_until_bin = self._bins + round(_BROKEN_S / BIN_S)
             self._expected.clear()
 
     def _mean_rate(self, bins: int) -> float:
         """Returns the mean rate of so many last bins."""
         bins = min(bins, len(self._counts) - 1)
-        return (self._counts[-1] - self._counts[-1 - bins]) / (bins * _BIN_S)
+        return (self._counts[-1] - self._counts[-1 - bins]) / (bins * BIN_S)
 
     def _recent_rate(self) -> float:
         """Returns the mean rate of the last `window_s`."""
-        return self._mean_rate(max(1, round(self.window_s / _BIN_S)))
+        return self._mean_rate(max(1, round(self.window_s / BIN_S)))
 
     def _ramp(self, in_s: float) -> float:
         """Returns the rate on the line through the last bins, as far as chance does not explain its slope."""
@@ -175,10 +171,10 @@ class DemandForecast:
         if not half:
             return 0.0
         last, middle, first = (self._counts[-1 - back] for back in (0, half, 2 * half))
-        seconds = half * _BIN_S
+        seconds = half * BIN_S
         rate, slope = (last - middle) / seconds, (last - 2 * middle + first) / seconds**2
         # Twice the square of what chance makes of the slope: Poisson noise, times by how much bins exceed it.
-        noise = 2 * max(1.0, 4 * _BIN_S * self._variances[0]) * (last - first) / seconds**4
+        noise = 2 * max(1.0, 4 * BIN_S * self._variances[0]) * (last - first) / seconds**4
         if slope <= 0 or slope * slope <= noise:
             return rate
         risen = (slope - noise / slope) * (0.5 * seconds + min(in_s, _MOST_RAMP_S))
@@ -212,7 +208,7 @@ class DemandForecast:
         root = self._root(before, quantile) * (1 - share) + self._root(after, quantile) * share
         return max(0.0, root) ** 2
 
-    def _root(self, horizon: "_Horizon", quantile: float) -> float:
+    def _root(self, horizon: HorizonForecast, quantile: float) -> float:
         if not self._bins:
             seconds = max(1.0, self._elapsed_s)
             return math.sqrt(self._count / seconds) + 0.5 / math.sqrt(seconds) * normal_quantile(quantile)
@@ -229,7 +225,7 @@ class DemandForecast:
             high, surge = self._quantile(0.0, 0.95), 0.0
             for count, seconds in (
                 (self._count, self._elapsed_s),
-                (self._count + last, self._elapsed_s + _BIN_S),
+                (self._count + last, self._elapsed_s + BIN_S),
             ):
                 expected = high * seconds
                 if seconds > 0 and count > expected + 4 * math.sqrt(expected) + 3:
@@ -276,93 +272,78 @@ class DemandForecast:
         """Sizes of recent requests; None: there has been none."""
         return self._sizes.mix()
 
+    def snapshot(self) -> ForecastSnapshot:
+        """Returns what was learnt up to the last whole bin."""
+        return ForecastSnapshot(
+            window_s=self.window_s,
+            silent_s=self.silent_s,
+            bins=self._bins,
+            counts=[*self._counts],
+            broken_bins=max(0, self._broken_until_bin - self._bins),
+            levels=[*self._levels],
+            level_history=[*self._level_history],
+            trends=[(trend.level, trend.slope) for trend in self._trends],
+            variances=[*self._variances],
+            expected=[*self._expected],
+            profiles=[profile.snapshot() for profile in self._profiles],
+            horizons=[horizon.snapshot() for horizon in self._horizons],
+            sizes=self._sizes.sums,
+        )
+
+    def restore(self, snapshot: ForecastSnapshot, now_s: float = 0.0) -> None:
+        """Goes on from a snapshot; call it before anything is observed.
+
+        Nothing was observed since then: that is not a demand of zero. So the level is what it was, and the outcomes of
+        forecasts that were due meanwhile do not count.
+
+        Args:
+            snapshot: What an earlier forecast had learnt.
+            now_s: The present time, on the clock of the windows.
+
+        Raises:
+            ValueError: It is that of another version.
+        """
+        lengths = tuple(
+            len(part)
+            for part in (snapshot.levels, snapshot.trends, snapshot.variances, snapshot.profiles, snapshot.horizons)
+        )
+        own_lengths = len(self._levels), len(self._trends), _BREAK_BINS, len(self._profiles), len(self._horizons)
+        if snapshot.version != VERSION or lengths != own_lengths or not snapshot.counts or len(snapshot.sizes) != 6:
+            raise ValueError(f"it has version {snapshot.version} or other parts")
+        for profile, known in zip(self._profiles, snapshot.profiles, strict=True):
+            profile.restore(known)
+        for horizon, one in zip(self._horizons, snapshot.horizons, strict=True):
+            horizon.restore(one)
+        for trend, (level, slope) in zip(self._trends, snapshot.trends, strict=True):
+            trend.level, trend.slope = level, slope
+        self._sizes.sums = snapshot.sizes
+        self.window_s, self._bins = snapshot.window_s, snapshot.bins
+        self._counts.clear()
+        self._counts.extend(snapshot.counts)
+        self._broken_until_bin = self._bins + snapshot.broken_bins
+        self._levels, self._variances = [*snapshot.levels], [*snapshot.variances]
+        self._level_history.extend(snapshot.level_history)
+        self._expected.extend(snapshot.expected)
+        self._now_s, self._last_arrival_s = now_s, now_s - snapshot.silent_s
+
 
 class _Trend:
     """Level and slope of the rate (Holt's linear trend, damped)."""
 
     def __init__(self, level_s: float, slope_s: float, ends_s: float) -> None:
-        self._level_weight, self._slope_weight = (-math.expm1(-_BIN_S / memory_s) for memory_s in (level_s, slope_s))
+        self._level_weight, self._slope_weight = (-math.expm1(-BIN_S / memory_s) for memory_s in (level_s, slope_s))
         self._ends_s = ends_s
-        self.level = self._slope = 0.0
+        self.level = self.slope = 0.0
 
     def observe(self, rate: float, bins: int) -> None:
         before = self.level
-        expected = before + self._slope * _BIN_S
+        expected = before + self.slope * BIN_S
         self.level = expected + max(1 / bins, self._level_weight) * (rate - expected)
         if bins > 2:
-            self._slope += self._slope_weight * ((self.level - before) / _BIN_S - self._slope)
+            self.slope += self._slope_weight * ((self.level - before) / BIN_S - self.slope)
 
     def at(self, in_s: float) -> float:
-        return max(0.0, self.level + self._slope * self._ends_s * -math.expm1(-in_s / self._ends_s))
-
-
-class _Horizon:
-    """Forecasts for one horizon: competing ones, how wrong each was, their mixture and its errors."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.forecast = 0.0
-        self.errors = ForecastErrors()
-        self._bins = max(1, round(seconds / _BIN_S))
-        self._every = max(1, self._bins // 8)
-        """Outcomes of neighbouring bins are nearly the same: only one in so many is kept."""
-        self._pending: deque[tuple[int, float, list[float]]] = deque()
-        self._squares: list[float] = []
-        self._settled = 0
-        self._awaited: deque[tuple[int, float]] = deque()
-        self._returns: deque[float] = deque()
-        self._sorted_returns: list[float] = []
-
-    def forecast_from(self, at: int, forecasts: list[float], at_least: float) -> None:
-        """Mixes the competing forecasts, to `at_least` so much, and keeps them until their outcome is known."""
-        if not self._squares:
-            self._squares = [0.0] * len(forecasts)
-        least = min(self._squares)
-        if least <= 0:
-            self.forecast = forecasts[1]
-        else:
-            # Squared errors in units of the least are log-likelihoods of as many outcomes as are independent.
-            independent = min(self._settled, _ERROR_MEMORY_S / _BIN_S) / (self._bins + 2)
-            weights = [math.exp(-0.5 * independent * (square / least - 1)) for square in self._squares]
-            self.forecast = sum(map(float.__mul__, weights, forecasts)) / sum(weights)
-        self.forecast = max(self.forecast, at_least)
-        self._pending.append((at + self._bins, self.forecast, forecasts))
-
-    def settle(self, at: int, outcome: float, levels: deque[float], spread: float) -> None:
-        """Compares what was forecast for now with what has come."""
-        if self._pending and self._pending[0][0] <= at:
-            _, forecast, forecasts = self._pending.popleft()
-            self._settled += 1
-            memory = max(1 / self._settled, _BIN_S / _ERROR_MEMORY_S)
-            for index, one in enumerate(forecasts):
-                self._squares[index] += memory * ((outcome - one) ** 2 - self._squares[index])
-            if at % self._every == 0:
-                self.errors.observe(outcome - forecast, spread)
-        if self._awaited and self._awaited[0][0] <= at:
-            _, highest = self._awaited.popleft()
-            self._add_return(max(levels[index] for index in range(-self._bins, 0)) - highest)
-
-    def await_return(self, at: int, highest: float) -> None:
-        """Keeps the highest forecast up to this horizon, until it is known how high the level came."""
-        if at % self._every == 0:
-            self._awaited.append((at + self._bins, highest))
-        self._highest = highest
-
-    def _add_return(self, rise: float) -> None:
-        if len(self._returns) >= _KEPT_RETURNS:
-            del self._sorted_returns[bisect_left(self._sorted_returns, self._returns.popleft())]
-        self._returns.append(rise)
-        insort(self._sorted_returns, rise)
-
-    def return_chance(self, root: float) -> float | None:
-        """Returns the share of earlier times when the level rose by as much as it would have to now."""
-        rises = self._sorted_returns
-        # Times that overlap say nothing new.
-        independent = len(rises) * self._every / self._bins
-        if independent < 1:
-            return None
-        share = 1 - bisect_left(rises, root - self._highest) / len(rises)
-        return (share * independent + _UNSEEN) / (independent + 1)
+        return max(0.0, self.level + self.slope * self._ends_s * -math.expm1(-in_s / self._ends_s))
 
 
 class _SizeSums:
@@ -391,6 +372,21 @@ class _SizeSums:
         # The sum over k requests differs from k means by a square of k variances on average.
         self._prompt_squares += (window.prompt_tokens - requests * self._prompt / self._requests) ** 2
         self._output_squares += (window.output_tokens - requests * self._output / self._requests) ** 2
+
+    @property
+    def sums(self) -> list[float]:
+        return [
+            self._requests,
+            self._prompt,
+            self._output,
+            self._cached,
+            self._prompt_squares,
+            self._output_squares,
+        ]
+
+    @sums.setter
+    def sums(self, sums: list[float]) -> None:
+        self._requests, self._prompt, self._output, self._cached, self._prompt_squares, self._output_squares = sums
 
     def mix(self) -> RequestMix | None:
         if self._requests <= 0:

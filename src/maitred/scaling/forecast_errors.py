@@ -3,6 +3,8 @@
 from bisect import bisect_left, insort
 from collections import deque
 
+from maitred.scaling.forecast_snapshot import ErrorsSnapshot
+
 _KEPT = 1_024
 """Errors that are kept."""
 _FEW = 40
@@ -55,6 +57,16 @@ class ForecastErrors:
             del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
         self._recent.append(error)
         insort(self._sorted, error)
+
+    def snapshot(self) -> ErrorsSnapshot:
+        """Returns what was learnt."""
+        return ErrorsSnapshot([*self._recent], self._lower_tail, self._upper_tail, self._covered, self._weight)
+
+    def restore(self, snapshot: ErrorsSnapshot) -> None:
+        """Goes on from a snapshot."""
+        self._recent, self._sorted = deque(snapshot.recent[-_KEPT:]), sorted(snapshot.recent[-_KEPT:])
+        self._lower_tail, self._upper_tail = snapshot.lower_tail, snapshot.upper_tail
+        self._covered, self._weight = snapshot.covered, snapshot.weight
 
     def quantile(self, quantile: float, spread: float) -> float:
         """Returns a quantile of the errors, corrected by what the band has covered; `spread` as for `observe`."""

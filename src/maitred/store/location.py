@@ -55,7 +55,16 @@ def read_object(file: Path) -> dict[str, object]:
 
 
 def write_object(file: Path, known: Mapping[str, object]) -> None:
-    """Writes a JSON object into a file that only its owner can read. Whoever reads it finds the old or the new one.
+    """Writes a JSON object into a file; see `write_file`.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    write_file(file, json.dumps(known, indent=1, sort_keys=True).encode())
+
+
+def write_file(file: Path, content: bytes) -> None:
+    """Writes a file that only its owner can read. Whoever reads it finds the old or the new one.
 
     Raises:
         OSError: The file cannot be written.
@@ -63,7 +72,7 @@ def write_object(file: Path, known: Mapping[str, object]) -> None:
     temporary_file = file.with_name(f"{file.name}.{os.getpid()}")
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary_file.touch(mode=0o600)
-    temporary_file.write_text(json.dumps(known, indent=1, sort_keys=True), encoding="utf-8")
+    temporary_file.write_bytes(content)
     temporary_file.replace(file)
 
 

@@ -3,6 +3,7 @@
 import math
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from maitred.scaling.demand import ArrivalWindow
 from maitred.scaling.forecast import DemandForecast
 from maitred.scaling.forecast_errors import ForecastErrors
+from maitred.scaling.forecast_snapshot import ForecastSnapshot
 from tests.support.scaling.scaled_model import poisson, window
 
 DAY_S = 86_400.0
@@ -117,3 +119,27 @@ def test_the_length_of_windows_does_not_matter(windows):
         assert forecast.mix.output_tokens == pytest.approx(5)
     else:
         assert forecast.mix is None
+
+
+@given(rates=st.lists(st.floats(0.0, 50.0), min_size=4, max_size=200), gap_s=st.floats(0.0, 1e6))
+@settings(max_examples=20, deadline=None)
+def test_a_restored_forecast_says_the_same(rates, gap_s):
+    forecast = DemandForecast()
+    for step, rate in enumerate(rates, 1):
+        forecast.observe(window(5.0 * step, 5.0 * rate, 5.0))
+    encoded = msgspec.msgpack.encode(forecast.snapshot())
+    snapshot = msgspec.msgpack.decode(encoded, type=ForecastSnapshot)
+    now_s = 5.0 * len(rates)
+    again = DemandForecast(start_s=gap_s)
+    again.restore(snapshot, now_s)
+    for in_s in (0.0, 2.0, 30.0, 120.0, 1_000.0, 5_000.0):
+        for quantile in (0.05, 0.5, 0.9, 0.99):
+            assert again.at(in_s, quantile) == forecast.at(in_s, quantile)
+        assert again.return_chance(10.0, in_s) == forecast.return_chance(10.0, in_s)
+    assert (again.mix, again.level, again.silent_s) == (forecast.mix, forecast.level, forecast.silent_s)
+    assert (again.coverage, again.highest_level) == (forecast.coverage, forecast.highest_level)
+    assert again.snapshot() == snapshot
+    # It goes on to learn: the last level is known, whatever the time in between.
+    for step in range(1, 25):
+        again.observe(window(now_s + 5.0 * step, 5.0 * 20.0, 5.0))
+    assert again.at(5.0) == pytest.approx(20.0, rel=0.35)

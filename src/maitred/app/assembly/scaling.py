@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from maitred.app.scaling.forecast_file import ForecastFile
 from maitred.app.scaling.lease import LeaseClaim
 from maitred.app.scaling.scaler import ModelScaler
 from maitred.app.scaling.shared_demand import SharedDemand
@@ -58,6 +59,7 @@ def make_scalers(
     """Makes the scalers of the models whose number of replicas follows the demand; `ModelScaler.run` starts one."""
     if not config.model.autoscaling.enabled:
         return {}
+    forecasts = data_folder(config.store) / "forecasts"
     return {
         model: ModelScaler(
             pool,
@@ -70,6 +72,7 @@ def make_scalers(
                 if _shared_pool(config, model)
                 else None
             ),
+            forecast_file=ForecastFile(forecasts, claims[model].lease.pool, clock),
         )
         for model, pool in pools.items()
     }

@@ -21,6 +21,7 @@ from contextlib import suppress
 import msgspec
 from msgspec.structs import replace
 
+from maitred.app.scaling.forecast_file import ForecastFile
 from maitred.app.scaling.lease import LeaseClaim
 from maitred.app.scaling.shared_demand import SharedDemand
 from maitred.app.scaling.ttft_outcome import TTFTRecorder
@@ -43,6 +44,8 @@ _INTERVAL_S = 1.0
 """Time between two decisions."""
 _MIN_INTERVAL_S = 0.2
 """Shortest time between two decisions, where requests begin to wait again and again."""
+_KEEP_INTERVAL_S = 60.0
+"""Time between two writes of the forecast."""
 _STALE_S = 5.0
 """A report that is late by more does not count for the capacity."""
 _KEPT_DECISIONS = 300
@@ -73,6 +76,7 @@ class ModelScaler:
         config: Objectives and limits.
         clock: The clock.
         shared: Demand of all gateways of the pool; None: it belongs to this gateway alone.
+        forecast_file: Keeps the forecast from one run of the gateway to the next; None: it is lost.
 
     Attributes:
         model: The model.
@@ -95,6 +99,7 @@ class ModelScaler:
         clock: Clock,
         *,
         shared: SharedDemand | None = None,
+        forecast_file: ForecastFile | None = None,
     ) -> None:
         now_s = clock.monotonic_s()
         self.model = dispatcher.model
@@ -104,10 +109,11 @@ class ModelScaler:
         self.outcomes = TTFTRecorder(now_s)
         self.decisions: deque[RecordedDecision] = deque(maxlen=_KEPT_DECISIONS)
         self.counts: Counter[ScalingReason] = Counter()
-        self.autoscaler = Autoscaler(
-            config.objectives, pool.startup_times, DemandForecast(start_s=clock.wall_s() - now_s)
-        )
+        forecast = DemandForecast(start_s=clock.wall_s() - now_s) if forecast_file is None else forecast_file.read()
+        self.autoscaler = Autoscaler(config.objectives, pool.startup_times, forecast)
         self.shared = shared
+        self._forecast_file = forecast_file
+        self._forecast_kept_s = now_s
         self._dispatcher = dispatcher
         self._clock = clock
         self._estimator = CapacityEstimator(warm_up_s=config.warm_up_s)
@@ -142,7 +148,15 @@ class ModelScaler:
         self._wanted.set()
 
     async def run(self) -> None:
-        """Decides until the task is cancelled."""
+        """Decides until the task is cancelled, and keeps the forecast."""
+        try:
+            await self._run()
+        finally:
+            # Here, because nothing waits for a thread of a task that ends.
+            if self._forecast_file is not None:
+                self._forecast_file.write(self.autoscaler.forecast.snapshot())
+
+    async def _run(self) -> None:
         while True:
             began_s = self._clock.monotonic_s()
             self._wanted.clear()
@@ -150,10 +164,18 @@ class ModelScaler:
                 await self.step()
             except Exception:
                 _log.exception("No decision could be made on the replicas of %s, which stay as they are.", self.model)
+            await self._keep_forecast()
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, _INTERVAL_S - (self._clock.monotonic_s() - began_s))):
                     await self._wanted.wait()
             await asyncio.sleep(max(0.0, _MIN_INTERVAL_S - (self._clock.monotonic_s() - began_s)))
+
+    async def _keep_forecast(self) -> None:
+        """Writes what the forecast has learnt into its file, now and then."""
+        now_s = self._clock.monotonic_s()
+        if self._forecast_file is not None and now_s - self._forecast_kept_s >= _KEEP_INTERVAL_S:
+            self._forecast_kept_s = now_s
+            await asyncio.to_thread(self._forecast_file.write, self.autoscaler.forecast.snapshot())
 
     async def step(self) -> None:
         """Makes one decision, if this gateway decides."""

@@ -1,11 +1,13 @@
 """The scaler of one model: from what dispatch sees to the desired numbers of its pool."""
 
 import asyncio
+from contextlib import suppress
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
+from maitred.app.scaling.forecast_file import ForecastFile
 from maitred.app.scaling.lease import LeaseClaim
 from maitred.app.scaling.scaler import ModelScaler, RecordedDecision
 from maitred.core.replica import StepTimes
@@ -89,6 +91,26 @@ async def test_what_tenants_can_use_now_counts_while_they_wait_and_the_mean_othe
     assert setup.scaler._usable(waits, setup.clock.now_s + 1.0) == 0.25
     assert setup.scaler._usable(replace(waits, waiting=0), setup.clock.now_s + 1.0) > 0.9
     assert setup.scaler._usable(replace(waits, waiting=0, running=4), setup.clock.now_s + 600.0) < 0.26
+
+
+async def test_the_forecast_is_kept_where_the_run_ends(tmp_path):
+    setup = Setup()
+    file = ForecastFile(tmp_path, "chat@here", setup.clock)
+    scaler = ModelScaler(
+        setup.pool,
+        setup.dispatcher,
+        setup.lease,
+        AutoscalingConfig(**setup.settings),
+        setup.clock,
+        forecast_file=file,
+    )
+    run = asyncio.create_task(scaler.run())
+    await asyncio.sleep(0)
+    scaler.autoscaler.forecast.observe(ArrivalWindow(start_s=setup.clock.now_s, length_s=60.0, requests=600.0))
+    run.cancel()
+    with suppress(asyncio.CancelledError):
+        await run
+    assert file.read().level == pytest.approx(10.0, rel=0.01)
 
 
 async def test_what_changes_nothing_is_not_written():

@@ -1,0 +1,60 @@
+"""Snapshot of what a forecast has learnt, so that it outlives the process."""
+
+import msgspec
+
+VERSION = 1
+"""Version of the snapshots. One of another version says nothing."""
+
+
+class ProfileSnapshot(msgspec.Struct, frozen=True):
+    """Usual rates of a profile, and what is known of the slot that has not ended."""
+
+    rates: list[float | None]
+    slot: int
+    sum: float
+    seconds: float
+
+
+class ErrorsSnapshot(msgspec.Struct, frozen=True):
+    """Recent errors of a forecast, oldest first, with the levels and the coverage of its band."""
+
+    recent: list[float]
+    lower_tail: float
+    upper_tail: float
+    covered: float
+    weight: float
+
+
+class HorizonSnapshot(msgspec.Struct, frozen=True):
+    """Mixture for one horizon, the errors of those that compete, and the returns of the demand."""
+
+    forecast: float
+    highest: float
+    settled: int
+    squares: list[float]
+    errors: ErrorsSnapshot
+    returns: list[float]
+
+
+class ForecastSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What a forecast has learnt. Forecasts whose outcome was not known yet are not part of it."""
+
+    version: int = VERSION
+    window_s: float
+    silent_s: float
+    """Seconds since the last arrival."""
+    bins: int
+    counts: list[float]
+    """Requests up to the end of each of the last bins."""
+    broken_bins: int
+    """For how many more bins the last break counts."""
+    levels: list[float]
+    level_history: list[float]
+    trends: list[tuple[float, float]]
+    """Level and slope of each."""
+    variances: list[float]
+    expected: list[float]
+    profiles: list[ProfileSnapshot]
+    horizons: list[HorizonSnapshot]
+    sizes: list[float]
+    """Sums over recent requests."""
