@@ -101,7 +101,6 @@ async def test_two_gateways_see_the_replicas_and_one_gives_the_orders(clock, lin
         await leader.until(a_0="starting")
         assert list(agent.there) == ["a-0"]
         assert follower.backend.desired == DesiredReplicas(1)
-        assert follower.backend.agent_of("a-0").zone == "x"
         leader.backend.stop("a-0")
         agent.vanish("a-0")
         await follower.until()

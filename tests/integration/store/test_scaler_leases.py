@@ -30,6 +30,12 @@ async def test_a_lease_is_taken_once(leases):
     assert await leases.read("chat") == first
 
 
+async def test_it_is_taken_after_an_epoch_that_somebody_has_seen(leases):
+    taken = await leases.take(await leases.read("chat"), "one", after_epoch=7)
+    assert taken.epoch == (await leases.read("chat")).epoch == 8
+    assert (await leases.take(taken, "other", after_epoch=3)).epoch == 9
+
+
 async def test_of_many_at_once_one_takes_it(leases):
     seen = await leases.read("chat")
     taken = await asyncio.gather(*(leases.take(seen, f"gateway-{number}") for number in range(8)))

@@ -2,6 +2,8 @@
 
 import asyncio
 
+from msgspec.structs import replace
+
 from maitred.core.errors import ReplicaUnavailable
 from maitred.core.replica import LoadReport
 from maitred.fleet.backend import BackendFacts, BackendReplica
@@ -121,6 +123,10 @@ class PaperBackend:
             start_kind=replica.start_kind,
             failure="it died" if phase is ReplicaPhase.FAILED else "",
         )
+        self._notify()
+
+    def lead(self, *, follows=False):
+        self.facts = replace(self.facts, follows=follows)
         self._notify()
 
     def vanish(self, name):

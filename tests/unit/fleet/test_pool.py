@@ -365,3 +365,37 @@ async def test_a_replica_whose_end_is_taken_back_is_a_member_again(clock):
         await settle()
         assert phases(pool) == {"r0": "serving", "r1": "serving"}
         assert pool.desired.serving == 2
+
+
+async def test_who_follows_gives_no_orders_until_it_leads_and_then_has_the_numbers_of_before(clock):
+    backend = PaperBackend(clock, follows=True)
+    async with pool_at(backend, clock, serving=2) as pool:
+        assert not backend.there, "another gateway decides whether something is started"
+        backend.start("r0")
+        backend.become("r0", ReplicaPhase.SERVING)
+        await settle()
+        assert (names(pool), pool.desired.serving, pool.is_scaled) == (["r0"], 2, False)
+        backend.desired = DesiredReplicas(3)
+        backend.become("r0", ReplicaPhase.FAILED)
+        await settle()
+        assert (list(backend.there), pool.desired.serving, pool.is_scaled) == (["r0"], 3, True)
+        backend.become("r0", ReplicaPhase.SERVING)
+        backend.lead()
+        await settle()
+        assert list(backend.there) == ["r0", "r1", "r2"]
+
+
+async def test_who_leads_no_more_lets_go_what_it_was_about_to_stop(clock):
+    backend = PaperBackend(clock, found=["r0", "r1"])
+    async with pool_at(backend, clock, serving=2) as pool:
+        await settle()
+        for endpoint in pool.endpoints():
+            endpoint.admin_state.running += 1
+        pool.set_desired(1)
+        assert phases(pool) == {"r0": "serving", "r1": "draining"}
+        backend.lead(follows=True)
+        await settle()
+        assert phases(pool) == {"r0": "serving", "r1": "serving"}
+        backend.vanish("r1")
+        await settle()
+        assert (phases(pool), list(backend.there)) == ({"r0": "serving"}, ["r0"])

@@ -317,8 +317,9 @@ class AgentBackend:
         """Brings the replicas up to date with the agent and with the connections to its engines."""
         found = {replica.name: replica for replica in self.state.replicas}
         connections = self._connections.replicas()
-        for name in found.keys() - connections.keys() - self._stopping:
-            self._adopt(found[name])
+        for name, told in found.items():
+            if name not in connections and name not in self._stopping:
+                self._adopt(told)
         for name, replica in list(self._replicas.items()):
             if name not in found and name not in connections and name not in self._starting:
                 del self._replicas[name]

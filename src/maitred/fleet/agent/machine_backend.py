@@ -111,11 +111,6 @@ class MachineBackend:
         """Calls `listener` after every change. Implements `ReplicaBackend`."""
         self._listeners.append(listener)
 
-    def agent_of(self, replica: str) -> AgentHello | None:
-        """Returns who and where the agent of a replica is; None: there is no such agent."""
-        agent = self._agents.get(replica.rpartition("-")[0])
-        return None if agent is None else agent.hello
-
     # --- orders ---
 
     def keep_desired(self, desired: DesiredReplicas) -> None:

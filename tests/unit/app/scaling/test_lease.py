@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from maitred.app.scaling.lease import LeaseClaim
+from maitred.app.scaling.lease import LeaseClaim, hold_lease
 from tests.support.clock import FakeClock
 from tests.support.scaling.leases import PaperLeases
 
@@ -140,3 +140,47 @@ async def test_what_an_operator_and_the_scaler_ask_at_once_comes_one_after_the_o
     await asyncio.gather(one.refresh(), one.refresh(), one.hold())
     assert (one.is_held, one.lease.epoch, one.lease.owner) == (True, 1, "one")
     assert await one.decide(2, 0, b"")
+
+
+async def test_an_operators_gateway_takes_it_and_the_former_owner_follows(one, other, time):
+    assert await one.hold()
+    assert await other.seize()
+    assert (other.epoch, other.lease.owner) == (2, "other")
+    await pass_time(time, 100, one, other)
+    assert (one.epoch, other.epoch) == (None, 2)
+
+
+async def test_it_is_not_seized_while_the_database_is_away(one, other, leases):
+    assert await one.hold()
+    leases.away = True
+    assert not await other.seize()
+    leases.away = False
+    assert await other.seize()
+
+
+class PaperMachines:
+    """A backend whose agents have seen some epoch."""
+
+    latest_epoch = 0
+
+    def __init__(self):
+        self.seen = []
+        self.epoch = None
+
+    def check_lease(self):
+        self.seen.append(self.epoch())
+
+
+async def test_agents_that_know_a_later_epoch_than_a_new_database_get_one_after_it(one, monkeypatch):
+    backend, pauses = PaperMachines(), []
+
+    async def pause(seconds):
+        pauses.append(seconds)
+        backend.latest_epoch = 7
+        if len(pauses) == 3:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    with pytest.raises(asyncio.CancelledError):
+        await hold_lease(one, backend)
+    assert backend.seen == [1, 1, 8, 8]

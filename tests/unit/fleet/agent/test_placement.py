@@ -33,7 +33,7 @@ def test_what_is_away_or_full_gets_nothing():
     assert place([]) is None
 
 
-def test_places_are_added_up_and_what_is_away_has_none_to_spare():
+def test_places_are_added_up_and_what_is_away_adds_only_what_it_has():
     away = load("a", is_connected=False, replicas=2)
     facts = merge_facts([away, load("b", replicas=1, starting=1), load("c", replicas=9)])
     assert (facts.max_replicas, facts.max_starts) == (2 + 4 + 9, 2)
