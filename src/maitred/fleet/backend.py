@@ -83,6 +83,8 @@ class BackendReplica(msgspec.Struct, frozen=True, kw_only=True):
     """Measured parts of its last complete start; together they are the whole."""
     failure: str = ""
     """Reason why it does not run; empty while it does."""
+    region: str | None = None
+    """Region where it is started; None: its engine tells it, or nobody does."""
 
 
 class ReplicaBackend(Protocol):

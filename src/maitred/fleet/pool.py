@@ -288,7 +288,10 @@ class ReplicaPool:
             self.desired = DesiredReplicas(sum(map(self.is_own, self._members)))  # whatever was desired before
         if facts.follows:
             self._follow_others()
-        going = len(self.backend.replicas()) - len(self._members)
+        going = sum(
+            name not in self._members and replica.region in (None, self.region)
+            for name, replica in self.backend.replicas().items()
+        )
         limits = PoolLimits(
             max_replicas=facts.max_replicas - going, max_starts=facts.max_starts, can_sleep=facts.can_sleep
         )

@@ -82,7 +82,9 @@ class PoolMember:
 
     @property
     def region(self) -> str | None:
-        """Region that its engine has told; None: none."""
+        """Region that its backend or its engine has told; None: none."""
+        if self.backend.region is not None:
+            return self.backend.region
         if self.client is not None and self.client.is_ready:
             self._region = self.client.card().region
         return self._region

@@ -213,7 +213,7 @@ async def test_an_agent_that_leaves_says_so_and_gets_no_order(clock, links):
         assert not agent.there
 
 
-@pytest.mark.parametrize("reason", ["secret", "no secret", "authority", "version", "name", "region"])
+@pytest.mark.parametrize("reason", ["secret", "no secret", "authority", "version", "name"])
 async def test_who_is_not_let_in_is_told_why(clock, links, tmp_path, caplog, reason):
     caplog.set_level(logging.WARNING)
     ours, theirs = links
@@ -232,15 +232,56 @@ async def test_who_is_not_let_in_is_told_why(clock, links, tmp_path, caplog, rea
             place, said = {"protocol": 99}, "Run the same version of maitred on both machines"
         case "name":
             said = "Another agent with the name a is connected from 127.0.0.1"
-        case "region":
-            place, said = {"region": "us"}, "Let it dial the gateways of its own region"
-    async with gateway_of(clock, ours, region="eu") as gateway:
+    async with gateway_of(clock, ours) as gateway:
         first = agent_of(clock, links[1], gateway, name="a" if reason == "name" else "b")
         async with first, agent_of(clock, theirs, gateway, **place) as (agent, _):
             agent.start("a-0")
             await until(lambda: said in caplog.text)
             await until(lambda: gateway.backend.facts.max_replicas == 3)
             assert not gateway.phases()
+
+
+async def test_a_replica_that_does_not_run_is_given_up_where_another_agent_has_a_place(clock, links):
+    async with gateway_of(clock, links[0]) as gateway, agent_of(clock, links[1], gateway) as (broken, _):
+        await until(lambda: gateway.backend.facts.max_replicas == 3)
+        gateway.backend.check_lease()
+        gateway.backend.start("a-0")
+        await until(lambda: "a-0" in broken.there)
+        broken.become("a-0", ReplicaPhase.FAILED)
+        await gateway.until(a_0="failed")
+        clock.now_s += 30
+        broken.become("a-0", ReplicaPhase.STARTING)  # the next attempt
+        await gateway.until(a_0="starting")
+        async with agent_of(clock, links[1], gateway, name="b"):
+            await until(lambda: broken.there["a-0"].phase is ReplicaPhase.DRAINING)
+            broken.vanish("a-0")
+            await gateway.until()
+            assert gateway.backend.name_of(0) == "b-0"
+            clock.now_s += 60
+            assert gateway.backend.name_of(0) == "a-0"
+
+
+async def test_replicas_of_another_region_are_used_and_get_no_orders(clock, links):
+    async with (
+        gateway_of(clock, links[0], region="eu") as gateway,
+        agent_of(clock, links[1], gateway, region="us") as (far, server),
+        agent_of(clock, links[1], gateway, name="b", region="eu"),
+    ):
+        far.start("a-0")
+        server.epoch = 9  # of the lease of its own region
+        await gateway.until(a_0="starting")
+        await until(lambda: gateway.backend.facts.max_replicas == 3)
+        assert not gateway.backend.facts.follows
+        assert gateway.backend.replicas()["a-0"].region == "us"
+        assert gateway.backend.name_of(0) == "b-0"
+        gateway.backend.check_lease()
+        gateway.backend.stop("a-0")
+        gateway.backend.start("a-1")
+        gateway.backend.keep_desired(DesiredReplicas(1))
+        assert gateway.phases() == {"a-0": "starting"}
+        gateway.backend.start("b-0")
+        await gateway.until(a_0="starting", b_0="starting")
+        assert (list(far.there), server.epoch) == (["a-0"], 9)
 
 
 async def test_a_gateway_that_other_machines_can_reach_needs_a_secret(clock):

@@ -136,6 +136,7 @@ class AgentBackend:
                 phase=ReplicaPhase.STARTING,
                 since_s=self._clock.monotonic_s(),
                 start_kind=self.state.facts.start_kind,
+                region=self.hello.region or None,
             )
             self._send(StartReplica(name))
             self._notify()
@@ -305,6 +306,7 @@ class AgentBackend:
             since_s=self._clock.monotonic_s() - replica.age_s,
             engine=None if connection is None else connection.engine,
             start_kind=replica.start_kind,
+            region=self.hello.region or None,
         )
 
     # --- what there is ---

@@ -35,6 +35,8 @@ from maitred.wire.link.handshake import AGENT_LINK
 
 SETTLE_S = 3.0
 """Time after the start in which no order is given: agents that have lost this gateway dial it again within it."""
+SHUNNED_S = 60.0
+"""Time in which an agent where a replica could not run is the last to get another one."""
 _CHECK_S = 0.5
 """Interval at which agents and replicas that are away are looked at."""
 
@@ -49,7 +51,7 @@ class MachineBackend:
         link: Settings by which agents and gateways know each other.
         make_engine: Makes the connection to the engine at an address.
         clock: The clock.
-        region: Region of this gateway; empty: agents of all regions are taken.
+        region: Region of this gateway, which gives no orders to agents that tell another one; empty: none.
 
     Attributes:
         epoch: Returns the epoch of the lease that this gateway holds; None: it holds none, and only follows.
@@ -75,6 +77,10 @@ class MachineBackend:
         self._replicas: dict[str, BackendReplica] = {}
         self._listeners: list[Callable[[], None]] = []
         self._lines: set[MessageConnection[ToController]] = set()
+        self._failed_since_s: dict[str, float] = {}
+        """When a replica failed first that has not served since."""
+        self._shunned_until_s: dict[str, float] = {}
+        """Agents where a replica could not run, and until when others come before them."""
         self._opened_s = clock.monotonic_s()
         self._has_served = asyncio.Event()
         self._claimed: int | None = None
@@ -93,7 +99,7 @@ class MachineBackend:
     @property
     def desired(self) -> DesiredReplicas | None:
         """Desired numbers of the latest epoch that an agent has been told. Implements `ReplicaBackend`."""
-        told = [agent.state for agent in self._agents.values() if agent.state.desired is not None]
+        told = [agent.state for agent in self._own() if agent.state.desired is not None]
         return max(told, key=lambda state: state.epoch).desired if told else None
 
     def replicas(self) -> Mapping[str, BackendReplica]:
@@ -115,25 +121,29 @@ class MachineBackend:
 
     def keep_desired(self, desired: DesiredReplicas) -> None:
         """Has all agents keep the desired numbers. Implements `ReplicaBackend`."""
-        for agent in self._agents.values():
+        for agent in self._own():
             agent.keep_desired(desired)
 
     def start(self, name: str) -> None:
         """Orders the start of a replica at the agent that its name says. Implements `ReplicaBackend`."""
-        agent = self._agents.get(name.rpartition("-")[0])
-        if agent is not None and self._order_epoch() is not None:
+        if (agent := self._ordered(name)) is not None:
             agent.start(name)
 
     def stop(self, name: str) -> None:
         """Orders the end of a replica. Implements `ReplicaBackend`."""
-        agent = self._agents.get(name.rpartition("-")[0])
-        if agent is not None and self._order_epoch() is not None:
+        if (agent := self._ordered(name)) is not None:
             agent.stop(name)
+
+    def _ordered(self, name: str) -> AgentBackend | None:
+        """Returns the agent of a replica, if this gateway may give it orders."""
+        agent = self._agents.get(name.rpartition("-")[0])
+        may_order = agent is not None and self._is_own(agent.hello) and self._order_epoch() is not None
+        return agent if may_order else None
 
     @property
     def latest_epoch(self) -> int:
-        """Latest epoch that an agent knows."""
-        return max((agent.state.epoch for agent in self._agents.values()), default=0)
+        """Latest epoch that an agent of this region knows."""
+        return max((agent.state.epoch for agent in self._own()), default=0)
 
     def check_lease(self) -> None:
         """Follows the lease: a gateway that has got it claims all agents, and one that has lost it forgets its orders.
@@ -142,7 +152,7 @@ class MachineBackend:
         """
         epoch, before, desired = self._order_epoch(), self._claimed, self.desired
         self._claimed = epoch
-        for agent in self._agents.values():
+        for agent in self._own():
             if epoch is None:
                 agent.forget_orders()
             elif epoch != before:
@@ -208,6 +218,7 @@ class MachineBackend:
             try:
                 self.check_lease()
                 self._drop_lost()
+                self._move_failed()
             except Exception:  # without this task, nothing that is lost would ever be given up
                 _log.exception("The agents cannot be looked at; this is tried again.")
 
@@ -222,6 +233,21 @@ class MachineBackend:
                 closing = asyncio.create_task(agent.__aexit__(None, None, None), name=f"end of agent {name}")
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
+
+    def _move_failed(self) -> None:
+        """Stops a replica whose agent cannot start it, if another agent has a place: the pool starts one there."""
+        now_s = self._clock.monotonic_s()
+        if self._order_epoch() is None:
+            return
+        for agent in self._own():
+            for name, replica in list(agent.replicas().items()):
+                is_stuck = now_s - self._failed_since_s.get(name, now_s) >= self._config.lost_after_s
+                better = place(self._loads()) if is_stuck and agent.lines else None
+                if better is None or better.is_failing or better.name == agent.hello.name:
+                    continue
+                _log.warning("The replica %s does not run, and another is started elsewhere: %s", name, replica.failure)
+                self._shunned_until_s[agent.hello.name] = now_s + SHUNNED_S
+                agent.stop(name)
 
     # --- agents ---
 
@@ -266,11 +292,6 @@ class MachineBackend:
                 f"Another agent with the name {hello.name} is connected from {known.lines[0].peer}. Give each its own "
                 "--name."
             )
-        if self._region and hello.region and hello.region != self._region:
-            return (
-                f"It is in the region {hello.region}, and this gateway starts replicas in {self._region} only. Let it "
-                "dial the gateways of its own region."
-            )
         return ""
 
     def _admit(self, line: MessageConnection[ToController], hello: AgentHello) -> None:
@@ -282,37 +303,56 @@ class MachineBackend:
                 facts=NO_AGENT,
                 name_of=f"{hello.name}-{{}}".format,
                 clock=self._clock,
-                epoch=self._order_epoch,
+                epoch=lambda: self._order_epoch() if self._is_own(hello) else None,
             )
             agent.on_change(self._update)
         if not agent.lines:
             where = "/".join(filter(None, (hello.region, hello.zone)))
             _log.info("The agent %s (%s) has connected from %s.", hello.name, where or "no zone", line.peer)
+            if not self._is_own(hello):
+                _log.info("It is in another region than this gateway, which uses its replicas and starts none there.")
         agent.on_message(line, hello)
         agent.on_open(line)
         if (epoch := self._order_epoch()) is not None and epoch == self._claimed:
             agent.claim(self.desired)
 
+    def _is_own(self, hello: AgentHello) -> bool:
+        """Whether an agent is where this gateway starts replicas."""
+        return not hello.region or hello.region == self._region
+
+    def _own(self) -> list[AgentBackend]:
+        """Returns the agents to which this gateway may give orders."""
+        return [agent for agent in self._agents.values() if self._is_own(agent.hello)]
+
     def _loads(self) -> list[AgentLoad]:
+        now_s = self._clock.monotonic_s()
         return [
             AgentLoad(
-                name=name,
+                name=agent.hello.name,
                 facts=agent.facts,
                 zone=agent.hello.zone,
                 is_connected=bool(agent.lines),
                 replicas=len(agent.replicas()),
                 starting=sum(replica.phase is ReplicaPhase.STARTING for replica in agent.replicas().values()),
-                is_failing=any(replica.phase is ReplicaPhase.FAILED for replica in agent.replicas().values()),
+                is_failing=now_s < self._shunned_until_s.get(agent.hello.name, now_s)
+                or any(replica.phase is ReplicaPhase.FAILED for replica in agent.replicas().values()),
             )
-            for name, agent in self._agents.items()
+            for agent in self._own()
         ]
 
     def _update(self) -> None:
         self._replicas = {
             name: replica for agent in self._agents.values() for name, replica in agent.replicas().items()
         }
-        if any(replica.phase is ReplicaPhase.SERVING for replica in self._replicas.values()):
-            self._has_served.set()
+        now_s = self._clock.monotonic_s()
+        for name, replica in self._replicas.items():
+            if replica.phase is ReplicaPhase.FAILED:
+                self._failed_since_s.setdefault(name, now_s)
+            elif replica.phase is ReplicaPhase.SERVING:
+                self._failed_since_s.pop(name, None)
+                self._has_served.set()
+        for name in self._failed_since_s.keys() - self._replicas.keys():
+            del self._failed_since_s[name]
         self._notify()
 
     def _notify(self) -> None:
