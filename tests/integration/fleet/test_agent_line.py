@@ -241,6 +241,28 @@ async def test_who_is_not_let_in_is_told_why(clock, links, tmp_path, caplog, rea
             assert not gateway.phases()
 
 
+async def test_what_a_gateway_desires_before_it_gives_orders_holds_afterwards(clock, links):
+    async with gateway_of(clock, links[0]) as gateway, agent_of(clock, links[1], gateway) as (_, server):
+        await until(lambda: gateway.backend.facts.max_replicas == 3)
+        gateway.backend.check_lease()
+        gateway.backend.keep_desired(DesiredReplicas(1))
+        async with (
+            gateway_of(clock, links[0], epoch=None) as again,
+            GatewayDialer(server, [again.backend.address], links[1]),
+        ):
+            await until(lambda: again.backend.desired == DesiredReplicas(1))
+            clock.now_s -= SETTLE_S
+            again.epoch = 2
+            again.backend.keep_desired(DesiredReplicas(2))
+            assert again.backend.facts.follows
+            assert again.backend.desired == DesiredReplicas(2)
+            clock.now_s += SETTLE_S
+            again.backend.check_lease()
+            await until(lambda: gateway.backend.latest_epoch == 2)
+            gateway.backend.check_lease()
+            assert gateway.backend.desired == DesiredReplicas(2)
+
+
 async def test_a_replica_that_does_not_run_is_given_up_where_another_agent_has_a_place(clock, links):
     async with gateway_of(clock, links[0]) as gateway, agent_of(clock, links[1], gateway) as (broken, _):
         await until(lambda: gateway.backend.facts.max_replicas == 3)

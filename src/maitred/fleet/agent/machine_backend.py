@@ -83,6 +83,8 @@ class MachineBackend:
         """Agents where a replica could not run, and until when others come before them."""
         self._opened_s = clock.monotonic_s()
         self._has_served = asyncio.Event()
+        self._kept: DesiredReplicas | None = None
+        """Desired numbers of this gateway, since it has had the lease; also before it gives orders."""
         self._claimed: int | None = None
         """Epoch of which the agents have been told."""
         self._closing: set[asyncio.Task[None]] = set()
@@ -98,7 +100,9 @@ class MachineBackend:
 
     @property
     def desired(self) -> DesiredReplicas | None:
-        """Desired numbers of the latest epoch that an agent has been told. Implements `ReplicaBackend`."""
+        """Desired numbers of this gateway, or of the latest epoch that an agent has been told."""
+        if self._kept is not None:
+            return self._kept
         told = [agent.state for agent in self._own() if agent.state.desired is not None]
         return max(told, key=lambda state: state.epoch).desired if told else None
 
@@ -121,6 +125,7 @@ class MachineBackend:
 
     def keep_desired(self, desired: DesiredReplicas) -> None:
         """Has all agents keep the desired numbers. Implements `ReplicaBackend`."""
+        self._kept = None if self._held_epoch() is None else desired
         for agent in self._own():
             agent.keep_desired(desired)
 
@@ -150,6 +155,8 @@ class MachineBackend:
 
         To be called when the lease has been taken, renewed or lost.
         """
+        if self._held_epoch() is None:
+            self._kept = None
         epoch, before, desired = self._order_epoch(), self._claimed, self.desired
         self._claimed = epoch
         for agent in self._own():
@@ -160,11 +167,12 @@ class MachineBackend:
         if epoch != before:
             self._notify()
 
-    def _order_epoch(self) -> int | None:
+    def _held_epoch(self) -> int | None:
         epoch = self.epoch()
-        if epoch is None or epoch < self.latest_epoch or self._clock.monotonic_s() - self._opened_s < SETTLE_S:
-            return None
-        return epoch
+        return None if epoch is None or epoch < self.latest_epoch else epoch
+
+    def _order_epoch(self) -> int | None:
+        return None if self._clock.monotonic_s() - self._opened_s < SETTLE_S else self._held_epoch()
 
     async def wait_started(self) -> None:
         """Waits until one replica has been ready. Implements `ReplicaBackend`."""
