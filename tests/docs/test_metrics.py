@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -29,6 +30,7 @@ from maitred.core.request import FinishReason, SamplingParams, Usage
 from maitred.core.tenancy import ANONYMOUS
 from maitred.core.usage import Feedback, FeedbackReceipt
 from maitred.dispatch.metrics import dispatch_snapshot
+from maitred.dispatch.queue import SpillReason
 from maitred.observe.config import SloConfig
 from maitred.observe.metrics.budgets import BudgetUse
 from maitred.observe.metrics.engines import EngineState
@@ -88,6 +90,9 @@ def queues():
     core = DispatchSetup().core
     core.counters.on_rejection("queue_full")
     core.counters.on_dispatch(PriorityClass.STANDARD, {})
+    core.counters.on_spill("us", SpillReason.OBJECTIVE)
+    (endpoint_state,) = core.endpoint_states
+    endpoint_state.endpoint = replace(endpoint_state.endpoint, round_trip_s=lambda: 0.08)
     return {"m": dispatch_snapshot(core, 0.0)}
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence, Set
-from typing import TYPE_CHECKING
 
 from maitred.core.request import WaitCause
 from maitred.dispatch.config import DispatchConfig
@@ -10,10 +9,8 @@ from maitred.dispatch.endpoint import EndpointState
 from maitred.dispatch.policy.credits import NOTHING, Cost, total_cost
 from maitred.dispatch.policy.quotas import Quota, Quotas, TenantHoldings
 from maitred.dispatch.queue import QueuedRequest, QuotaQueue
+from maitred.dispatch.regions import RegionPlanner
 from maitred.dispatch.selector import ReplicaSelector
-
-if TYPE_CHECKING:
-    from maitred.dispatch.regions import RegionPlanner  # it uses forecasts, which use this module
 
 _MIN_COST = Cost(1, 1)
 _TURN = 0.25
@@ -125,7 +122,7 @@ class CapacityAllocator:
         lacks_slots = False
         regions = self.regions
         if regions is not None:
-            ready = regions.permitted(queued.request, ready)
+            ready = regions.permitted_endpoints(queued.request, ready)
             if not ready:
                 return WaitCause.COLD_START
         tried = ready
@@ -160,7 +157,7 @@ class CapacityAllocator:
         It may hold up nobody meanwhile: smaller requests come in beside those that take turns.
         """
         if self.regions is not None:
-            ready = self.regions.permitted(queued.request, ready)
+            ready = self.regions.permitted_endpoints(queued.request, ready)
             if not ready:
                 return False
         return all(
@@ -182,7 +179,7 @@ class CapacityAllocator:
     ) -> EndpointState | None:
         """Returns an endpoint for a hedge, with free capacity beyond the headroom; None: none has it."""
         if self.regions is not None:
-            others = self.regions.permitted(queued.request, others)
+            others = self.regions.permitted_endpoints(queued.request, others)
         if self.quotas.has_dedicated and not queued.cost.within(
             self.quotas.remaining(queued.queue.quota, total_of(others))
         ):

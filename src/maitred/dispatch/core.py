@@ -204,7 +204,7 @@ class DispatchCore:
                 self.region,
                 self.endpoint_states,
                 self._config.regions,
-                forecasts=self.forecast_cache,
+                predict=self.forecast_cache.predict,
                 predictor=self.predictor,
                 selector=self.selector,
             )
@@ -216,9 +216,11 @@ class DispatchCore:
             for queued in list(queue.away):
                 queue.call_home(queued, now_s)
 
-    def permitted(self, dispatch_request: DispatchRequest, ready: Sequence[EndpointState]) -> Sequence[EndpointState]:
+    def permitted_endpoints(
+        self, dispatch_request: DispatchRequest, ready: Sequence[EndpointState]
+    ) -> Sequence[EndpointState]:
         """Returns those of the ready endpoints where a request may run."""
-        return ready if self.regions is None else self.regions.permitted(dispatch_request, ready)
+        return ready if self.regions is None else self.regions.permitted_endpoints(dispatch_request, ready)
 
     def is_own_demand(self, dispatch_request: DispatchRequest) -> bool:
         """Whether a request may run in the own region, so that replicas there are for it, wherever it runs."""
@@ -284,7 +286,7 @@ class DispatchCore:
         ):
             return False
         if cached is None:
-            self.forecast_cache.forecast_and_store(queued, self.permitted(queued.request, ready), now_s)
+            self.forecast_cache.forecast_and_store(queued, self.permitted_endpoints(queued.request, ready), now_s)
         if not is_ample:
             queued.prefill_s = self.selector.prefill_s(queued, endpoint_state, 0, now_s)
         queued.joined_s = now_s
@@ -324,7 +326,7 @@ class DispatchCore:
         cached = self.forecast_cache.cached_for(queued, now_s)
         ready = self.refresh(now_s)
         self.allocator.holdings.observe(queued.tenant, now_s)
-        permitted = self.permitted(queued.request, ready)
+        permitted = self.permitted_endpoints(queued.request, ready)
         if permitted and (cached is None or cached.ready != permitted):
             self.forecast_cache.forecast_and_store(queued, permitted, now_s)
         queued.state, self.idle_recorded = QueueState.WAITING, False
@@ -379,7 +381,7 @@ class DispatchCore:
         endpoint_state = queued.allocation.endpoint_state
         if len(self.endpoint_states) == 1 and self.endpoint_states[0] is endpoint_state:
             return False
-        others = untried_endpoints(queued, self.permitted(queued.request, self.refresh(now_s)))
+        others = untried_endpoints(queued, self.permitted_endpoints(queued.request, self.refresh(now_s)))
         return any(other is not endpoint_state for other in others)
 
     def has_idle_replica(self, queued: QueuedRequest, now_s: float) -> bool:
@@ -690,7 +692,7 @@ class DispatchCore:
         for queue in self.queues:
             for lane in list(queue.lanes.values()):
                 entries = [queued for of_tenant in lane.values() for queued in of_tenant]
-                if regions.permitted(entries[0].request, ready):
+                if regions.permitted_endpoints(entries[0].request, ready):
                     continue
                 for queued in entries:
                     if now_s - queued.joined_s > longest.get(queued.flow.priority, float("inf")):

@@ -414,7 +414,7 @@ class Dispatcher:
         if queued.state is not QueueState.WAITING:
             return None
         now_s = self.clock.monotonic_s()
-        ready = self.core.permitted(queued.request, self.core.refresh(now_s))
+        ready = self.core.permitted_endpoints(queued.request, self.core.refresh(now_s))
         forecast = self.core.forecast_cache.forecast(queued, ready, now_s)
         return self.core.forecast_cache.position(forecast, now_s)
 

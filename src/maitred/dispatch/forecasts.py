@@ -160,6 +160,10 @@ class ForecastCache:
         queued.predicted_position = self.position(forecast, now_s)
         return forecast
 
+    def predict(self, queued: QueuedRequest, ready: Sequence[EndpointState], now_s: float) -> QueuePosition:
+        """Returns the corrected queue position and times of an entry as if only these endpoints were there."""
+        return self.position(self.forecast(queued, ready, now_s), now_s)
+
     def position(self, forecast: Forecast, now_s: float) -> QueuePosition:
         """Returns the corrected queue position and times for the caller."""
         cold_s = forecast.cold_s

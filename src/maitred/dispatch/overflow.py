@@ -82,7 +82,7 @@ class OverflowPlanner:
         The list is empty if that would not be enough, or if the new request itself should move.
         """
         core = self._core
-        ready = core.permitted(dispatch_request, core.refresh(now_s))
+        ready = core.permitted_endpoints(dispatch_request, core.refresh(now_s))
         if not ready:
             return []
         queued = core.new_entry(dispatch_request)

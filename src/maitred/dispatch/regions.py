@@ -9,13 +9,12 @@ there. A request whose own region has no replica that serves goes elsewhere at o
 A request never gets a replica outside of the regions that it allows.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from maitred.core.errors import ModelHeld, ModelLoadFailed, ModelLoading, ReplicaUnavailable
-from maitred.core.flow import PriorityClass
+from maitred.core.flow import PriorityClass, QueuePosition
 from maitred.dispatch.config import RegionsConfig
 from maitred.dispatch.endpoint import EndpointState
-from maitred.dispatch.forecasts import ForecastCache
 from maitred.dispatch.policy.overflow import OverflowState
 from maitred.dispatch.predictor import LatencyPredictor
 from maitred.dispatch.queue import QueuedRequest, QueueState, QuotaQueue, SpillReason
@@ -34,7 +33,7 @@ _TOKENS_PER_PRICE = 1e6
 Group = tuple[str, PriorityClass]
 
 
-class GroupSpill(OverflowState):
+class _GroupSpill(OverflowState):
     """Whether the requests of one tenant and class leave the own region.
 
     Attributes:
@@ -55,7 +54,7 @@ class RegionPlanner:
         region: The gateway's own region; None: it has no name.
         endpoint_states: All replicas.
         config: The settings.
-        forecasts: Forecasts of waits, for any part of the replicas.
+        predict: Predicts wait and time to first token of a request at some of the replicas.
         predictor: Predictor of times to first token.
         selector: Selector that knows the cached prompt tokens of each replica.
     """
@@ -66,23 +65,23 @@ class RegionPlanner:
         endpoint_states: Sequence[EndpointState],
         config: RegionsConfig,
         *,
-        forecasts: ForecastCache,
+        predict: Callable[[QueuedRequest, Sequence[EndpointState], float], QueuePosition],
         predictor: LatencyPredictor,
         selector: ReplicaSelector,
     ) -> None:
         self.region = region
         self.config = config
         self._endpoint_states = endpoint_states
-        self._forecasts = forecasts
+        self._predict = predict
         self._predictor = predictor
         self._selector = selector
-        self._spills: dict[Group, GroupSpill] = {}
+        self._spills: dict[Group, _GroupSpill] = {}
         self._sessions: dict[str, str | None] = {}
         """Session -> region of its last request outside of the own region, the one used last at the end."""
 
     # --- residency ---
 
-    def permitted(
+    def permitted_endpoints(
         self, dispatch_request: DispatchRequest, endpoint_states: Sequence[EndpointState]
     ) -> list[EndpointState]:
         """Returns those of these replicas where the request may run."""
@@ -95,12 +94,12 @@ class RegionPlanner:
         """Whether a replica where the request may run starts for it, or is starting already."""
         return any(
             endpoint_state.ready_in_s is not None
-            for endpoint_state in self.permitted(dispatch_request, self._endpoint_states)
+            for endpoint_state in self.permitted_endpoints(dispatch_request, self._endpoint_states)
         )
 
     def unavailable(self, dispatch_request: DispatchRequest, retry_after_s: float) -> ReplicaUnavailable:
         """Returns the error of a request while none of the replicas where it may run is ready."""
-        states = self.permitted(dispatch_request, self._endpoint_states)
+        states = self.permitted_endpoints(dispatch_request, self._endpoint_states)
         retry_s = min((s.retry_after_s for s in states if s.retry_after_s is not None), default=retry_after_s)
         outage = next((s.outage for s in states if s.outage is not None), None)
         if isinstance(outage, ModelLoading | ModelLoadFailed | ModelHeld):
@@ -117,7 +116,7 @@ class RegionPlanner:
     def narrow(
         self,
         queued: QueuedRequest,
-        with_room: Sequence[EndpointState],
+        with_capacity: Sequence[EndpointState],
         ready: Sequence[EndpointState],
         now_s: float,
     ) -> Sequence[EndpointState]:
@@ -125,7 +124,7 @@ class RegionPlanner:
 
         Args:
             queued: The request.
-            with_room: Replicas that have room for it.
+            with_capacity: Replicas that have room for it.
             ready: All replicas that are ready.
             now_s: Now.
 
@@ -133,14 +132,14 @@ class RegionPlanner:
             Empty: it waits.
         """
         queued.spill_reason = None
-        with_room = self.permitted(queued.request, with_room)
-        if not with_room:
-            return with_room
-        home = [state for state in self.permitted(queued.request, ready) if state.region == self.region]
+        with_capacity = self.permitted_endpoints(queued.request, with_capacity)
+        if not with_capacity:
+            return with_capacity
+        home = [state for state in self.permitted_endpoints(queued.request, ready) if state.region == self.region]
         if not home:
-            return self._leave(queued, with_room, now_s, self._reason_away(queued.request))
-        at_home = [state for state in with_room if state.region == self.region]
-        elsewhere = [state for state in with_room if state.region != self.region]
+            return self._leave(queued, with_capacity, now_s, self._reason_away(queued.request))
+        at_home = [state for state in with_capacity if state.region == self.region]
+        elsewhere = [state for state in with_capacity if state.region != self.region]
         if not elsewhere:
             return at_home
         if queued.requeues:  # a client may be reading its output
@@ -156,7 +155,7 @@ class RegionPlanner:
         now_s: float,
     ) -> Sequence[EndpointState]:
         """Compares the own region with the others, where both may take the request."""
-        if (kept := self._session_rooms(queued, elsewhere)) and self._stays(queued, kept, at_home, home, now_s):
+        if (kept := self._at_session(queued, elsewhere)) and self._stays(queued, kept, at_home, home, now_s):
             queued.spill_reason = SpillReason.SESSION
             return kept
         spill = self._spills.get(_group_of(queued))
@@ -190,7 +189,7 @@ class RegionPlanner:
 
         That is its own region, or all that it allows if it has no replica there.
         """
-        regions = {state.region for state in self.permitted(queued.request, ready)}
+        regions = {state.region for state in self.permitted_endpoints(queued.request, ready)}
         return {self.region} if self.region in regions and not queued.requeues else regions
 
     # --- requests beside the order of the queue ---
@@ -229,7 +228,7 @@ class RegionPlanner:
     ) -> QueuedRequest | None:
         """Returns the request of a tenant that may go to another region now; see `away_candidates`."""
         first = next(iter(entries))
-        home = [state for state in self.permitted(first.request, ready) if state.region == self.region]
+        home = [state for state in self.permitted_endpoints(first.request, ready) if state.region == self.region]
         if not home:
             return first
         return self._first_late(list(entries), home, now_s) if late else None
@@ -273,8 +272,7 @@ class RegionPlanner:
             return min(self._prefill_s(queued, state, now_s) for state in at_home)
         if not self._predictor.is_rate_known(home):
             return float("inf")
-        position = self._forecasts.position(self._forecasts.forecast(queued, home, now_s), now_s)
-        return self._predictor.cautious_s(position)
+        return self._predictor.cautious_s(self._predict(queued, home, now_s))
 
     def _prefill_s(self, queued: QueuedRequest, state: EndpointState, now_s: float) -> float:
         return self._predictor.corrected_prefill_s(self._selector.prefill_s(queued, state, 0, now_s), now_s)
@@ -305,9 +303,9 @@ class RegionPlanner:
         return more * tokens / _TOKENS_PER_PRICE / self.config.usd_per_s
 
     def _leave(
-        self, queued: QueuedRequest, with_room: Sequence[EndpointState], now_s: float, reason: SpillReason
+        self, queued: QueuedRequest, with_capacity: Sequence[EndpointState], now_s: float, reason: SpillReason
     ) -> list[EndpointState]:
-        chosen, _ = self._least(queued, with_room, now_s)
+        chosen, _ = self._least(queued, with_capacity, now_s)
         queued.spill_reason = reason
         return chosen
 
@@ -315,7 +313,7 @@ class RegionPlanner:
         regions = dispatch_request.regions
         return SpillReason.RESIDENCY if regions is not None and self.region not in regions else SpillReason.NO_REPLICA
 
-    def _session_rooms(self, queued: QueuedRequest, elsewhere: Iterable[EndpointState]) -> list[EndpointState]:
+    def _at_session(self, queued: QueuedRequest, elsewhere: Iterable[EndpointState]) -> list[EndpointState]:
         """Returns the replicas with room in the region of the request's session; empty: it has none elsewhere."""
         session = queued.request.session
         if session is None or session not in self._sessions:
@@ -342,7 +340,7 @@ class RegionPlanner:
 
     # --- hysteresis ---
 
-    def _observe(self, queued: QueuedRequest, home_s: float, now_s: float) -> GroupSpill | None:
+    def _observe(self, queued: QueuedRequest, home_s: float, now_s: float) -> _GroupSpill | None:
         """Takes a prediction for the own region into account; returns the state of the group, None: it may not leave.
 
         A prediction that is not possible counts as 0 seconds: then what a request has waited decides.
@@ -355,7 +353,7 @@ class RegionPlanner:
         if spill is None:
             if len(self._spills) >= _MOST_GROUPS:
                 self._forget(now_s)
-            spill = self._spills[group] = GroupSpill(self.config)
+            spill = self._spills[group] = _GroupSpill(self.config)
         elif now_s - spill.checked_s > self.config.back_after_s:
             spill.is_on = False  # nothing was too late for so long
         spill.checked_s = now_s

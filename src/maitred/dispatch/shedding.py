@@ -62,7 +62,9 @@ class LoadShedder:
             DeadlineUnmeetable: The predicted first token is after the deadline.
         """
         core = self._core
-        ready = core.permitted(dispatch_request, core.refresh(now_s))
+        ready: Sequence[EndpointState] = core.refresh(now_s)
+        if core.regions is not None:
+            ready = core.regions.permitted_endpoints(dispatch_request, ready)
         if not ready and not core.has_startable(dispatch_request):
             unavailable = core.unavailable(dispatch_request)
             core.counters.on_rejection(unavailable.code)

@@ -146,7 +146,7 @@ def test_the_last_of_a_tenant_leave_and_the_first_are_served_at_home():
     assert where.index("us") > 0, "the first are in time at home"
 
 
-def test_who_waits_for_one_region_is_in_nobodys_way():
+def test_who_waits_for_one_region_holds_up_nobody():
     setup = Setup("eu", "us")
     setup.fill("us", org="globex")
     bound = [setup.send("globex", regions=frozenset({"us"})) for _ in range(3)]

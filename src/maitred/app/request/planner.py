@@ -343,7 +343,7 @@ def _dispatch_request(
         arrived_s=context.started_s,
         ttft_deadline_s=ttft_deadline_s,
         session=None if request.session is None else f"{principal.tenants[-1]}/{request.session}",
-        regions=principal.regions_for(request.regions),
+        regions=principal.regions if request.regions is None else principal.regions_for(request.regions),
         timeline=context.timeline,
     )
 

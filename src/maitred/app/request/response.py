@@ -181,7 +181,8 @@ class ReplicaResponse(ContinuableResponse, Generic[A]):
         else:
             endpoint, attempt = await open_hedged(entry, endpoint, self._new_attempt, hedge_delay_s, self._context)
             self._grant.set_replica(endpoint.name)
-        self._context.served_region = entry.region
+        if endpoint.region is not None:  # the gateway has a region, too
+            self._context.served_region = entry.region
         self._attempt = attempt
         if self._sink is not None:
             self._register_listener(attempt)

@@ -26,6 +26,7 @@ class WorkerEngines(AbstractAsyncContextManager["WorkerEngines"]):
         controller: Is told which submissions the engines have received.
         pause_at_tokens: Number of unread tokens at which a stream pauses its engine.
         clock: The clock.
+        region: Region of engines that tell none; None: it has no name.
 
     Attributes:
         engines: Connections by replica. This object and the next two stay the same.
@@ -40,7 +41,9 @@ class WorkerEngines(AbstractAsyncContextManager["WorkerEngines"]):
         controller: ControllerClient,
         pause_at_tokens: int,
         clock: Clock,
+        region: str | None = None,
     ) -> None:
+        self._region = region
         self.engines: dict[str, ManagedEngine] = {}
         self.endpoints: dict[str, AnyEndpoint] = {}
         self.submission_ackers: dict[str, SubmissionAcker] = {}
@@ -90,5 +93,5 @@ class WorkerEngines(AbstractAsyncContextManager["WorkerEngines"]):
             assert engine is not None
             engine.client.pause_at_tokens = self._pause_at_tokens
             self.engines[name] = engine
-            self.endpoints[name] = Endpoint(name, SleepableReplica(engine.client))
+            self.endpoints[name] = Endpoint(name, SleepableReplica(engine.client), region=self._region)
             self.submission_ackers[name] = SubmissionAcker(engine.client, self._controller)

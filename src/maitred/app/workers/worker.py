@@ -426,4 +426,5 @@ async def _open_engines(config: Config, controller: ControllerClient, clock: Clo
             return make_remote_engine(parse_address(address), config.engine_link, fingerprint_check.check)
         return RemoteEngine(parse_address(address), silence_timeout_s=config.engine_link.silence_timeout_s)
 
-    return WorkerEngines(make_engine, controller, config.server.unread_tokens, clock)
+    region = config.model.region or config.region
+    return WorkerEngines(make_engine, controller, config.server.unread_tokens, clock, region=region)
