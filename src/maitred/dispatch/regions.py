@@ -228,9 +228,12 @@ class RegionPlanner:
     ) -> QueuedRequest | None:
         """Returns the request of a tenant that may go to another region now; see `away_candidates`."""
         first = next(iter(entries))
-        home = [state for state in self.permitted_endpoints(first.request, ready) if state.region == self.region]
+        permitted = self.permitted_endpoints(first.request, ready)
+        home = [state for state in permitted if state.region == self.region]
         if not home:
             return first
+        if len(home) == len(permitted):
+            return None  # it may not leave
         return self._first_late(list(entries), home, now_s) if late else None
 
     def _urgency(self, queue: QuotaQueue, queued: QueuedRequest, now_s: float) -> tuple[float, float, float]:

@@ -36,12 +36,13 @@ def engine(folder, region, *, sequences):
         process.wait()
 
 
-@pytest.fixture
-def system(tmp_path):
+@pytest.fixture(params=[1, 2])
+def system(tmp_path, request):
     with ExitStack() as stack:
         home, _ = stack.enter_context(engine(tmp_path, "eu", sequences=2))
         away, process = stack.enter_context(engine(tmp_path, "us", sequences=4))
-        settings = {"region": "eu", "server.heartbeat_s": 250}  # a head that is sent early tells no region
+        settings = {"region": "eu", "server.heartbeat_s": 250, "server.workers": request.param}
+        # a head that is sent early tells no region
         server = stack.enter_context(serving("--engine", home, "--engine", away, settings=settings))
         yield server, process
 
