@@ -1,10 +1,11 @@
 """The names that requests use."""
 
 import pytest
+from msgspec.structs import replace
 
-from maitred.app.models.router import Router, read_routes
-from maitred.config.tree import Config, TextModelConfig
-from maitred.core.errors import Forbidden, ModelNotFound
+from maitred.app.models.router import Router, home_region, read_routes, untold_region
+from maitred.config.tree import Config, ServedModelConfig, TextModelConfig
+from maitred.core.errors import Forbidden, ModelNotFound, ReplicaUnavailable
 from maitred.core.inference import InferenceRequest
 from maitred.core.request import SamplingParams
 from maitred.core.tenancy import ANONYMOUS, Principal
@@ -12,6 +13,7 @@ from maitred.replica.upstream.config import UpstreamConfig
 from maitred.routing.catalog import Catalog, ServedModel
 from maitred.routing.config import RoutingConfig
 from maitred.routing.pools.config import FallbackConfig, TargetConfig
+from maitred.testing.script import SCRIPTED_CARD
 
 SAMPLING = SamplingParams(max_tokens=1, seed=0)
 
@@ -103,3 +105,56 @@ def test_tools_go_where_there_are_tools():
 def test_a_name_of_the_configuration_replaces_the_models_own():
     models = router("tiny", "big", routing=RoutingConfig(names={"tiny": [TargetConfig(pool="big")]}))
     assert models.resolve("tiny", ANONYMOUS).name == "big"
+
+
+class PaperReplica:
+    """A replica with a card, or none."""
+
+    def __init__(self, region=None, *, up=True):
+        self.region, self.up = region, up
+
+    def card(self):
+        if not self.up:
+            raise ReplicaUnavailable
+        return replace(SCRIPTED_CARD, region=self.region)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "settings", "allowed"),
+    [
+        ([PaperReplica()], {"region": "eu"}, {"eu"}),
+        ([PaperReplica()], {"model": ServedModelConfig(region="eu")}, {"eu"}),
+        ([PaperReplica()], {"model": ServedModelConfig(region="us"), "region": "eu"}, {"us"}),
+        ([PaperReplica(), PaperReplica("us")], {"region": "eu"}, {"eu", "us"}),
+        ([PaperReplica("us")], {"region": "eu"}, {"us"}),
+        ([PaperReplica("us", up=False)], {"region": "eu"}, {"eu"}),
+        ([], {"region": "eu"}, {"eu"}),
+        ([PaperReplica()], {}, set()),
+    ],
+)
+def test_a_model_is_where_any_of_its_replicas_is(replicas, settings, allowed):
+    catalog = Catalog([ServedModel("m", replicas, None)])
+    models = Router(catalog, read_routes(Config(**settings), catalog))
+    for region in ("eu", "us"):
+        request = asked("m", regions=frozenset({region}))
+        if region in allowed:
+            assert models.route(request, ANONYMOUS).first_target().pool == "m"
+        else:
+            with pytest.raises(Forbidden, match="in"):
+                models.route(request, ANONYMOUS).first_target()
+    assert models.route(asked("m"), ANONYMOUS).first_target().pool == "m"
+
+
+def test_engines_that_tell_no_region_are_where_their_section_or_their_gateway_says():
+    config = Config(
+        region="eu",
+        models={
+            "here": TextModelConfig(path="/models/here"),
+            "there": TextModelConfig(upstreams=[UpstreamConfig(url="http://127.0.0.1:9/v1")], region="us"),
+            "anywhere": TextModelConfig(upstreams=[UpstreamConfig(url="http://127.0.0.1:9/v1")]),
+        },
+    )
+    assert [untold_region(name, config) for name in ("m", "here", "there", "anywhere")] == ["eu", "eu", "us", None]
+    assert [home_region(name, config) for name in ("m", "here", "there", "anywhere")] == ["eu", "eu", "us", None]
+    moved = Config(region="eu", model=ServedModelConfig(region="us"))
+    assert (home_region("m", moved), untold_region("m", moved)) == ("eu", "us")
