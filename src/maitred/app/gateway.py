@@ -217,7 +217,7 @@ async def open_gateway(
                 frozenset(live_rollouts),
                 resources.upstreams.context_tokens_by_pool(),
                 registry.addresses(),
-                stays_ready=any(pool.stays_ready for pool in registry.pools.values()),
+                stays_ready=any(pool.stays_ready for pool in registry.resident.values()),
             ),
             clock=clock,
             answers=resources.stores.answers,

@@ -168,6 +168,7 @@ def _catalog_model(
         answer_format=AnswerFormat.of(tokenizer, model.tool_parser, model.reasoning_parser),
         defaults=GenerationDefaults.of(folder, model.generation_config),
         coming_card=lambda: footprint.card,
+        stays_ready=lambda: pool.stays_ready,
     )
 
 
