@@ -12,6 +12,8 @@ here by one: the last order holds, and no gateway undoes that of another.
 The pool holds no plan: after each change it compares again. What dispatch sees are its endpoints. A replica that drains
 stays among them until its last request has ended, and gets no new one.
 
+An operator can put all replicas to sleep. Then the desired numbers stay, and hold again as soon as a request waits.
+
 As soon as somebody sets the desired numbers, requests wait in the queue while no replica serves, and are told the time
 until then; where no replica is meant to serve, an endpoint stands for the one that is to come. Until somebody does, the
 pool keeps the replicas that it has, and does nothing for requests, steps and reports.
@@ -64,6 +66,7 @@ class ReplicaPool:
         startup_times: Durations of starts by kind.
         engines: Engines by replica. The mapping object is always the same.
         is_scaled: Whether somebody sets the desired numbers, here or in an earlier gateway.
+        rests: Whether all replicas are to sleep until `wake`, because an operator has put the model to sleep.
         past_output_tokens: Output tokens of the engines that are gone.
         pause_at_tokens: Number of unread tokens at which a stream pauses its engine; None: the default.
         region: Region of the replicas that it starts and stops; it leaves those of other regions alone.
@@ -81,7 +84,7 @@ class ReplicaPool:
         self.desired = desired
         self.startup_times = startup_times
         self.engines: dict[str, ManagedEngine] = {}
-        self.is_scaled = False
+        self.is_scaled = self.rests = False
         self.past_output_tokens = 0
         self.pause_at_tokens: int | None = None
         self.region: str | None = None
@@ -163,6 +166,25 @@ class ReplicaPool:
                 member.endpoint.replica.refusal = self._refusal
         self._update_endpoints()
 
+    def rest(self) -> None:
+        """Puts all replicas to sleep once their requests have ended, until `wake`. The desired numbers stay."""
+        self._set_rests(rests=True)
+
+    def wake(self) -> None:
+        """Lets the replicas serve that `rest`, or another gateway of the same engines, has put to sleep."""
+        for member in self._members.values():
+            if member.endpoint is not None and not member.is_reserved and member.endpoint.replica.client.is_asleep:
+                self._watch_load(member)
+                member.endpoint.replica.wake()
+        self._set_rests(rests=False)
+
+    def _set_rests(self, *, rests: bool) -> None:
+        if rests is not self.rests:
+            self.rests = rests
+            self._reconcile()
+            for listener in self._change_listeners:
+                listener()
+
     def refresh(self) -> None:
         """Compares again after an operator has given a replica an order."""
         self._schedule()
@@ -234,7 +256,9 @@ class ReplicaPool:
         if coming:
             return min(coming)
         asleep = [
-            self._expected_s(StartKind.ASLEEP, member) for member in members if member.phase is ReplicaPhase.ASLEEP
+            self._expected_s(StartKind.ASLEEP, member)
+            for member in members
+            if member.phase is ReplicaPhase.ASLEEP or (self.rests and member.is_leaving)
         ]
         return min(asleep) if asleep else self._expected_s(self.backend.facts.start_kind)
 
@@ -293,7 +317,9 @@ class ReplicaPool:
             for name, replica in self.backend.replicas().items()
         )
         limits = PoolLimits(
-            max_replicas=facts.max_replicas - going, max_starts=facts.max_starts, can_sleep=facts.can_sleep
+            max_replicas=facts.max_replicas - going,
+            max_starts=facts.max_starts,
+            can_sleep=facts.can_sleep or self.rests,
         )
         own = [member.state() for member in self._members.values() if self.is_own(member.name)]
         orders = [] if facts.follows else reconcile(self._desired_now(), own, limits)
@@ -317,6 +343,8 @@ class ReplicaPool:
             for name in self._found
             if (member := self._members.get(name)) is not None and member.phase is ReplicaPhase.STARTING
         }
+        if self.rests:
+            return DesiredReplicas(0, self.desired.serving + self.desired.asleep)
         return DesiredReplicas(max(self.desired.serving, len(self._members))) if self._found else self.desired
 
     def _obey(self, order: ReplicaOrder) -> None:
@@ -334,9 +362,7 @@ class ReplicaPool:
                 self._serve(member, now_s)
             case OrderKind.SLEEP:
                 assert member.endpoint is not None
-                if not member.watches_load:
-                    member.watches_load = True
-                    member.endpoint.replica.client.on_change(partial(self._on_report, member))
+                self._watch_load(member)
                 member.endpoint.replica.reserve()
             case OrderKind.WAKE:
                 assert member.endpoint is not None
@@ -353,6 +379,8 @@ class ReplicaPool:
         self.backend.start(name)
 
     def _drain(self, member: PoolMember) -> None:
+        if member.endpoint is not None and not member.is_leaving:
+            member.was_serving = member.endpoint.admin_state.serving
         member.is_leaving = True
         if member.endpoint is not None:
             member.endpoint.admin_state.on_idle = self._schedule
@@ -360,11 +388,21 @@ class ReplicaPool:
 
     def _serve(self, member: PoolMember, now_s: float) -> None:
         member.is_leaving = False
-        if member.endpoint is not None:
+        if member.endpoint is not None and member.was_serving:
             member.endpoint.admin_state.serve(now_s)
 
+    def _watch_load(self, member: PoolMember) -> None:
+        if not member.watches_load and member.endpoint is not None:
+            member.watches_load = True
+            member.endpoint.replica.client.on_change(partial(self._on_report, member))
+
     def _on_report(self, member: PoolMember) -> None:
-        """Handles a report of a replica that was told to sleep once."""
+        """Handles a report of a replica that was told to sleep or to wake once."""
+        assert member.endpoint is not None
+        member.endpoint.replica.on_report()
+        client = member.endpoint.replica.client
+        if self.rests and member.phase is ReplicaPhase.ASLEEP and client.is_ready and not client.is_asleep:
+            self.rests = False  # another gateway has woken it
         if member.current_phase(is_replaced=self._replaces) is not member.phase:
             self._schedule()
 
@@ -449,7 +487,7 @@ class ReplicaPool:
         endpoints: list[AnyEndpoint] = [member.endpoint for member in members if member.endpoint is not None]
         # The first outage is what callers are told, and a replica that leaves would say that it is out of service.
         serves = any(member.phase is ReplicaPhase.SERVING for member in members)
-        refuses = self.is_scaled and not serves and not all(member.takes_requests for member in members)
+        refuses = (self.is_scaled or self.rests) and not serves and not all(member.takes_requests for member in members)
         if not endpoints or refuses:
             endpoints.insert(0, self._next_endpoint)
         if endpoints != self._endpoints:

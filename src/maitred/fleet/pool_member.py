@@ -61,7 +61,8 @@ class PoolMember:
         start_kind: Kind of its last start, which may be a waking.
         ordered_s: When that start was ordered, until it is complete; None: it is, or the order is older than this pool.
         is_leaving: Whether it gets no new requests, because it is to stop or to sleep.
-        watches_load: Whether its load reports are watched, because it was told to sleep once.
+        was_serving: Whether it took requests before that; False: an operator had it in maintenance.
+        watches_load: Whether its load reports are watched, because it was told to sleep or to wake once.
     """
 
     def __init__(self, backend: BackendReplica, ordered_s: float | None) -> None:
@@ -73,6 +74,7 @@ class PoolMember:
         self.start_kind = backend.start_kind
         self.ordered_s = ordered_s
         self.is_leaving = self.watches_load = False
+        self.was_serving = True
         self._region: str | None = None
 
     @property

@@ -1,12 +1,7 @@
 """Replica whose engine can sleep.
 
-While an engine sleeps, the card of its replica raises an error with the time of waking, so requests wait.
-
-::
-
-    awake --order--> draining --nothing runs--> asleep --a request waits--> waking --> awake
-
-The engine itself reports whether it sleeps, since another gateway may have sent it to sleep or woken it.
+While an engine sleeps, the card of its replica raises an error with the time of waking, so requests wait. The engine
+itself reports whether it sleeps, since another gateway may have sent it to sleep or woken it.
 """
 
 from collections.abc import Callable
@@ -25,15 +20,14 @@ class SleepableReplica:
         client: Client of the engine.
 
     Attributes:
-        is_draining: Whether it gets no new requests because it is to sleep.
-        is_reserved: Whether its pool keeps it asleep as a reserve: then no request wakes it.
+        is_reserved: Whether its pool keeps it asleep.
         refusal: Returns what callers are told while the engine is down or asleep, and whether they wait; None: they do
             not wait for one that is down, and wait for as long as one that sleeps says that it takes to wake.
     """
 
     def __init__(self, client: EngineClient) -> None:
         self.client = client
-        self.is_draining = self.is_reserved = False
+        self.is_reserved = False
         self.refusal: Callable[[], ReplicaUnavailable] | None = None
         self._ordered_asleep: bool | None = None
         """Order that the engine has got and not carried out yet: to sleep (True), or to wake; None: there is none."""
@@ -58,7 +52,7 @@ class SleepableReplica:
             if self.refusal is None:
                 raise
             raise self.refusal() from None
-        if self.is_draining or self.load().asleep:
+        if self.load().asleep:
             if self.refusal is None:
                 raise ModelLoading(_ASLEEP, retry_after_s=self.client.wakes_in_s)
             raise self.refusal()
@@ -76,24 +70,14 @@ class SleepableReplica:
         """Whether the engine was told to wake, and still sleeps."""
         return self.client.is_asleep and self._ordered_asleep is False
 
-    @property
-    def needs_check(self) -> bool:
-        """Whether a change can call for an order: the engine sleeps, or has not carried out its last order."""
-        return not self.is_reserved and (self.is_draining or self._ordered_asleep is not None or self.load().asleep)
-
-    def sleep(self) -> None:
-        """Orders the engine to sleep once no request runs and none waits.
-
-        Raises:
-            ReplicaUnavailable: The engine is down.
-        """
-        self.client.card()
-        if not self.client.is_asleep or self._ordered_asleep is False:
-            self.is_draining = True
+    def on_report(self) -> None:
+        """Takes a report of the engine; call it for each one once an order was given."""
+        if not self.client.is_ready or self._ordered_asleep is self.client.is_asleep:
+            self._ordered_asleep = None  # carried out, or lost: an engine that comes back is awake
 
     def wake(self) -> None:
         """Orders the engine to serve. An engine that is down serves when it is back."""
-        was_ordered, self.is_draining = self._ordered_asleep is True, False
+        was_ordered = self._ordered_asleep is True
         if self.client.is_ready and (was_ordered or (self.client.is_asleep and self._ordered_asleep is None)):
             self._ordered_asleep = False
             self.client.request_asleep(asleep=False)
@@ -105,31 +89,12 @@ class SleepableReplica:
         """
         if self.client.is_ready and (not self.client.is_asleep or self._ordered_asleep is False):
             self.client.request_asleep(asleep=True)
-        self.is_reserved, self.is_draining, self._ordered_asleep = True, False, True
+        self.is_reserved, self._ordered_asleep = True, True
 
     def release(self) -> None:
-        """Wakes the engine of a reserve, so that it serves."""
+        """Wakes the engine, so that it serves."""
         self.is_reserved = False
         if self.client.is_ready:
             self.wake()
         else:
             self._ordered_asleep = None  # an engine that comes back is awake
-
-    def check(self, *, running: int, waiting: int) -> None:
-        """Carries on after a change in the replica's queue or of its engine. Call it after every such change.
-
-        Args:
-            running: Requests of this gateway that run at the engine.
-            waiting: Requests in the queue.
-        """
-        if not self.client.is_ready:
-            self.is_draining, self._ordered_asleep = False, None  # an engine that comes back is awake
-            return
-        if self._ordered_asleep is self.client.is_asleep:
-            self._ordered_asleep = None
-            self.is_draining = self.is_draining and not self.client.is_asleep
-        if waiting:
-            self.wake()
-        elif self.is_draining and not running and self._ordered_asleep is None:
-            self._ordered_asleep = True
-            self.client.request_asleep(asleep=True)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from maitred.core.errors import ModelLoading
-from maitred.core.replica import AdminStatus
+from maitred.core.replica import AdminStatus, LoadReport
 from maitred.fleet.policy.reconciler import DesiredReplicas
 from maitred.fleet.pool import ReplicaPool
 from maitred.fleet.pool_member import NEXT_REPLICA
@@ -206,8 +206,77 @@ async def test_a_sleeping_replica_that_is_down_serves_when_it_is_back(clock):
         backend.become("r1", ReplicaPhase.SERVING)
         await settle()
         assert client.orders == [True]
-        assert not pool.endpoints()[1].replica.needs_check
+        assert not pool.endpoints()[1].replica.is_waking
         assert phases(pool)["r1"] == "serving"
+
+
+async def test_a_model_that_rests_lets_its_answers_end_and_sleeps_until_it_is_woken(clock):
+    backend = PaperBackend(clock, found=["r0", "r1"], can_sleep=False)
+    async with pool_at(backend, clock) as pool:
+        clients = [backend.there[name].engine.client for name in ("r0", "r1")]
+        busy, kept = (endpoint.admin_state for endpoint in pool.endpoints())
+        busy.on_begin()
+        kept.maintain()  # by an operator, before
+        pool.rest()
+        await settle()
+        assert [client.orders for client in clients] == [[], [True]]
+        assert names(pool) == [NEXT_REPLICA, "r0", "r1"], "what comes waits"
+        busy.on_end()
+        await settle()
+        for client in clients:
+            assert client.orders == [True]
+            client.tell(asleep=True)
+        await settle()
+        assert phases(pool) == {"r0": "asleep", "r1": "asleep"}
+        assert (pool.desired, pool.is_scaled) == (DesiredReplicas(2), False)
+        backend.become("r0", ReplicaPhase.FAILED)
+        clients[0].report = LoadReport()
+        await settle()
+        backend.become("r0", ReplicaPhase.SERVING)
+        await settle()
+        assert clients[0].orders == [True, True], "it is started again, and sleeps again"
+        clients[0].tell(asleep=True)
+        await settle()
+        pool.wake()
+        assert [client.orders[-1] for client in clients] == [False, False]
+        for client in clients:
+            client.tell(asleep=False)
+        await settle()
+        assert phases(pool) == {"r0": "serving", "r1": "serving"}
+        assert (busy.serving, kept.serving) == (True, False)
+        assert pool.startup_times.count(StartKind.ASLEEP) == 2
+
+
+async def test_a_model_that_rests_serves_at_once_if_it_is_woken_before_it_sleeps(clock):
+    backend = PaperBackend(clock, found=["r0"])
+    async with pool_at(backend, clock) as pool:
+        (admin_state,) = (endpoint.admin_state for endpoint in pool.endpoints())
+        admin_state.on_begin()
+        pool.rest()
+        assert (phases(pool), pool.ready_in_s()) == ({"r0": "draining"}, 0.5)
+        pool.wake()
+        assert phases(pool) == {"r0": "serving"}
+        assert admin_state.serving
+        assert backend.there["r0"].engine.client.orders == []
+
+
+async def test_engines_that_another_gateway_wakes_or_puts_to_sleep_are_followed(clock):
+    backend = PaperBackend(clock, found=["r0"])
+    async with pool_at(backend, clock) as pool:
+        client = backend.there["r0"].engine.client
+        pool.rest()
+        await settle()
+        client.tell(asleep=True)
+        await settle()
+        client.tell(asleep=False)
+        await settle()
+        assert (pool.rests, phases(pool), client.orders) == (False, {"r0": "serving"}, [True])
+        for _ in range(2):
+            client.tell(asleep=True)
+            pool.wake()
+            pool.wake()
+            client.tell(asleep=False)
+        assert client.orders == [True, False, False], "one order each time"
 
 
 async def test_a_new_pool_takes_over_what_its_backend_has(clock):

@@ -1,22 +1,21 @@
 """Admin of models whose engines can sleep: lists them, puts them to sleep and wakes them.
 
-There are two kinds. A model that is loaded on demand is put to sleep by its manager: other models may use the memory
-that it frees, and its waking waits for memory as a load does. The engines of a resident model sleep together, and wake
-when a request waits for the model.
+Pools of replicas do both. A model that is loaded on demand sleeps by a decision of its manager: other models may use
+the memory that it frees, and its waking waits for memory as a load does. The replicas of a resident model sleep
+together, and wake when a request waits for the model.
 """
 
+import asyncio
 import logging
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 
 from maitred.app.admin.on_demand import OnDemandModelAdmin
-from maitred.core.errors import ReplicaUnavailable
 from maitred.dispatch.dispatcher import Dispatcher
-from maitred.dispatch.endpoint import EndpointState
-from maitred.fleet.backend import engines_memory_bytes
+from maitred.fleet.backend import ManagedEngine, engines_memory_bytes
 from maitred.fleet.pool import ReplicaPool
 from maitred.fleet.sleepable_replica import SleepableReplica
+from maitred.replica.engine.client import EngineClient
 from maitred.wire.admin.responses import LoadableBody, LoadableState, SleeperBody, SleepState
 
 _log = logging.getLogger(__name__)
@@ -45,29 +44,11 @@ class SleepableModelAdmin:
     def __init__(self, on_demand: OnDemandModelAdmin, resident: Mapping[str, tuple[Dispatcher, ReplicaPool]]) -> None:
         self.on_demand = on_demand
         self._resident = resident
-        self._watched: dict[str, set[SleepableReplica]] = {model: set() for model in resident}
+        self._watched: set[str] = set()
+        """Models whose queues are watched, since a request that waits wakes them."""
         for model, (_, pool) in resident.items():
-            pool.on_endpoints(partial(self._watch, model))
-            self._watch(model)
-
-    def _watch(self, model: str) -> None:
-        """Watches the replicas of a model that have come."""
-        sleepables = {sleepable for _, sleepable in self._all_sleepable(model)}
-        for sleepable in sleepables - self._watched[model]:
-            sleepable.on_change(partial(self._on_report, model, sleepable))
-        self._watched[model] = sleepables
-
-    def _all_sleepable(self, model: str) -> list[tuple[EndpointState, SleepableReplica]]:
-        endpoint_states = self._resident[model][0].core.endpoint_states
-        return [
-            (endpoint_state, endpoint_state.endpoint.replica)
-            for endpoint_state in endpoint_states
-            if isinstance(endpoint_state.endpoint.replica, SleepableReplica)
-        ]
-
-    def _sleepable(self, model: str) -> list[tuple[EndpointState, SleepableReplica]]:
-        """Returns the replicas of a resident model, except those that their pool keeps asleep."""
-        return [(state, sleepable) for state, sleepable in self._all_sleepable(model) if not sleepable.is_reserved]
+            pool.on_change(partial(self._check, model))
+            pool.on_engine(partial(self._watch_engine, model))
 
     def all(self) -> list[SleeperBody]:
         """Lists every model that can sleep."""
@@ -80,68 +61,86 @@ class SleepableModelAdmin:
         """Puts a model to sleep once its responses have ended: its memory is freed, and its process stays."""
         if model not in self._resident:
             return _loadable_body(self.on_demand.sleep(model))
-        for _, sleepable in self._sleepable(model):
-            with suppress(ReplicaUnavailable):  # an engine that is away has no memory to free
-                sleepable.sleep()
+        self._resident[model][1].rest()
         return self._finish_command(model, "is to sleep")
 
     def wake(self, model: str) -> SleeperBody:
         """Wakes a model, so that it serves again."""
         if model not in self._resident:
             return _loadable_body(self.on_demand.load(model))
-        self.on_wanted(model)
+        self._resident[model][1].wake()
         return self._finish_command(model, "is to wake")
 
     def on_wanted(self, model: str) -> None:
         """Wakes a resident model after a request was rejected that could not wait for the waking."""
         if model in self._resident:
-            for _, sleepable in self._sleepable(model):
-                sleepable.wake()
+            self._wake_soon(self._resident[model][1])
 
     def _finish_command(self, model: str, action: str) -> SleeperBody:
         _log.info("The model %s %s.", model, action)
-        for _, sleepable in self._sleepable(model):
-            self._on_report(model, sleepable)
         self._resident[model][0].refresh_and_dispatch()
         return self._resident_body(model)
 
-    def _on_report(self, model: str, sleepable: SleepableReplica) -> None:
-        """Checks the engines of a model after a report of one or an order to it, if it needs that.
+    # --- waking on demand ---
 
-        They are then checked after every dispatch too, until none needs it. So an engine that is awake and has no order
-        costs requests nothing.
-        """
-        if sleepable.needs_check:
-            self._resident[model][0].set_dispatch_listener(partial(self._check, model))
+    def _watch_engine(self, model: str, name: str, engine: ManagedEngine) -> None:
+        engine.client.on_change(partial(self._on_report, model, engine.client))
+
+    def _on_report(self, model: str, client: EngineClient) -> None:
+        """Checks a model after a report of an engine that sleeps, which another gateway may have told to."""
+        if client.is_asleep or model in self._watched:
             self._check(model)
 
     def _check(self, model: str) -> None:
-        dispatcher = self._resident[model][0]
-        waiting = dispatcher.core.waiting
-        for endpoint_state, sleepable in self._sleepable(model):
-            sleepable.check(running=endpoint_state.endpoint.admin_state.running, waiting=waiting)
-        if not any(sleepable.needs_check for _, sleepable in self._sleepable(model)):
+        """Wakes a model that sleeps if requests wait for it.
+
+        While it sleeps this is checked after every dispatch, too. So a model that is awake costs requests nothing.
+        """
+        dispatcher, pool = self._resident[model]
+        replicas = _sleepable(pool)
+        if pool.rests or any(replica.client.is_asleep for replica in replicas):
+            if model not in self._watched:
+                self._watched.add(model)
+                dispatcher.set_dispatch_listener(partial(self._check, model))
+            if dispatcher.core.waiting:
+                self._wake_soon(pool)
+        elif model in self._watched:
+            self._watched.remove(model)
             dispatcher.set_dispatch_listener(None)
 
+    def _wake_soon(self, pool: ReplicaPool) -> None:
+        asyncio.get_running_loop().call_soon(pool.wake)  # not within a dispatch pass: it changes the endpoints
+
     def _resident_body(self, name: str) -> SleeperBody:
-        sleepables = [sleepable for _, sleepable in self._sleepable(name)]
-        connected = [sleepable for sleepable in sleepables if sleepable.client.is_ready]
+        pool = self._resident[name][1]
+        replicas = _sleepable(pool)
+        connected = [replica for replica in replicas if replica.client.is_ready]
         state = SleepState.AWAKE
         if not connected:
             state = SleepState.AWAY
-        elif any(sleepable.is_draining for sleepable in connected):
-            state = SleepState.DRAINING
-        elif any(sleepable.is_waking for sleepable in connected):
+        elif any(replica.is_waking for replica in connected):
             state = SleepState.WAKING
-        elif all(sleepable.client.is_asleep for sleepable in connected):
+        elif all(replica.client.is_asleep for replica in connected):
             state = SleepState.ASLEEP
+        elif pool.rests:
+            state = SleepState.DRAINING
         return SleeperBody(
             model=name,
             state=state,
-            engines=len(sleepables),
-            measured_bytes=engines_memory_bytes(self._resident[name][1].engines.values()),
-            wakes_in_s=round(max((sleepable.client.wakes_in_s for sleepable in connected), default=0.0), 3),
+            engines=len(replicas),
+            measured_bytes=engines_memory_bytes(pool.engines.values()),
+            wakes_in_s=round(max((replica.client.wakes_in_s for replica in connected), default=0.0), 3),
         )
+
+
+def _sleepable(pool: ReplicaPool) -> list[SleepableReplica]:
+    """Returns the replicas of a pool, except those that it keeps asleep beside others that serve."""
+    replicas = (endpoint.replica for endpoint in pool.endpoints())
+    return [
+        replica
+        for replica in replicas
+        if isinstance(replica, SleepableReplica) and (pool.rests or not replica.is_reserved)
+    ]
 
 
 def _loadable_body(loadable: LoadableBody) -> SleeperBody:
