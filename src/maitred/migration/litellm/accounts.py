@@ -155,16 +155,13 @@ class AccountsReader:
 
     def _needs_own_tenant(self, row: SourceKey) -> bool:
         """Whether a key has what only tenants have."""
-        models = row.child("models").value
-        return row.child("blocked").value is True or (
-            isinstance(models, list) and bool(models) and _ALL_MODELS.isdisjoint(models)
-        )
+        return row.child("blocked").value is True or _own_models(row) is not None
 
     def _read_tenant(self, row: SourceKey, tenant: dict[str, Any], place: str) -> None:
         """Reads models, blocks and limits of a row."""
         models = row.child("models")
-        if isinstance(models.value, list) and models.value and _ALL_MODELS.isdisjoint(models.value):
-            tenant["models"] = [str(each) for each in models.value if each != "no-default-models"]
+        if (own := _own_models(row)) is not None:
+            tenant["models"] = own
             models.map_to(f"{place}.models")
         models.ignore("All models are open to it.")
         if row.child("blocked").value is True:
@@ -210,6 +207,14 @@ class AccountsReader:
             tenant_id = f"{base}-{number}"
         self._ids.add(tenant_id)
         return tenant_id
+
+
+def _own_models(row: SourceKey) -> list[str] | None:
+    """Returns the models of a row; None: it may use all, or as many as what is above it."""
+    names = [str(key.value) for key in row.child("models").items()]
+    if not names or not _ALL_MODELS.isdisjoint(names):
+        return None
+    return [name for name in names if name and name != "no-default-models"]
 
 
 def _add_budget(source: SourceKey, spend: float, limits: dict[str, Any], place: str) -> None:
