@@ -68,6 +68,19 @@ def test_old_keys_work_after_one_command(litellm_database: str, tmp_path: Path):
             assert values == {"usd_per_month": 50, "usd_total": 9.25, "requests_per_minute": 100}
 
 
+def test_a_file_of_litellm_is_served_as_it_is(tmp_path: Path):
+    body = json.dumps({"model": "a", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}).encode()
+    with scripted_openai(ServerScript()) as upstream:
+        file = tmp_path / "config.yaml"
+        file.write_text(CONFIG.replace("URL", upstream.url).replace("api_key: none", "api_key: sk-literal"))
+        with serving("--config", str(file)) as server:
+            assert "5 keys: 4 mapped, 1 mapped approximately" in server.log.read_text()
+            head = {"Authorization": f"Bearer {MASTER}", "Content-Type": "application/json"}
+            request = urllib.request.Request(f"{server.url}/v1/chat/completions", data=body, headers=head)
+            with urllib.request.urlopen(request, timeout=60) as response:
+                assert json.load(response)["choices"][0]["message"]["content"]
+
+
 def test_a_database_that_cannot_be_read_is_said_without_its_url():
     with pytest.raises(ConfigInvalid) as caught:
         read_accounts("postgresql://user:hidden@127.0.0.1:9/nowhere")

@@ -76,13 +76,14 @@ def host_of(url: str) -> str:
 
 
 def _reachable(base: str) -> tuple[str, str]:
-    """Returns a base without the path of one call, and with an address that can be called."""
-    url = base.strip().rstrip("/")
+    """Returns a base without the path of one call and without a query, and with an address that can be called."""
+    url, query, _ = base.strip().partition("?")
+    url = url.rstrip("/")
     for path in ("/chat/completions", "/completions", "/embeddings", "/responses"):
         url = url.removesuffix(path)
     if "//0.0.0.0" in url:
         return url.replace("//0.0.0.0", "//127.0.0.1", 1), "0.0.0.0 is an address to listen at; 127.0.0.1 is called."
-    return url, ""
+    return url, "What stands behind the ? of its address is left out: it may be a key." if query else ""
 
 
 def _with_end(url: str, end: str) -> str:

@@ -270,7 +270,7 @@ class DeploymentReader:
         given = [*params.children(), *params.child("extra_body").children()]
         for name, key in given:
             handled = name in _HANDLED or name in DEPLOYMENT_NOTES or key.value is None or name == "extra_body"
-            if handled or is_secret_name(name) or _has_reference(key.value):
+            if handled or is_secret_name(name) or _may_be_secret(key.value):
                 continue
             if name in _NUMBERS and not isinstance(key.value, int | float):
                 key.refuse("It is no number. Write one.")
@@ -293,7 +293,7 @@ class DeploymentReader:
             if (
                 name not in _HANDLED
                 and name not in DEPLOYMENT_NOTES
-                and (is_secret_name(name) or _has_reference(key.value))
+                and (is_secret_name(name) or _may_be_secret(key.value))
             ):
                 key.refuse("It may be a secret, so it is not written. Give `upstreams[].api_key` by reference.")
             elif key.value is None:
@@ -304,7 +304,12 @@ class DeploymentReader:
         for section in ("extra_headers", "headers", "default_headers"):
             for name, key in params.child(section).children():
                 value = self._credentials.resolve(key.value)
-                if name.lower() in _CREDENTIAL_HEADERS or is_secret_name(name) or not isinstance(value, str):
+                if (
+                    name.lower() in _CREDENTIAL_HEADERS
+                    or is_secret_name(name)
+                    or not isinstance(value, str)
+                    or _may_be_secret(value)
+                ):
                     key.refuse(
                         "Credentials are given as `upstreams[].api_key`, by reference; no other header may be one."
                     )
@@ -446,13 +451,13 @@ def _number(value: object) -> float | None:
     return number if abs(number) < 1e15 else None
 
 
-def _has_reference(value: object) -> bool:
-    """Whether a value names a variable anywhere: it may be a secret."""
+def _may_be_secret(value: object) -> bool:
+    """Whether a value names a variable anywhere, or begins like a key."""
     if isinstance(value, dict):
-        return any(map(_has_reference, value.values()))
+        return any(map(_may_be_secret, value.values()))
     if isinstance(value, list):
-        return any(map(_has_reference, value))
-    return isinstance(value, str) and value.startswith(ENVIRONMENT_PREFIX)
+        return any(map(_may_be_secret, value))
+    return isinstance(value, str) and value.startswith((ENVIRONMENT_PREFIX, "sk-", "Bearer ", "Basic "))
 
 
 def _host(url: str) -> str:

@@ -17,6 +17,7 @@ _CHAINS = {
 _BUDGETS = {"1d": "usd_per_day", "24h": "usd_per_day", "7d": "usd_per_week", "1w": "usd_per_week",
             "30d": "usd_per_month", "1mo": "usd_per_month", "": "usd_total"}  # fmt: skip
 _BALANCE = "Each request goes where its first token is predicted first; see docs/replicas.md."
+_LEAST_BODY_MIB, _MOST_BODY_MIB = 0.001, 1024.0
 _REDIS_PARTS = ("host", "port", "password", "url", "username", "ssl", "db")
 _REDIS_PREFIXED = tuple(f"redis_{part}" for part in _REDIS_PARTS)
 
@@ -54,6 +55,7 @@ class SettingsReader:
         self._cache(litellm)
         self._budget(litellm.child("max_budget"), litellm.child("budget_duration"))
         self._log(litellm.child("json_logs"))
+        self._sizes(general)
         self._master_key((general.child("master_key"), litellm.child("master_key")))
         note_rest(router, ROUTER_NOTES)
         note_rest(litellm, LITELLM_NOTES)
@@ -279,6 +281,19 @@ class SettingsReader:
         if isinstance(key.value, bool):
             self._set("log.format", "json" if key.value else "text")
             key.map_to("log.format")
+
+    def _sizes(self, general: SourceKey) -> None:
+        """Reads what the whole proxy takes at a time, and how much of one request."""
+        most = general.child("global_max_parallel_requests")
+        value = _whole(most.value)
+        if value is not None and value > 0:
+            self._set("identity.limits.concurrent_requests", value)
+            most.map_to("identity.limits.concurrent_requests")
+        size = general.child("max_request_size_mb")
+        megabytes = _real(size.value)
+        if megabytes is not None and _LEAST_BODY_MIB <= megabytes <= _MOST_BODY_MIB:
+            self._set("server.max_body_bytes", int(megabytes * (1 << 20)))
+            size.map_to("server.max_body_bytes")
 
     def _master_key(self, keys: tuple[SourceKey, ...]) -> None:
         """Reads the key that may do everything; it goes on working."""

@@ -99,6 +99,10 @@ def test_a_literal_key_is_given_by_a_variable_and_kept_in_memory_only():
         "{model: openai/m, some_token: sk-very-secret, nested: {a: [os.environ/SECRET]}}",
         "{model: bedrock/m, aws_access_key_id: sk-very-secret, aws_secret_access_key: sk-very-secret}",
         "{model: openai/m, extra_body: {password: sk-very-secret}}",
+        "{model: openai/m, my_param: sk-very-secret, nested: {a: Bearer sk-very-secret}}",
+        "{model: openai/m, extra_headers: {X-Team: sk-very-secret}}",
+        "{model: openai/m, api_base: 'https://x.example/v1?key=sk-very-secret'}",
+        "{model: openai/m, api_base: 'https://user:sk-very-secret@x.example/v1'}",
     ],
 )
 def test_what_may_be_a_secret_is_not_written(params: str, tmp_path: Path):
@@ -238,7 +242,10 @@ def test_settings_become_ours():
           budget_duration: 30d
           drop_params: true
           callbacks: [langfuse]
-        general_settings: {database_url: "postgresql://user:secret@db/litellm"}
+        general_settings:
+          database_url: postgresql://user:secret@db/litellm
+          global_max_parallel_requests: 50
+          max_request_size_mb: 8
     """)
     config = migration.config
     assert config["models"]["a"]["context_tokens"] == 1000
@@ -246,7 +253,8 @@ def test_settings_become_ours():
     assert config["admission"]["prices"] == {"a": {"prompt": 1.0, "output": 2.0}}
     assert config["dispatch"]["retries"] == 3
     assert config["cache"] == {"mode": "exact", "url": {"env": "MAITRED_CACHE_URL"}, "ttl_s": 600.0}
-    assert config["identity"]["limits"]["usd_per_month"] == 100.0
+    assert config["identity"]["limits"] == {"usd_per_month": 100.0, "concurrent_requests": 50}
+    assert config["server"] == {"max_body_bytes": 8 << 20}
     assert migration.environment["MAITRED_CACHE_URL"] == "redis://:secret@cache.example:6379/0"
     assert "secret" not in migration.yaml() + migration.report.text()
     assert fate_of(migration, "litellm_settings.drop_params") is KeyFate.HARMLESS
