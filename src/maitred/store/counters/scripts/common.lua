@@ -327,7 +327,7 @@ local function end_lease(id)
   local heard = score and tonumber(score)
   if heard and heard >= 0 and now - heard > SILENT_S then
     local ends = redis.call('ZSCORE', ENDS, 's' .. gateway)
-    if false then
+    if ends and tonumber(ends) > now then
       redis.call('ZADD', ENDS, ends, 'l' .. id)
       return
     end
