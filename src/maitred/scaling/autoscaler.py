@@ -140,11 +140,11 @@ class Autoscaler:
                 ScalingLimit.USD_PER_HOUR: objectives.affordable_replicas,
             }
             limits.append(min(by_limit, key=by_limit.__getitem__))
-        room = min(objectives.replicas_with_gpu, objectives.affordable_replicas) - desired
+        most_asleep = min(objectives.replicas_with_gpu, objectives.affordable_replicas) - desired
         return ScalingDecision(
             at_s=now_s,
             desired=desired,
-            asleep=max(0, min(objectives.sleeping_replicas, room)),
+            asleep=max(0, min(objectives.sleeping_replicas, most_asleep)),
             reason=self._reason(demand, times, prediction, need, desired, limits),
             evidence=self._evidence(demand, times, prediction, desired, hold_until_s, tuple(limits)),
             override_until_s=None if override is None else override.until_s,
