@@ -27,19 +27,19 @@ _LEVEL_MEMORIES_S = (15.0, 60.0, 600.0)
 _TRENDS_S = ((30.0, 90.0, 180.0), (10.0, 10.0, 60.0))
 """Time constants of level and slope of the trends, and how far the slope carries: trends are damped."""
 _BROKEN_S = 60.0
-"""For how long after a break upwards the ramp counts."""
+"""For how long after a break upwards the highest of the forecasts counts, and the ramp."""
 _MIX_MEMORY_S = 240.0
 _MIX_REQUESTS = 200
 """So many requests are remembered for the mix, however long ago they came."""
 _DAY_S = 86_400.0
 _MOST_PROFILE_RATIO = 8.0
-_BREAK_BINS, _BREAK_LIMIT, _MOST_DEVIATION = 16, 5.5, 3.0
+_BREAK_BINS, _BREAK_LIMIT, _MOST_DEVIATION = 16, 5.0, 3.0
 """Longest time that is tested for a change, the deviation that is one, and the highest that counts for the usual ones.
 
-By chance, a normal deviation is that large once in 26 million times; a day has 276,000 of them, which overlap.
+By chance, a normal deviation is that large once in 3.5 million times; a day has 276,000 of them, which overlap.
 """
 _RAMP_BINS = 4
-_MOST_RAMP_S, _MOST_RAMP_RATIO = 45.0, 2.0
+_MOST_RAMP_S, _MOST_RAMP_RATIO = 45.0, 2.5
 """Bins from which a ramp is drawn, for how long it goes on at most, and how far: a step looks like a ramp at first."""
 _GUESSED_GROWTH = 0.1
 """Standard deviation of a rate's change that is assumed while few errors are known, as a share of the rate."""
@@ -74,7 +74,7 @@ class DemandForecast:
         self._variances = [0.0] * _BREAK_BINS
         """Of the mean error of so many bins, times their number."""
         self._expected: deque[float] = deque(maxlen=_BREAK_BINS)
-        """Forecasts for the bins since the last break."""
+        """Long average before each bin since the last break, as the square root of a rate."""
         self._broken_until_bin = 0
         self._profiles = (DemandProfile(_DAY_S, 96), DemandProfile(7 * _DAY_S, 168))
         self._horizons = [HorizonForecast(seconds) for seconds in _HORIZONS_S]
@@ -106,11 +106,12 @@ class DemandForecast:
         self._counts.append(self._counts[-1] + self._count)
         self._count = self._elapsed_s = 0.0
         self._bins += 1
+        usual = math.sqrt(self._levels[-1])
         for index, memory_s in enumerate(_LEVEL_MEMORIES_S):
             # In the beginning the average is the plain mean of all bins.
             weight = max(1 / self._bins, -math.expm1(-BIN_S / memory_s))
             self._levels[index] += weight * (rate - self._levels[index])
-        self._break_levels()
+        self._break_levels(usual)
         for trend in self._trends:
             trend.observe(rate, self._bins)
         for profile in self._profiles:
@@ -122,18 +123,19 @@ class DemandForecast:
             horizon.settle(self._bins, outcome, self._level_history, self._spread(horizon.forecast))
             forecasts = self._forecasts(at_s, horizon.seconds)
             is_broken = self._bins < self._broken_until_bin
-            least = math.sqrt(self._ramp(horizon.seconds)) if is_broken else 0.0
+            least = max(*forecasts, math.sqrt(self._ramp(horizon.seconds))) if is_broken else 0.0
+            least = min(least, math.sqrt(_MOST_RAMP_RATIO * self._mean_rate(_RAMP_BINS // 2)))
             horizon.forecast_from(self._bins, forecasts, least)
             highest = max(highest, horizon.forecast)
             horizon.await_return(self._bins, highest)
 
-    def _break_levels(self) -> None:
+    def _break_levels(self, usual: float) -> None:
         """Sets the averages to the last bins where chance does not explain how these deviate from what was expected.
 
         Otherwise a long average, which is best while nothing happens, would lag for minutes behind a change. Each
         number of bins has its own usual deviation, because bursts last longer than a bin.
         """
-        self._expected.append(self._horizons[0].forecast)
+        self._expected.append(usual)
         memory = max(1 / self._bins, BIN_S / 3_600.0)
         most, bins = 0.0, 0
         for count, expected in enumerate(reversed(self._expected), 1):
@@ -173,12 +175,12 @@ class DemandForecast:
         last, middle, first = (self._counts[-1 - back] for back in (0, half, 2 * half))
         seconds = half * BIN_S
         rate, slope = (last - middle) / seconds, (last - 2 * middle + first) / seconds**2
-        # Twice the square of what chance makes of the slope: Poisson noise, times by how much bins exceed it.
-        noise = 2 * max(1.0, 4 * BIN_S * self._variances[0]) * (last - first) / seconds**4
+        # The square of what chance makes of the slope: Poisson noise, times by how much bins exceed it.
+        noise = max(1.0, 4 * BIN_S * self._variances[0]) * (last - first) / seconds**4
         if slope <= 0 or slope * slope <= noise:
             return rate
         risen = (slope - noise / slope) * (0.5 * seconds + min(in_s, _MOST_RAMP_S))
-        return min(rate + risen, _MOST_RAMP_RATIO * rate)
+        return rate + risen
 
     def _forecasts(self, at_s: float, in_s: float) -> list[float]:
         """Returns the competing forecasts, as square roots of rates."""
