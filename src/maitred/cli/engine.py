@@ -44,7 +44,9 @@ def engine(
     ],
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="Folder of the model, or a .gguf file. Default: the small one in maitred."),
+        typer.Argument(
+            metavar="MODEL", help="Folder of the model, or a .gguf file. Default: the small one in maitred."
+        ),
     ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,

@@ -106,13 +106,17 @@ def _print(replicas: "list[ReplicaBody]", *, as_json: bool) -> None:
         print_json(replicas)
         return
     print_table(
-        ("MODEL", "REPLICA", "KIND", "STATE", "READY", "REQUESTS", "SEQUENCES", "WAITING", "KV FREE", "WEIGHT"),
+        (
+            *("MODEL", "REPLICA", "KIND", "REGION", "STATE", "READY", "REQUESTS", "SEQUENCES", "WAITING", "KV FREE"),
+            *("WEIGHT", "ROUND TRIP"),
+        ),
         (
             (
                 *(
                     replica.model,
                     replica.replica,
                     replica.kind,
+                    replica.region,
                     replica.state.value,
                     replica.ready,
                     replica.requests,
@@ -122,9 +126,10 @@ def _print(replicas: "list[ReplicaBody]", *, as_json: bool) -> None:
                     replica.waiting_sequences,
                     None if replica.kv_free is None else f"{replica.kv_free:.0%}",
                     round(replica.weight, 2),
+                    None if replica.round_trip_ms is None else f"{replica.round_trip_ms:.1f} ms",
                 ),
             )
             for replica in replicas
         ),
-        numbers=("REQUESTS", "SEQUENCES", "WAITING", "KV FREE", "WEIGHT"),
+        numbers=("REQUESTS", "SEQUENCES", "WAITING", "KV FREE", "WEIGHT", "ROUND TRIP"),
     )

@@ -46,7 +46,9 @@ Examples:
 def serve(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="Folder of the model, or a .gguf file. Default: the small one in maitred."),
+        typer.Argument(
+            metavar="MODEL", help="Folder of the model, or a .gguf file. Default: the small one in maitred."
+        ),
     ] = None,
     host: Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = None,
     port: Annotated[str | None, typer.Option("--port", metavar="PORT", help="Port; 0 takes a free one.")] = None,

@@ -447,7 +447,10 @@ class ReplicaPool:
         member.backend = replica
         if member.endpoint is None and (engine := replica.engine) is not None:
             member.endpoint = Endpoint(
-                member.name, SleepableReplica(engine.client), round_trip_s=engine.client.round_trip_s
+                member.name,
+                SleepableReplica(engine.client),
+                region=replica.region,
+                round_trip_s=engine.client.round_trip_s,
             )
             if self.is_scaled:
                 member.endpoint.replica.refusal = self._refusal

@@ -239,7 +239,7 @@ function replicaOf(one) {
   const health = one.ready ? badge("good", "ready") : one.state === "serving" ? badge("bad", "not ready") : badge("muted", one.state);
   const { slots, kv_tokens: tokens } = one.credits;
   const left = (credit) => (credit ? [`${count(Math.max(0, credit.free))} of ${count(credit.total)}`] : "–");
-  return row(REPLICAS, [one.model, [one.replica, one.kind === "upstream" && el("span", { class: "hint" }, " another server")],
+  return row(REPLICAS, [one.model, [one.replica, one.kind === "upstream" && el("span", { class: "hint" }, " another server"), one.region && el("span", { class: "hint" }, ` ${one.region}`)],
     [health, one.outage && el("span", { class: "hint" }, ` ${one.outage}`)], count(one.requests), left(slots), left(tokens), percent(one.weight)]);
 }
 
