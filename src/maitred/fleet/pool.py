@@ -181,6 +181,9 @@ class ReplicaPool:
     def _set_rests(self, *, rests: bool) -> None:
         if rests is not self.rests:
             self.rests = rests
+            if self.backend.facts.follows and not rests:
+                for name in [member.name for member in self._members.values() if member.is_reserved]:
+                    self._obey(ReplicaOrder(OrderKind.WAKE, name))
             self._reconcile()
             for listener in self._change_listeners:
                 listener()
@@ -310,7 +313,7 @@ class ReplicaPool:
         changed = self._update_members()
         if not facts.can_scale:
             self.desired = DesiredReplicas(sum(map(self.is_own, self._members)))  # whatever was desired before
-        if facts.follows:
+        if facts.follows and not self.rests:
             self._follow_others()
         going = sum(
             name not in self._members and replica.region in (None, self.region)
@@ -322,7 +325,9 @@ class ReplicaPool:
             can_sleep=facts.can_sleep or self.rests,
         )
         own = [member.state() for member in self._members.values() if self.is_own(member.name)]
-        orders = [] if facts.follows else reconcile(self._desired_now(), own, limits)
+        orders = [] if facts.follows and not self.rests else reconcile(self._desired_now(), own, limits)
+        if facts.follows:  # to sleep is an order to engines, which any gateway may give
+            orders = [order for order in orders if order.kind not in (OrderKind.START, OrderKind.STOP)]
         for order in orders:
             self._obey(order)
         changed = self._update_members() or changed
@@ -402,7 +407,7 @@ class ReplicaPool:
         member.endpoint.replica.on_report()
         client = member.endpoint.replica.client
         if self.rests and member.phase is ReplicaPhase.ASLEEP and client.is_ready and not client.is_asleep:
-            self.rests = False  # another gateway has woken it
+            asyncio.get_running_loop().call_soon(self.wake)  # another gateway has woken it
         if member.current_phase(is_replaced=self._replaces) is not member.phase:
             self._schedule()
 

@@ -260,6 +260,25 @@ async def test_a_model_that_rests_serves_at_once_if_it_is_woken_before_it_sleeps
         assert backend.there["r0"].engine.client.orders == []
 
 
+async def test_a_gateway_that_follows_another_one_can_let_the_engines_sleep_too(clock):
+    backend = PaperBackend(clock, found=["r0", "r1"], desired=DesiredReplicas(3), follows=True)
+    async with pool_at(backend, clock) as pool:
+        clients = [backend.there[name].engine.client for name in ("r0", "r1")]
+        pool.rest()
+        await settle()
+        for client in clients:
+            client.tell(asleep=True)
+        await settle()
+        assert phases(pool) == {"r0": "asleep", "r1": "asleep"}, "and it starts no third one"
+        pool.wake()
+        for client in clients:
+            assert client.orders == [True, False]
+            client.tell(asleep=False)
+        await settle()
+        assert phases(pool) == {"r0": "serving", "r1": "serving"}
+        assert all(endpoint.admin_state.serving for endpoint in pool.endpoints())
+
+
 async def test_engines_that_another_gateway_wakes_or_puts_to_sleep_are_followed(clock):
     backend = PaperBackend(clock, found=["r0"])
     async with pool_at(backend, clock) as pool:
