@@ -438,7 +438,7 @@ def test_two_models_share_memory_for_one(tmp_path):
     ("settings", "reason"),
     [
         ({"residency": {"memory_bytes": "64MiB"}}, "models.red can never be loaded: it takes"),
-        ({"models": {"m": {"path": "/nowhere"}}}, "The model folder /nowhere does not exist"),
+        ({"models": {"m": {"path": "/nowhere"}}}, "The model /nowhere does not exist"),
         ({"models": {"m": {"path": "x", "upstreams": [{"url": "http://127.0.0.1:1/v1"}]}}}, "Leave out one of the two"),
         ({"models": {"m": {"pinned": True, "upstreams": [{"url": "http://127.0.0.1:1/v1"}]}}}, "can be pinned"),
         ({"models": {"m": {"path": "x", "engine": {"max_sequences": 4096}}}}, "Raise step_tokens"),
