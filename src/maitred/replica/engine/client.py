@@ -55,7 +55,7 @@ class EngineClient:
     Attributes:
         pause_at_tokens: Number of unread tokens at which a stream pauses the engine; a change applies to new streams.
         open_streams: Number of open `generate` contexts, over all connections. It is 0 when no request is running.
-        on_idle: Called when the last one has ended.
+        on_idle: Called when the last one has ended; None: nobody waits for that.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class EngineClient:
         self._expected_downtime_s = expected_downtime_s
         self.pause_at_tokens = PAUSE_AT_TOKENS
         self.open_streams = 0
-        self.on_idle: Callable[[], None] = lambda: None
+        self.on_idle: Callable[[], None] | None = None
         self._connection: EngineConnection | None = None
         self._lifetime_tokens = LifetimeTokenCount()
         self._change_listeners: list[Callable[[], None]] = []
@@ -209,7 +209,7 @@ class EngineClient:
         finally:
             self.open_streams -= 1
             connection.release(stream)
-            if not self.open_streams:
+            if self.on_idle is not None and not self.open_streams:
                 self.on_idle()
 
     def _live_connection(self) -> EngineConnection:
