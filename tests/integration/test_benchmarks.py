@@ -121,6 +121,9 @@ SMALLEST = {
     ),
     "http_server": SmallestForm({"QUICK_ROUNDS": (1, 32, 32)}),
     "per_token": SmallestForm(),
+    "regions": SmallestForm(
+        {"QUICK": {"calm_s": 1.0, "cut_s": 3.0, "pairs": 1}, "LONG_TOKENS": 100, "MOST_TRIES": 2, "SETTLE_S": 1.0}
+    ),
     "reloads": SmallestForm({"QUICK_RELOADS": 1, "WARM_S": 0.2, "SETTLE_S": 0.2}),
     "restarts": SmallestForm({"QUICK_RESTARTS": 1, "LOOKS": 1, "SETTLE_S": 0.2, "EVERY_S": 0.2}),
     "stalled": SmallestForm(

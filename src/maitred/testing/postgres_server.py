@@ -109,6 +109,11 @@ class PostgresServer:
         self.sql(f"CREATE DATABASE {name}")
         return f"postgresql://{_OWNER}@127.0.0.1:{self.port}/{name}"
 
+    @property
+    def socket(self) -> Path:
+        """Unix socket at which the server listens besides its port."""
+        return self._folder / f".s.PGSQL.{self.port}"
+
     def sql(self, statement: str, database: str = "postgres") -> str:
         """Returns what `psql` prints for a statement."""
         place = ["-h", str(self._folder), "-p", str(self.port), "-U", _OWNER, "-d", database]
