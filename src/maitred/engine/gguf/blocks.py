@@ -2,7 +2,7 @@
 
 A block has a few scales for its numbers (ggml's ``ggml-quants.c`` and the GGUF specification define the layouts). All
 products and sums here are of fp16 scales and small integers, so fp32 has room for them: the numbers are those that
-llama.cpp computes with.
+llama.cpp computes with. Weights of 4 bits with one scale and one offset for 32 may also stay as they are (`grouped`).
 """
 
 from collections.abc import Callable
@@ -10,7 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from maitred.engine.gguf.file import BlockFormat
+from maitred.engine.gguf.file import KEPT_FORMATS, BlockFormat
+from maitred.engine.kernels.linear.panels import GroupedWeight
 
 _PIECE_BLOCKS = 1 << 16
 """Blocks that are converted at a time, so that a large tensor needs little memory beside its result."""
@@ -37,6 +38,26 @@ def dequantise(data: Tensor, form: BlockFormat) -> Tensor:
         piece = blocks[first : first + _PIECE_BLOCKS]
         out[first : first + len(piece)] = numbers(piece)
     return out.view(-1)
+
+
+def grouped(data: Tensor, form: BlockFormat, *shape: int) -> GroupedWeight | None:
+    """Returns a weight ``[out, in]`` with its numbers of 4 bits as they are stored; None: it has others.
+
+    Args:
+        data: Bytes of the tensor, uint8, one-dimensional.
+        form: Form of its blocks.
+        shape: Its shape.
+    """
+    if form.name not in KEPT_FORMATS:
+        return None
+    blocks = data.view(-1, form.bytes)
+    scale = blocks[:, :2].contiguous().view(torch.float16)
+    offset = 8 * scale if form.name == "Q4_0" else -blocks[:, 2:4].contiguous().view(torch.float16)
+    if not offset.isfinite().all():
+        return None  # eight times a scale may be too large for fp16
+    outputs, groups = shape[0], shape[1] // form.numbers
+    numbers = _nibbles(blocks[:, -16:]).view(shape)
+    return GroupedWeight(numbers, scale.view(outputs, groups), offset.view(outputs, groups))
 
 
 def _halves(blocks: Tensor, at: int) -> Tensor:

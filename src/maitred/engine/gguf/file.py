@@ -10,6 +10,7 @@ import math
 import mmap
 import re
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,6 +60,8 @@ FORMATS = {
     30: BlockFormat("BF16", 1, 2),
 }
 """Number of a type of tensors -> its form, for all types that maitred reads."""
+KEPT_FORMATS = frozenset(("Q4_0", "Q4_1"))
+"""Types whose numbers of 4 bits, scales and offsets a CPU computes with as they are, in fp32."""
 _UNREAD = {
     10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL",
     21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
@@ -216,8 +219,10 @@ def read_headers(path: Path) -> Iterator[tuple[Path, GGUFHeader]]:
         yield part, GGUFHeader.read(part)
 
 
-def count_numbers(path: Path) -> int:
-    """Returns how many numbers the tensors of a file have; 0 for a file of another format."""
-    if path.suffix != ".gguf":
-        return 0
-    return sum(math.prod(entry.shape) for entry in GGUFHeader.read(path).tensors.values())
+def count_numbers(path: Path) -> Counter[str]:
+    """Returns how many numbers of each type the tensors of a file have; none for a file of another format."""
+    counts: Counter[str] = Counter()
+    if path.suffix == ".gguf":
+        for entry in GGUFHeader.read(path).tensors.values():
+            counts[entry.format.name] += math.prod(entry.shape)
+    return counts

@@ -23,7 +23,7 @@ from torch import Tensor
 from maitred.core.errors import ConfigInvalid
 from maitred.engine.config import Quantization
 from maitred.engine.gguf.tensors import GGUFTensors
-from maitred.engine.kernels.linear import Linear, Unchanged, make_head, make_linear
+from maitred.engine.kernels.linear import GroupedWeight, Linear, Unchanged, make_head, make_linear
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.digest import weight_files
 from maitred.engine.weights_cache.cached import load_cached
@@ -196,6 +196,24 @@ class Checkpoint:
         """Reads tensors and stacks them along their first dimension."""
         return torch.cat([self.tensor(name, count, *columns) for name, count in zip(names, rows, strict=True)])
 
+    def read_grouped(self, names: Iterable[str], rows: Iterable[int], columns: int) -> GroupedWeight | None:
+        """Reads weights and stacks them as they are stored, in 4 bits; None: not all of them are.
+
+        They are for the CPU's fp32 products only.
+        """
+        if self.dtype != torch.float32 or self._device.type != "cpu":
+            return None
+        found: list[GroupedWeight] = []
+        for name, count in zip(names, rows, strict=True):
+            file = self._files.get(self._file_of.get(name, Path()))
+            weight = file.get_grouped(name) if isinstance(file, GGUFTensors) else None
+            if weight is None or tuple(weight.shape) != (count, columns):
+                return None
+            found.append(weight)
+        self._unread.difference_update(names)
+        parts = ("numbers", "scales", "offsets")
+        return GroupedWeight(*(torch.cat([getattr(weight, part) for weight in found]) for part in parts))
+
     def ignore(self, name: str) -> None:
         """Marks a tensor, if it exists, as known and not needed."""
         self._unread.discard(name)
@@ -302,7 +320,8 @@ def _layer(checkpoint: Checkpoint, config: ModelConfig, make: MakeLinear, prefix
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
 
     def linear(names: list[str], rows: list[int], columns: int, *, bias: bool) -> Linear:
-        weight = checkpoint.read_fused([f"{name}.weight" for name in names], rows, columns)
+        weights = [f"{name}.weight" for name in names]
+        weight = checkpoint.read_grouped(weights, rows, columns) or checkpoint.read_fused(weights, rows, columns)
         addend = checkpoint.read_fused([f"{name}.bias" for name in names], rows) if bias else None
         return make(weight, addend)
 

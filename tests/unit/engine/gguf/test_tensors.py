@@ -3,10 +3,14 @@ import torch
 
 from maitred.core.errors import ConfigInvalid
 from maitred.engine.gguf.tensors import checkpoint_name
+from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.load import load_model
 from maitred.engine.models.source import find_model
+from maitred.engine.models.weights import load_weights
 from tests.unit.engine.gguf.random_files import TYPES, make_gguf
 from tests.unit.engine.models.steps import Driver, random_tokens
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +56,30 @@ def test_split_file(tmp_path):
     same(tmp_path / "files", tmp_path / "plain")
 
 
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+@pytest.mark.parametrize(
+    ("scheme", "form"), [("none", "quantised"), ("int4", "quantised"), ("int4_weight_only", "quantised")]
+)
+def test_numbers_of_4_bits_stay_as_they_are(tmp_path, kind, scheme, form):
+    """Products with one input alone show each weight: it is that of the format, and nothing was rounded again."""
+    make_gguf(tmp_path / "model.gguf", tmp_path / "plain", kind=kind)
+    config = ModelConfig.load(tmp_path / "plain")
+    ours = load_weights(find_model(tmp_path / "model.gguf"), config, torch.float32, CPU, scheme=scheme)
+    theirs = load_weights(tmp_path / "plain", config, torch.float32, CPU)
+    for own, right in zip(list(ours.products)[:-1], list(theirs.products)[:-1], strict=True):
+        assert own.kind == form
+        rows = torch.eye(256)
+        assert torch.allclose(own(rows), right(rows), rtol=1e-6, atol=1e-7 if scheme != "int4" else 1e-6)
+
+
+def test_numbers_of_4_bits_are_unpacked_for_other_computations(tmp_path):
+    make_gguf(tmp_path / "model.gguf", kind="Q4_0")
+    folder = find_model(tmp_path / "model.gguf")
+    assert load_model(folder, dtype=torch.bfloat16).decoder.forms == {"plain": 9}
+    on_device = load_model(folder, dtype=torch.float32, accelerated=True, attention="torch").decoder
+    assert on_device.forms == {"plain": 9}
+
+
 def test_unknown_tensor_is_refused(tmp_path):
     assert checkpoint_name("blk.3.attn_sinks.weight") == "blk.3.attn_sinks.weight"
     make_gguf(tmp_path / "model.gguf", family="qwen3")
@@ -63,7 +91,7 @@ def test_unknown_tensor_is_refused(tmp_path):
 
 @pytest.mark.parametrize("scheme", ["int8", "int4_weight_only"])
 def test_weights_are_rounded_again_where_the_settings_say_so(tmp_path, scheme):
-    make_gguf(tmp_path / "model.gguf", tmp_path / "plain", kind="Q4_0")
+    make_gguf(tmp_path / "model.gguf", tmp_path / "plain", kind="Q5_0")
     ours, theirs = (
         load_model(folder, dtype=torch.float32, scheme=scheme).decoder
         for folder in (find_model(tmp_path / "model.gguf"), tmp_path / "plain")

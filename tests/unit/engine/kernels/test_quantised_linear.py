@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maitred.engine.compiled import processor_features
-from maitred.engine.kernels.linear import KINDS, QuantisedLinear, make_linear
+from maitred.engine.kernels.linear import KINDS, GroupedWeight, QuantisedLinear, job, make_linear
 from maitred.engine.kernels.linear.dots import PAIRS, PLAIN, VNNI, best_dot
 from maitred.engine.kernels.linear.job import product
 from maitred.engine.kernels.linear.panels import GROUP_INPUTS
@@ -93,6 +93,30 @@ def test_a_lesser_processor_computes_the_same(bits, dot, monkeypatch):
         monkeypatch.setattr(layer, "_product", product(bits, real=False, dot=dot))
     assert torch.equal(linear(rows), expected[0])
     assert torch.equal(extremes(ones), expected[1])
+
+
+@pytest.mark.parametrize("real", [False, True])
+@pytest.mark.parametrize("widens", [True, False])
+def test_a_weight_of_4_bits_stays_as_it_is(real, widens, monkeypatch):
+    """Also where the processor does not widen fp16 by itself; the least scales, which are not normal, included."""
+    if not widens:
+        monkeypatch.setattr(job, "processor_features", lambda: frozenset({"avx2"}))
+    product.cache_clear()
+    torch.manual_seed(0)
+    numbers = torch.randint(0, 16, (150, 96), dtype=torch.uint8)
+    scales = (torch.rand(150, 3) * 0.1).half()
+    scales[:9] = 6e-8
+    weight = GroupedWeight(numbers, scales, (torch.randn(150, 3) * 0.5).half())
+    plain = weight.scales.float().repeat_interleave(32, 1) * numbers - weight.offsets.float().repeat_interleave(32, 1)
+    assert torch.equal(weight.plain(), plain)
+    linear, rows = QuantisedLinear(weight, torch.arange(150.0), bits=4, real=real), torch.randn(13, 96)
+    given_rows = rows if real else rounded_rows(rows)
+    bias = torch.arange(150.0)
+    expected = torch.nn.functional.linear(given_rows.double(), plain.double(), bias.double()).float()
+    torch.testing.assert_close(linear(rows), expected, atol=2e-5 if real else 2e-2, rtol=1e-5)
+    again = QuantisedLinear.of(linear.tensors())
+    assert torch.equal(again(rows), linear(rows))
+    product.cache_clear()
 
 
 def test_a_processor_gets_the_best_that_it_has():

@@ -6,14 +6,15 @@ from torch import Tensor
 from maitred.engine.config import Quantization
 from maitred.engine.kernels.linear.form import Linear, PlainLinear, Unchanged
 from maitred.engine.kernels.linear.packed import PackedLinear, agrees, can_pack, keeps_rows_apart
+from maitred.engine.kernels.linear.panels import GroupedWeight
 from maitred.engine.kernels.linear.quantised import QuantisedLinear
 from maitred.engine.kernels.linear.screened import ScreenedLinear, searchable
 from maitred.engine.kernels.linear.tiled import TiledLinear
 from maitred.engine.kernels.linear.torchao_linear import make_torchao_linear
 
 __all__ = [
-    "KINDS", "Linear", "PackedLinear", "PlainLinear", "QuantisedLinear", "ScreenedLinear", "TiledLinear", "Unchanged",
-    "make_head", "make_linear",
+    "KINDS", "GroupedWeight", "Linear", "PackedLinear", "PlainLinear", "QuantisedLinear", "ScreenedLinear",
+    "TiledLinear", "Unchanged", "make_head", "make_linear",
 ]  # fmt: skip
 
 _FORMS: tuple[type[Linear], ...] = (
@@ -24,7 +25,11 @@ KINDS: dict[str, type[Linear]] = {form.kind: form for form in _FORMS}
 
 
 def make_linear(
-    weight: Tensor, bias: Tensor | None = None, scheme: Quantization = "none", *, accelerated: bool = False
+    weight: Tensor | GroupedWeight,
+    bias: Tensor | None = None,
+    scheme: Quantization = "none",
+    *,
+    accelerated: bool = False,
 ) -> Linear:
     """Makes the fastest product for this weight ``[out, in]``, its type and its device.
 
@@ -33,11 +38,16 @@ def make_linear(
     equal processors choose alike.
 
     Args:
-        weight: Weight ``[out, in]``; fp32 on a CPU if it is to be quantised there.
+        weight: Weight ``[out, in]``; fp32 on a CPU if it is to be quantised there. A grouped one is for fp32 on a CPU,
+            and stays as it is unless the scheme has 8 bits.
         bias: ``[out]``
         scheme: How the weight is quantised.
         accelerated: Whether an accelerator computes the product; see `maitred.engine.device.ComputeDevice`.
     """
+    if isinstance(weight, GroupedWeight):
+        if not (accelerated or scheme.startswith("int8")):
+            return QuantisedLinear(weight, bias, bits=4, real=scheme != "int4")
+        weight = weight.plain()
     if accelerated:
         return PlainLinear(weight, bias) if scheme == "none" else make_torchao_linear(weight, bias, scheme)
     if scheme != "none":

@@ -9,7 +9,17 @@ from numba import carray
 from maitred.engine.compiled import processor_features
 from maitred.engine.kernels.job import COUNT, NEXT, ROWS_AT_A_TIME, CompiledEntry, floats, int8s, ints, take
 from maitred.engine.kernels.linear.dots import best_dot
-from maitred.engine.kernels.linear.tiles import EDITION, MOST_ROWS, PANEL, VECTORS, integer_tile, real_tile
+from maitred.engine.kernels.linear.tiles import (
+    BF16,
+    EDITION,
+    FP16,
+    FP16_IN_STEPS,
+    MOST_ROWS,
+    PANEL,
+    VECTORS,
+    integer_tile,
+    real_tile,
+)
 from maitred.engine.kernels.simd import float_of_bits
 
 FIELDS = (
@@ -29,16 +39,18 @@ _ALL = COUNT + 1 + len(FIELDS)
 
 
 @cache
-def product(bits: int, *, real: bool, dot: int | None = None) -> CompiledEntry:
+def product(bits: int, *, real: bool, dot: int | None = None, half: bool = False) -> CompiledEntry:
     """Compiles the product of rows with weights of so many bits; threads take panels.
 
     Args:
         bits: Bits of a weight: 8 or 4.
         real: Whether rows are fp32; otherwise they are the result of `quantise_rows`.
         dot: Method of multiplying bytes; the fastest of the processor unless given.
+        half: Whether the scales of 4-bit weights are fp16; otherwise they are bf16.
     """
     instruction = best_dot(processor_features()) if dot is None else dot
     edition, most, vectors, panel_outputs = EDITION, MOST_ROWS, VECTORS, PANEL
+    kind = BF16 if not half else FP16 if "f16c" in processor_features() else FP16_IN_STEPS
 
     def compute(address: Any) -> None:  # noqa: ANN401 - a C pointer
         job = carray(address, _ALL)
@@ -63,13 +75,13 @@ def product(bits: int, *, real: bool, dot: int | None = None) -> CompiledEntry:
                     if real:
                         real_tile(
                             end - row, job[_ROWS] + row * row_bytes, row_bytes, weights, scales, bias, out, outputs * 4,
-                            left, groups, steps, bits,
+                            left, groups, steps, bits, kind,
                         )  # fmt: skip
                     else:
                         integer_tile(
                             end - row, job[_ROWS] + row * row_bytes, row_bytes, job[_ROW_SCALES] + 4 * row,
                             job[_ROW_SUMS] + 4 * row * groups, weights, scales, bias, out, outputs * 4, left, groups,
-                            steps, ahead + t * groups * steps * ahead_bytes, ahead_bytes, bits, instruction,
+                            steps, ahead + t * groups * steps * ahead_bytes, ahead_bytes, bits, instruction, kind,
                         )  # fmt: skip
             first = take(job, NEXT, share)
 

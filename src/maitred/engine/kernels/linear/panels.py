@@ -1,6 +1,7 @@
 """Quantisation of weights to 8 or 4 bits, in the layout that `maitred.engine.kernels.linear.tiles` reads."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,6 +14,41 @@ GROUP_INPUTS = 32
 """Inputs that share a scale and an offset in a 4-bit weight; their sums must fit into 16 bits, see `dots`."""
 _PANELS_AT_A_TIME = 64
 """Panels of a piece, so that a large weight is not copied as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedWeight:
+    """Weight ``scale * number - offset`` of a checkpoint that stores numbers of 4 bits, in groups of `GROUP_INPUTS`.
+
+    Attributes:
+        numbers: uint8 ``[out, in]``, 0 to 15.
+        scales: fp16 ``[out, groups]``.
+        offsets: fp16 ``[out, groups]``.
+    """
+
+    numbers: Tensor
+    scales: Tensor
+    offsets: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """Numbers of outputs and inputs."""
+        return self.numbers.shape
+
+    def panels(self) -> tuple[Tensor, Tensor]:
+        """Lays the weight out as `panels_of_4_bits` does, unchanged: scales and offsets are in fp16."""
+        outputs, groups = self.scales.shape
+        missing = -outputs % PANEL
+        numbers = functional.pad(self.numbers, (0, 0, 0, missing))
+        halves = numbers.view(-1, VECTORS, LANES, groups * GROUP_INPUTS // 8, 2, 4)
+        panels = (halves[..., 0, :] | halves[..., 1, :] << 4).permute(0, 3, 1, 2, 4)
+        both = functional.pad(torch.stack((self.scales, self.offsets), dim=2), (0, 0, 0, 0, 0, missing))
+        return panels.contiguous(), both.view(-1, PANEL, groups, 2).permute(0, 2, 3, 1).contiguous()
+
+    def plain(self) -> Tensor:
+        """Returns the weight in fp32."""
+        grouped = self.numbers.view(*self.scales.shape, GROUP_INPUTS)
+        return (grouped * self.scales.float()[..., None]).sub_(self.offsets.float()[..., None]).view(self.numbers.shape)
 
 
 def panels_of_8_bits(weight: Tensor) -> tuple[Tensor, Tensor]:

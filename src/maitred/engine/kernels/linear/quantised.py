@@ -13,7 +13,7 @@ from torch import Tensor
 
 from maitred.engine.kernels.job import CompiledEntry
 from maitred.engine.kernels.linear.job import FIELDS, product, quantise_rows, widen_rows
-from maitred.engine.kernels.linear.panels import GROUP_INPUTS, panels_of_4_bits, panels_of_8_bits
+from maitred.engine.kernels.linear.panels import GROUP_INPUTS, GroupedWeight, panels_of_4_bits, panels_of_8_bits
 from maitred.engine.kernels.linear.tiles import PANEL
 from maitred.engine.kernels.tape import Tape
 
@@ -31,12 +31,12 @@ class QuantisedLinear:
     """Linear ``rows @ weight.T + bias`` with a weight that is quantised once.
 
     8-bit weights have a scale for each output; 4-bit ones a scale and an offset for each output and each
-    `GROUP_INPUTS` inputs.
+    `GROUP_INPUTS` inputs, in bf16, or in fp16 if the checkpoint stores them so.
 
     Args:
-        weight: fp32 ``[out, in]`` on the CPU.
+        weight: fp32 ``[out, in]`` on the CPU, or a weight that has 4 bits already.
         bias: ``[out]``
-        bits: Bits of a weight: 8 or 4.
+        bits: Bits of a weight: 8 or 4; 4 for a grouped weight.
         real: Whether rows stay fp32. Otherwise each row is rounded to 8 bits with its own scale.
     """
 
@@ -44,11 +44,11 @@ class QuantisedLinear:
     kind: ClassVar[str] = "quantised"
     alignment: ClassVar[int] = 64
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, bits: int, real: bool) -> None:
+    def __init__(self, weight: Tensor | GroupedWeight, bias: Tensor | None = None, *, bits: int, real: bool) -> None:
         outputs, inputs = weight.shape
         if not real and inputs > _MOST_INPUTS:
             raise ValueError(f"A weight with {inputs} inputs cannot be rounded; {_MOST_INPUTS} are the most.")
-        panels, scales = _PANELS[bits](weight)
+        panels, scales = weight.panels() if isinstance(weight, GroupedWeight) else _PANELS[bits](weight)
         padded = torch.zeros(len(panels) * PANEL)
         if bias is not None:
             padded[:outputs] = bias
@@ -62,7 +62,7 @@ class QuantisedLinear:
         group = GROUP_INPUTS if bits == 4 else -(-inputs // per_step) * per_step
         self._groups = -(-inputs // group)
         self._shape, self._width = (outputs, inputs), self._groups * group
-        self._product = product(bits, real=bool(real))
+        self._product = product(bits, real=bool(real), half=self._parts["scales"].dtype == torch.float16)
         self._real = bool(real)
         self._ready = (widen_rows() if self._width > inputs else None) if real else quantise_rows()
         panels, scales = self._parts["panels"], self._parts["scales"]

@@ -28,7 +28,7 @@ VECTORS, MOST_ROWS = (4, 6) if VECTOR_LANES == LANES else (1, 4)
 """Vectors and maximum rows of a tile, whose sums and weights are in registers: 32, or 16 of half the length."""
 PANEL = LANES * VECTORS
 """Outputs that a tile computes together."""
-EDITION = 4
+EDITION = 5
 """Version of the emitted code; raise it with every change to this file or to `dots`.
 
 Numba's cache on disk checks only the file of a kernel, not the files that it uses.
@@ -38,7 +38,13 @@ _HALF, _INT, _LONG, _FLOAT = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.
 _INTS, _FLOATS, _HALVES = (ir.VectorType(element, LANES) for element in (_INT, _FLOAT, _HALF))
 _MASK = ir.VectorType(ir.IntType(1), LANES)
 
+_FP16 = ir.VectorType(ir.HalfType(), LANES)
+BF16, FP16, FP16_IN_STEPS = range(3)
+"""Types of the scales of 4-bit weights: bf16; fp16, which the processor widens; or fp16 for processors that do not."""
+
 Sums = dict[tuple[int, int], Any]
+ReadScales = Callable[[Any, Any, Any, int], tuple[Any, Any]]
+"""Function from a builder, the address of scales, a group and a vector to its scales and offsets."""
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -61,6 +67,7 @@ def integer_tile(
     ahead_bytes: Any,
     bits: Any,
     dot: Any,
+    kind: Any,
 ) -> Any:
     """Computes `height` rows of signed bytes, at most `MAX_TILE_ROWS`.
 
@@ -69,11 +76,12 @@ def integer_tile(
         out[r, o] = row_scale[r] * Σ_g (scale[g, o] * Σ_k row[r, k] * weight[o, k] - offset[g, o] * row_sum[r, g])
                     + bias[o]
 
-    All but the constants `bits` and `dot` (see `maitred.engine.kernels.linear.dots`) are addresses and counts. 8-bit
-    weights have one fp32 scale for each output, and an offset of 128 scales; 4-bit ones have scales, then offsets, in
-    bf16 for each group of `steps` steps. At each step, the cache line of `ahead_at` is fetched into the second-level
-    cache, and `ahead_at` moves on by `ahead_bytes`.
+    All but the constants `bits`, `dot` (see `maitred.engine.kernels.linear.dots`) and `kind` are addresses and counts.
+    8-bit weights have one fp32 scale for each output, and an offset of 128 scales; 4-bit ones have scales, then
+    offsets, in bf16 or fp16 (`kind`) for each group of `steps` steps. At each step, the cache line of `ahead_at` is
+    fetched into the second-level cache, and `ahead_at` moves on by `ahead_bytes`.
     """
+    scales = _scales_of(bits.literal_value, kind.literal_value)
     narrow, instruction = bits.literal_value == 4, dot.literal_value
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -81,11 +89,11 @@ def integer_tile(
             builder,
             MOST_ROWS,
             arguments[0],
-            lambda rows: _integer(builder, rows, narrow, instruction, *arguments[1:15]),
+            lambda rows: _integer(builder, rows, narrow, instruction, scales, *arguments[1:15]),
         )
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 15, bits, dot), generate
+    return types.void(*[types.int64] * 15, bits, dot, kind), generate
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -103,18 +111,21 @@ def real_tile(
     groups: Any,
     steps: Any,
     bits: Any,
+    kind: Any,
 ) -> Any:
     """Computes `height` fp32 rows: ``Σ_k row[r, k] * (scale[g, o] * weight[o, k] - offset[g, o]) + bias[o]``.
 
     Rows must be padded with zeros to a whole number of groups.
     """
-    kind = bits.literal_value
+    width, scales = bits.literal_value, _scales_of(bits.literal_value, kind.literal_value)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _for_each_height(builder, MOST_ROWS, arguments[0], lambda rows: _real(builder, rows, kind, *arguments[1:11]))
+        _for_each_height(
+            builder, MOST_ROWS, arguments[0], lambda rows: _real(builder, rows, width, scales, *arguments[1:11])
+        )
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 11, bits), generate
+    return types.void(*[types.int64] * 11, bits, kind), generate
 
 
 def _for_each_height(builder: Any, most: int, height: Any, emit: Callable[[int], None]) -> None:
@@ -125,7 +136,8 @@ def _for_each_height(builder: Any, most: int, height: Any, emit: Callable[[int],
 
 
 def _integer(
-    builder: Any, height: int, narrow: bool, instruction: int, row: Any, row_step: Any, row_scales: Any, row_sums: Any,
+    builder: Any, height: int, narrow: bool, instruction: int, read_scales: ReadScales,
+    row: Any, row_step: Any, row_scales: Any, row_sums: Any,
     weight: Any, scales: Any, bias: Any, out: Any, out_step: Any, outputs: Any, groups: Any, steps: Any, ahead: Any,
     ahead_step: Any,
 ) -> None:  # fmt: skip
@@ -160,7 +172,7 @@ def _integer(
         for r in range(height):
             less = splat(builder, builder.sitofp(builder.neg(row_sum(r)), _FLOAT), _FLOATS)
             for v in range(VECTORS):
-                scale, offset = _scale_and_offset(builder, scales, group.index, v, narrow)
+                scale, offset = read_scales(builder, scales, group.index, v)
                 total = builder.load(totals[r, v])
                 total = tile.fma(builder.sitofp(dot.ints(builder.load(sums[r, v])), _FLOATS), scale, total)
                 builder.store(tile.fma(less, offset, total) if narrow else total, totals[r, v])
@@ -174,13 +186,14 @@ def _integer(
 
 
 def _real(
-    builder: Any, height: int, bits: int, row: Any, row_step: Any, weight: Any, scales: Any, bias: Any, out: Any,
+    builder: Any, height: int, bits: int, read_scales: ReadScales,
+    row: Any, row_step: Any, weight: Any, scales: Any, bias: Any, out: Any,
     out_step: Any, outputs: Any, groups: Any, steps: Any,
 ) -> None:  # fmt: skip
     tile, narrow, inputs = Tile(builder, height), bits == 4, 32 // bits
     sums = tile.zeros(_FLOATS)
     with cgutils.for_range(builder, groups) as group:
-        factors = [_scale_and_offset(builder, scales, group.index, v, narrow) for v in range(VECTORS)]
+        factors = [read_scales(builder, scales, group.index, v) for v in range(VECTORS)]
         first = builder.mul(group.index, steps)
         with cgutils.for_range(builder, steps) as loop:
             step = builder.add(first, loop.index)
@@ -203,7 +216,7 @@ def _real(
 
     def result(r: int, v: int) -> Any:
         addend = builder.load(element(builder, bias, _FLOATS, v), align=4)
-        scale = _all_ones() if narrow else _scale_and_offset(builder, scales, _LONG(0), v, narrow)[0]
+        scale = _all_ones() if narrow else read_scales(builder, scales, _LONG(0), v)[0]
         return tile.fma(builder.load(sums[r, v]), scale, addend)
 
     tile.store(result, out, out_step, outputs)
@@ -290,17 +303,39 @@ def _nibbles(builder: Any, vector: Any, upper: int) -> Any:
     return builder.and_(shifted, _all(0x0F0F0F0F))
 
 
-def _scale_and_offset(builder: Any, scales: Any, group: Any, v: int, narrow: bool) -> tuple[Any, Any]:
-    """Loads scales and offsets of 16 outputs: two bf16 vectors per group, or one fp32 vector for all groups."""
-    if not narrow:
-        return builder.load(element(builder, scales, _FLOATS, v), align=4), None
-    at = builder.mul(group, _LONG(2 * VECTORS))
+def _scales_of(bits: int, scales: int) -> ReadScales:
+    """Returns the function that loads scales and offsets of 16 outputs of a group.
 
-    def numbers(index: int) -> Any:
-        place = element(builder, scales, _HALVES, builder.add(at, _LONG(index)))
-        return builder.bitcast(builder.shl(builder.zext(builder.load(place, align=2), _INTS), _all(16)), _FLOATS)
+    There is one fp32 vector for all groups of 8-bit weights, and two vectors for each group of 4-bit ones.
+    """
+    if bits == 8:
+        return lambda builder, scales, group, v: (builder.load(element(builder, scales, _FLOATS, v), align=4), None)
+    widen = {BF16: _widen_bf16, FP16: _extend_fp16, FP16_IN_STEPS: _widen_fp16}[scales]
 
-    return numbers(v), numbers(VECTORS + v)
+    def read(builder: Any, scales: Any, group: Any, v: int) -> tuple[Any, Any]:
+        at = builder.mul(group, _LONG(2 * VECTORS))
+        places = (element(builder, scales, _HALVES, builder.add(at, _LONG(index))) for index in (v, VECTORS + v))
+        scale, offset = (widen(builder, builder.load(place, align=2)) for place in places)
+        return scale, offset
+
+    return read
+
+
+def _widen_bf16(builder: Any, numbers: Any) -> Any:
+    return builder.bitcast(builder.shl(builder.zext(numbers, _INTS), _all(16)), _FLOATS)
+
+
+def _extend_fp16(builder: Any, numbers: Any) -> Any:
+    return builder.fpext(builder.bitcast(numbers, _FP16), _FLOATS)
+
+
+def _widen_fp16(builder: Any, numbers: Any) -> Any:
+    # With the exponent moved, a number is 2^112 times too small: exact for the least numbers too.
+    bits = builder.zext(numbers, _INTS)
+    moved = builder.shl(builder.and_(bits, _all(0x7FFF)), _all(13))
+    sized = builder.fmul(builder.bitcast(moved, _FLOATS), ir.Constant(_FLOATS, [2.0**112] * LANES))
+    sign = builder.shl(builder.and_(bits, _all(0x8000)), _all(16))
+    return builder.bitcast(builder.or_(builder.bitcast(sized, _INTS), sign), _FLOATS)
 
 
 class MaskedLanes:
