@@ -131,15 +131,15 @@ class MachineBackend:
 
     def start(self, name: str) -> None:
         """Orders the start of a replica at the agent that its name says. Implements `ReplicaBackend`."""
-        if (agent := self._ordered(name)) is not None:
+        if (agent := self._agent_of(name)) is not None:
             agent.start(name)
 
     def stop(self, name: str) -> None:
         """Orders the end of a replica. Implements `ReplicaBackend`."""
-        if (agent := self._ordered(name)) is not None:
+        if (agent := self._agent_of(name)) is not None:
             agent.stop(name)
 
-    def _ordered(self, name: str) -> AgentBackend | None:
+    def _agent_of(self, name: str) -> AgentBackend | None:
         """Returns the agent of a replica, if this gateway may give it orders."""
         agent = self._agents.get(name.rpartition("-")[0])
         may_order = agent is not None and self._is_own(agent.hello) and self._order_epoch() is not None
