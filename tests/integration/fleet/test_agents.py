@@ -12,6 +12,7 @@ import pytest
 
 from maitred.testing.server_process import free_port, serving
 from tests.integration.fleet.test_replica_pool import LIMIT_S, MODEL, SETTINGS, Fleet, Load
+from tests.integration.fleet.test_scaling import AUTOSCALING, Scaling, crowd
 from tests.integration.gateway.test_drain import ADMIN_KEY, DECLARED
 from tests.integration.gateway.test_replicas import all_kinds
 from tests.support.certificates import Authority
@@ -50,7 +51,7 @@ class Site:
         }
         self.environment = {"ADMIN": ADMIN_KEY, "LINK": "a secret that both ends know"}
 
-    def machine(self, name, *ports, most=3):
+    def machine(self, name, *ports, most=3, sequences=64):
         """Starts an agent that dials gateways on these ports."""
         log = self._folder / f"{name}.log"
         command = [
@@ -58,7 +59,7 @@ class Site:
             *("--first-port", str(free_port()), "--zone", name),
             *(argument for port in ports for argument in ("--gateway", f"127.0.0.1:{port}")),
             *(f"--set={key}={value}" for key, value in self._link["agent"].items()),
-            *("--set=engine.kv_memory_bytes=32MiB", "--set=engine.threads=1"),
+            *("--set=engine.kv_memory_bytes=32MiB", "--set=engine.threads=1", f"--max-sequences={sequences}"),
         ]
         with log.open("ab") as output:
             process = subprocess.Popen(
@@ -216,6 +217,24 @@ async def test_streams_go_on_while_the_control_line_is_cut_or_the_gateway_is_gon
                     assert machine.engines() == engines, "they were found, and none was started"
                     answers = await all_kinds(again.client)
                     assert all(answers[kind].same_as(undisturbed[kind]) for kind in answers)
+
+
+async def test_engines_of_agents_come_with_the_load_and_go_after_it(site):
+    port = free_port()
+    for name in ("a", "b"):
+        site.machine(name, port, most=1, sequences=4)
+    async with site.gateway(port, **AUTOSCALING) as gateway:
+        scaling = Scaling(gateway.client)
+        await gateway.wait_phases(serving=1)
+        ends = asyncio.Event()
+        load = asyncio.create_task(crowd(gateway.client, 12, ends))
+        await scaling.until(lambda state: state["desired"] == 2)
+        await gateway.wait_phases(serving=2)
+        assert await gateway.agents() == Counter(a=1, b=1)
+        ends.set()
+        assert await load > 0
+        await gateway.wait_phases(serving=1)
+        assert (await scaling.changes())[-1]["reason"] == "surplus"
 
 
 async def test_an_agent_that_is_stopped_gives_its_answers_first(site):
