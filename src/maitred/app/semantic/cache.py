@@ -116,6 +116,12 @@ class SemanticLookup:
         self._service = service
         lookup.on_stored = self._on_stored
 
+    @property
+    def regions(self) -> frozenset[str] | None:
+        """Regions in which the request may be computed; None: in all regions."""
+        request = self.context.request
+        return self.principal.regions_for(None if request is None else request.regions)
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -134,7 +140,7 @@ class SemanticLookup:
         self._service.count_served(self)
 
     def _on_stored(self, deltas: Sequence[TextDelta]) -> None:
-        self._service.keep(self.question, self.answers.key.digest)
+        self._service.keep(self.question, self.answers.key.digest, self.regions)
         if not self.own_answer.done():
             self.own_answer.set_result(deltas)
 
@@ -349,17 +355,27 @@ class SemanticCache:
         scope.tally += LookupTally(served=1, saved_tokens=served.answer.usage.total_tokens)
         self._encoder.update(UpdateSimilar(served=[served.question.key]))
 
-    def keep(self, question: UserQuestion, digest: bytes) -> None:
-        """Adds a question to the index, whose answer is in the cache now."""
+    def keep(self, question: UserQuestion, digest: bytes, regions: frozenset[str] | None = None) -> None:
+        """Adds a question to the index, whose answer is in the cache now, if the encoder may read it.
+
+        Args:
+            question: The question.
+            digest: Key of its answer.
+            regions: Regions in which its request may be computed; None: in all regions.
+        """
+        if not self._encoder.may_read(regions):
+            return
         self._encoder.update(UpdateSimilar(kept=[KeptQuestion(question.partition, question.text, digest)]))
 
     async def _search(self, lookup: SemanticLookup) -> SimilarQuestions | None:
-        """Searches for similar questions; None: the question is too long for the encoder.
+        """Searches for similar questions; None: the question is too long for the encoder, or may not go there.
 
         Raises:
             MaitredError: The encoder is down.
         """
         question = lookup.question
+        if not self._encoder.may_read(lookup.regions):
+            return None
         tokens = self._encoder.tokens_of(question.text)
         if tokens is None:
             return None

@@ -64,6 +64,17 @@ class QuestionEncoder:
         tokens = self._encoder.model.tokenizer.encode_embedding_input(question)
         return tokens if len(tokens) <= self._encoder.model.card().context_tokens else None
 
+    def may_read(self, regions: frozenset[str] | None) -> bool:
+        """Whether the encoder may get the question of a request: it is at its gateway, or where the request may run.
+
+        Args:
+            regions: Regions in which the request may be computed; None: in all regions.
+        """
+        core = self._encoder.dispatcher.core
+        return regions is None or all(
+            state.region == core.region or state.region in regions for state in core.endpoint_states
+        )
+
     async def search(self, search: SimilarSearch, tokens: list[int], flow: Flow, organisation: str) -> SimilarQuestions:
         """Returns the cached questions that are similar to one.
 

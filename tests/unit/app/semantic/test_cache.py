@@ -86,6 +86,10 @@ class ScriptedEncoder:
         self.weights = WEIGHTS
         self.gate = None
         self.epoch = 1
+        self.region = None
+
+    def may_read(self, regions):
+        return regions is None or self.region is None or self.region in regions
 
     def restart(self):
         self.epoch += 1
@@ -368,6 +372,21 @@ async def test_false_hits_trip_the_scope_and_nothing_is_served_any_more(world):
     assert world.encoder.searches == searches, "nobody searches in vain"
     counts = (await world.record()).counts
     assert (counts.served, counts.false_hits) == (served, served)
+
+
+async def test_a_question_that_may_not_go_to_the_region_of_the_encoder_is_not_known_there(world):
+    await certified(world)
+    card = world.replica.card()
+    world.replica.card = lambda: replace(card, region="eu")
+    world.encoder.region = "us"
+    bound, searches = replace(ALICE, regions=frozenset({"eu"})), world.encoder.searches
+    _, found = await world.ask(question(1, 1), principal=bound)
+    assert found.status is CacheStatus.MISS
+    assert world.encoder.searches == searches
+    assert question(1, 1) not in {kept.question for update in world.encoder.updates for kept in update.kept}
+    world.encoder.region = "eu"
+    await world.ask(question(1, 2), principal=bound)
+    assert world.encoder.searches == searches + 1
 
 
 async def test_an_operator_lets_a_tripped_scope_begin_anew(world):
