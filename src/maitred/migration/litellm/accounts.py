@@ -20,7 +20,7 @@ TABLES = {
     "organizations": "LiteLLM_OrganizationTable",
 }
 """Sections of an export, with the tables that their rows are from."""
-HOUSE = "litellm"
+OWN_ORGANISATION = "litellm"
 """Organisation of keys without a team."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _RATES = {
@@ -59,7 +59,7 @@ class AccountsReader:
         }
         self._budgets = {str(row.child("budget_id").value): row for row in self._rows["budgets"]}
         self._users = {str(row.child("user_id").value): row for row in self._rows["users"]}
-        self._ids: set[str] = {HOUSE}
+        self._ids: set[str] = {OWN_ORGANISATION}
         self._places: dict[str, dict[str, Any]] = {}
         """Team or user -> its tenant."""
 
@@ -137,21 +137,21 @@ class AccountsReader:
         known = self._places.get(f"team {team}")
         if team and known is not None:
             return known, next(f"tenants.{name}" for name, each in tenants.items() if each is known)
-        house = tenants.setdefault(HOUSE, {"name": "LiteLLM"})
+        organisation = tenants.setdefault(OWN_ORGANISATION, {"name": "LiteLLM"})
         user_id = str(row.child("user_id").value or "")
         user = self._users.get(user_id)
         if user is None or self._needs_own_tenant(row):
-            return house, f"tenants.{HOUSE}"
+            return organisation, f"tenants.{OWN_ORGANISATION}"
         if f"user {user_id}" not in self._places:
             tenant: dict[str, Any] = {"name": str(user.child("user_alias").value or user_id)[:256]}
             tenant_id = self._new_id(f"user-{user.child('user_alias').value or user_id}")
-            self._read_tenant(user, tenant, f"tenants.{HOUSE}.teams.{tenant_id}")
+            self._read_tenant(user, tenant, f"tenants.{OWN_ORGANISATION}.teams.{tenant_id}")
             _settle_rest(user)
-            house.setdefault("teams", {})[tenant_id] = tenant
+            organisation.setdefault("teams", {})[tenant_id] = tenant
             self._places[f"user {user_id}"] = tenant
         tenant = self._places[f"user {user_id}"]
-        tenant_id = next(name for name, each in house["teams"].items() if each is tenant)
-        return tenant, f"tenants.{HOUSE}.teams.{tenant_id}"
+        tenant_id = next(name for name, each in organisation["teams"].items() if each is tenant)
+        return tenant, f"tenants.{OWN_ORGANISATION}.teams.{tenant_id}"
 
     def _needs_own_tenant(self, row: SourceKey) -> bool:
         """Whether a key has what only tenants have."""
