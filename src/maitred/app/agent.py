@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class AgentOptions(Struct, frozen=True, kw_only=True):
-    """What an agent is told of its machine and its gateways."""
+    """Options of an agent: its machine and its gateways."""
 
     gateways: Sequence[TcpAddress]
     name: str

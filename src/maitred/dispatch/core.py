@@ -286,7 +286,8 @@ class DispatchCore:
         ):
             return False
         if cached is None:
-            self.forecast_cache.forecast_and_store(queued, self.permitted_endpoints(queued.request, ready), now_s)
+            permitted = ready if self.regions is None else self.permitted_endpoints(queued.request, ready)
+            self.forecast_cache.forecast_and_store(queued, permitted, now_s)
         if not is_ample:
             queued.prefill_s = self.selector.prefill_s(queued, endpoint_state, 0, now_s)
         queued.joined_s = now_s

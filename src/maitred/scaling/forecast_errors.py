@@ -60,7 +60,13 @@ class ForecastErrors:
 
     def snapshot(self) -> ErrorsSnapshot:
         """Returns what was learnt."""
-        return ErrorsSnapshot([*self._recent], self._lower_tail, self._upper_tail, self._covered, self._weight)
+        return ErrorsSnapshot(
+            recent=[*self._recent],
+            lower_tail=self._lower_tail,
+            upper_tail=self._upper_tail,
+            covered=self._covered,
+            weight=self._weight,
+        )
 
     def restore(self, snapshot: ErrorsSnapshot) -> None:
         """Goes on from a snapshot."""

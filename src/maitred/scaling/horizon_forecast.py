@@ -81,7 +81,12 @@ class HorizonForecast:
     def snapshot(self) -> HorizonSnapshot:
         """Returns what was learnt."""
         return HorizonSnapshot(
-            self.forecast, self._highest, self._settled, [*self._squares], self.errors.snapshot(), [*self._returns]
+            forecast=self.forecast,
+            highest=self._highest,
+            settled=self._settled,
+            squares=[*self._squares],
+            errors=self.errors.snapshot(),
+            returns=[*self._returns],
         )
 
     def restore(self, snapshot: HorizonSnapshot) -> None:
