@@ -86,7 +86,7 @@ async def managed():
             await task
 
 
-async def test_a_model_makes_room_for_another_after_its_last_answer():
+async def test_a_model_leaves_its_memory_to_another_after_its_last_answer():
     async with managed() as machine:
         await machine.load("a")
         answer = machine.ask("a")
