@@ -4,6 +4,7 @@ A command holds for this gateway until the next command or until the gateway is 
 the same engine or server needs a command of its own.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Container, Mapping
 
@@ -17,6 +18,10 @@ from maitred.dispatch.endpoint import EndpointState
 from maitred.fleet.pool import ReplicaPool
 from maitred.fleet.pool_member import NextReplica
 from maitred.wire.admin.responses import PoolBody, ReplicaBody
+
+_CLAIM_ATTEMPTS = 20
+_CLAIM_PAUSE_S = 0.2
+"""Time between two attempts; together they are longer than a new gateway gives no orders."""
 
 _log = logging.getLogger(__name__)
 
@@ -68,10 +73,23 @@ class ReplicaAdmin:
         return [self._pool_body(model, pool) for model, pool in self._pools.items()]
 
     async def claim(self, model: str) -> None:
-        """Has this gateway decide on the replicas of a model that it shares with others, where an operator does."""
+        """Has this gateway decide on the replicas of a model that it shares with others, where an operator does.
+
+        It waits for a gateway that has just started, and tries again if the holder of the lease renews it meanwhile.
+        """
         pool, claim = self._pools.get(model), self.claims.get(model)
-        if pool is not None and claim is not None and pool.backend.facts.follows and model not in self.scaling.models:
-            await claim.seize()
+        if pool is None or claim is None or model in self.scaling.models:
+            return
+        for _ in range(_CLAIM_ATTEMPTS):
+            if not pool.backend.facts.follows:
+                return
+            await claim.refresh()
+            if not claim.is_held and not claim.is_away:
+                await claim.seize()
+            if claim.is_away:
+                return
+            if pool.backend.facts.follows:
+                await asyncio.sleep(_CLAIM_PAUSE_S)
 
     def scale(self, model: str, serving: int, asleep: int) -> PoolBody:
         """Sets how many replicas of a model serve and how many sleep.

@@ -38,6 +38,7 @@ class LeaseClaim:
     Attributes:
         owner: See above.
         lease: The lease as it was last seen.
+        is_away: Whether the database did not answer the last time.
     """
 
     def __init__(self, leases: ScalerLeases, pool: str, owner: str, clock: Clock, *, former_owner: str = "") -> None:
@@ -50,7 +51,7 @@ class LeaseClaim:
         self._renewed_s = float("-inf")
         self._checked_s = float("-inf")
         self._unchanged_since_s: float | None = None
-        self._is_away = False
+        self.is_away = False
         self._lock = asyncio.Lock()
         """Orders what the scaler and an operator ask of the database at the same time."""
 
@@ -85,7 +86,7 @@ class LeaseClaim:
         except StoreUnavailable as error:
             self._on_away(error)
         else:
-            self._is_away = False
+            self.is_away = False
 
     async def seize(self, after_epoch: int = 0) -> bool:
         """Takes the lease from whoever has it, for an operator's order; returns whether this gateway has it now.
@@ -118,7 +119,7 @@ class LeaseClaim:
             except StoreUnavailable as error:
                 self._on_away(error)
                 return False
-            self._is_away = False
+            self.is_away = False
             return self.is_held
 
     def _update(self, lease: ScalerLease | None, began_s: float) -> None:
@@ -146,8 +147,8 @@ class LeaseClaim:
 
     def _on_away(self, error: StoreUnavailable) -> None:
         self._unchanged_since_s = None
-        if not self._is_away:
-            self._is_away = True
+        if not self.is_away:
+            self.is_away = True
             _log.warning(
                 "The replicas of %s stay as they are, because the database is away: %s", self.lease.pool, error
             )
