@@ -196,8 +196,8 @@ class TextModelConfig(Struct, frozen=True, kw_only=True):
     path: Annotated[
         Annotated[str, Meta(min_length=1)] | None,
         Meta(
-            description="Folder, `.gguf` file or hub id of a model that an engine of our own runs. It is loaded when "
-            "a request for it comes, and unloaded when others need its memory (`residency.memory_bytes`)."
+            description="Folder, `.gguf` file or hub id of a model that an engine of our own runs. It is loaded when a "
+            "request for it comes, and unloaded when others need its memory (`residency.memory_bytes`)."
         ),
     ] = None
     pinned: Annotated[

@@ -2,7 +2,8 @@
 
 A block has a few scales for its numbers (ggml's ``ggml-quants.c`` and the GGUF specification define the layouts). All
 products and sums here are of fp16 scales and small integers, so fp32 has room for them: the numbers are those that
-llama.cpp computes with. Weights of 4 bits with one scale and one offset for 32 may also stay as they are (`grouped`).
+llama.cpp computes with. Weights of 4 bits with one scale and one offset for 32 may also stay as they are
+(`grouped_weight`).
 """
 
 from collections.abc import Callable
@@ -40,7 +41,7 @@ def dequantise(data: Tensor, form: BlockFormat) -> Tensor:
     return out.view(-1)
 
 
-def grouped(data: Tensor, form: BlockFormat, *shape: int) -> GroupedWeight | None:
+def grouped_weight(data: Tensor, form: BlockFormat, *shape: int) -> GroupedWeight | None:
     """Returns a weight ``[out, in]`` with its numbers of 4 bits as they are stored; None: it has others.
 
     Args:

@@ -10,7 +10,6 @@ import math
 import mmap
 import re
 import struct
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -219,10 +218,13 @@ def read_headers(path: Path) -> Iterator[tuple[Path, GGUFHeader]]:
         yield part, GGUFHeader.read(part)
 
 
-def count_numbers(path: Path) -> Counter[str]:
-    """Returns how many numbers of each type the tensors of a file have; none for a file of another format."""
-    counts: Counter[str] = Counter()
-    if path.suffix == ".gguf":
-        for entry in GGUFHeader.read(path).tensors.values():
-            counts[entry.format.name] += math.prod(entry.shape)
-    return counts
+def count_numbers(path: Path) -> tuple[int, int]:
+    """Returns how many numbers a file has, and how many of them a CPU keeps in 4 bits; none if it is no GGUF file."""
+    if path.suffix != ".gguf":
+        return 0, 0
+    total = kept = 0
+    for name, entry in GGUFHeader.read(path).tensors.items():
+        total += math.prod(entry.shape)
+        if entry.format.name in KEPT_FORMATS and name.startswith("blk."):  # not the table, nor the head
+            kept += math.prod(entry.shape)
+    return total, kept

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maitred.engine.gguf.blocks import dequantise, grouped
+from maitred.engine.gguf.blocks import dequantise, grouped_weight
 from maitred.engine.gguf.file import GGUFHeader, TensorEntry, gguf_parts
 from maitred.engine.kernels.linear.panels import GroupedWeight
 
@@ -62,22 +62,22 @@ class GGUFTensors:
     def get_tensor(self, name: str) -> Tensor:
         """Returns the numbers of a tensor, in fp16 or bf16 if they are stored so, and else in fp32."""
         entry = self._entries[name]
-        return self._ordered(name, dequantise(self._bytes(entry), entry.format).view(entry.shape))
+        return self._put_in_order(name, dequantise(self._bytes(entry), entry.format).view(entry.shape))
 
     def get_grouped(self, name: str) -> GroupedWeight | None:
         """Returns a weight with its numbers of 4 bits as they are stored; None: it has others."""
         entry = self._entries[name]
-        weight = grouped(self._bytes(entry), entry.format, *entry.shape)
+        weight = grouped_weight(self._bytes(entry), entry.format, *entry.shape)
         if weight is None:
             return None
         parts = (weight.numbers, weight.scales, weight.offsets)
-        return GroupedWeight(*(self._ordered(name, part) for part in parts))
+        return GroupedWeight(*(self._put_in_order(name, part) for part in parts))
 
     def _bytes(self, entry: TensorEntry) -> Tensor:
         # Copied, since numbers of an fp32 tensor may begin at any multiple of the file's alignment.
         return self._data[entry.offset : entry.offset + entry.bytes].clone()
 
-    def _ordered(self, name: str, rows: Tensor) -> Tensor:
+    def _put_in_order(self, name: str, rows: Tensor) -> Tensor:
         projection = name.rpartition(".")[0].rpartition(".")[2]
         return apart(rows, self._heads[projection]) if projection in self._heads else rows
 

@@ -6,7 +6,6 @@ set, it is what all sequences could use at full length, but no more than a quart
 Python, torch and the working memory of steps.
 """
 
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from msgspec.structs import replace
 
 from maitred.core.replica import ModelCard
 from maitred.engine.config import EngineConfig
-from maitred.engine.gguf.file import KEPT_FORMATS, count_numbers
+from maitred.engine.gguf.file import count_numbers
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.digest import weight_files
 
@@ -91,9 +90,11 @@ def estimate_footprint(folder: Path, engine: EngineConfig, budget_bytes: int) ->
     stored_bytes = sum(file.stat().st_size for file in files)
     stored_item_bytes = _STORED_BYTES.get(model.stored_dtype, 4)
     embedding_bytes = model.vocab_size * model.hidden_size * stored_item_bytes
-    numbers = sum(map(count_numbers, files), Counter())
-    kept = 0 if item_bytes < _ITEM_BYTES["fp32"] or engine.quantization.startswith("int8") else _kept_numbers(numbers)
-    others = (numbers.total() or stored_bytes // stored_item_bytes) - kept
+    counts = [count_numbers(file) for file in files]
+    numbers, kept = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
+    if item_bytes < _ITEM_BYTES["fp32"] or engine.quantization.startswith("int8"):
+        kept = 0
+    others = (numbers or stored_bytes // stored_item_bytes) - kept
     weights_bytes = int(others * weight_bytes + kept * _WEIGHT_BYTES["int4"]) + embedding_bytes
     if weight_bytes == _ITEM_BYTES["fp32"] and model.vocab_size * model.hidden_size >= _SCREENED_HEAD_WEIGHTS:
         weights_bytes += model.vocab_size * model.hidden_size
@@ -119,11 +120,6 @@ def estimate_footprint(folder: Path, engine: EngineConfig, budget_bytes: int) ->
     return Footprint(
         replace(engine, kv_memory_bytes=kv_bytes), card, weights_bytes, _BASE_LOAD_S + stored_bytes / _BYTES_PER_S
     )
-
-
-def _kept_numbers(numbers: Counter[str]) -> int:
-    """Returns how many numbers of GGUF files stay in 4 bits."""
-    return sum(numbers[name] for name in KEPT_FORMATS)
 
 
 def format_mebibytes(size: int) -> str:

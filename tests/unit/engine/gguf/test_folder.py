@@ -4,10 +4,12 @@ import os
 import pytest
 
 from maitred.core.errors import ConfigInvalid
+from maitred.engine.config import EngineConfig
 from maitred.engine.gguf.folder import make_gguf_folder
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.digest import WeightsCheck, content_digest, fingerprint_of
 from maitred.engine.models.source import find_model
+from maitred.fleet.residency.footprint import estimate_footprint
 from maitred.text.generation_defaults import GenerationDefaults
 from maitred.text.tokenizer import Tokenizer
 from tests.unit.engine.gguf.random_files import make_gguf
@@ -123,6 +125,22 @@ def test_every_byte_counts_for_answers_that_are_kept(tmp_path, env):
     data[-100_001] ^= 1
     path.write_bytes(data)
     assert content_digest(make_gguf_folder(path, env)) != before
+
+
+def test_memory_that_a_file_takes(tmp_path, env):
+    """Layers of 4 bits stay so in fp32; all else is unpacked, as its numbers say and not the bytes of the file."""
+    layers, table = 2 * 7 * 256 * 256 - 2 * 4 * 64 * 256, 263 * 256
+    bytes_of = {}
+    for kind in ("Q4_0", "Q5_0", "Q4_1"):
+        make_gguf(tmp_path / f"{kind}.gguf", kind=kind)
+        folder = make_gguf_folder(tmp_path / f"{kind}.gguf", env)
+        for scheme in ("none", "int8"):
+            engine = EngineConfig(quantization=scheme)
+            bytes_of[kind, scheme] = estimate_footprint(folder, engine, 1 << 30).weights_bytes
+    assert bytes_of["Q5_0", "none"] == pytest.approx(4 * (layers + 3 * table), rel=0.01)
+    assert bytes_of["Q4_0", "none"] < bytes_of["Q5_0", "none"] / 3
+    assert bytes_of["Q4_0", "none"] == bytes_of["Q4_1", "none"]
+    assert bytes_of["Q4_0", "int8"] == bytes_of["Q5_0", "int8"]
 
 
 def test_an_exchanged_file_is_noticed_through_the_link(tmp_path, env):
