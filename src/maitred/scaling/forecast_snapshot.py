@@ -15,7 +15,7 @@ class ProfileSnapshot(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class ErrorsSnapshot(msgspec.Struct, frozen=True):
+class ErrorsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Recent errors of a forecast, oldest first, with the levels and the coverage of its band."""
 
     recent: list[float]
@@ -25,7 +25,7 @@ class ErrorsSnapshot(msgspec.Struct, frozen=True):
     weight: float
 
 
-class HorizonSnapshot(msgspec.Struct, frozen=True):
+class HorizonSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Mixture for one horizon, the errors of those that compete, and the returns of the demand."""
 
     forecast: float
