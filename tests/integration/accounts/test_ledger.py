@@ -260,11 +260,11 @@ async def test_what_was_granted_and_never_heard_of_is_given_back_and_is_no_line(
     runs, unheard, ended, dead = (usage_event(number) for number in range(900, 904))
     orphan(folder, [ended], begun=[runs, unheard, dead])
     (orphaned,) = [path.name for path in folder.iterdir()]
-    settled, holders, released = {}, set(), []
+    settled, gateways, released = {}, set(), []
 
     async def settle(lease, amounts, gateway):
         settled[lease] = dict(amounts)
-        holders.add(gateway)
+        gateways.add(gateway)
 
     async def release(gateway):
         released.append((gateway, len(settled)))
@@ -273,7 +273,7 @@ async def test_what_was_granted_and_never_heard_of_is_given_back_and_is_no_line(
     asking = {event.request_id for event in (runs, unheard, ended)}
     async with opened(store_config, folder) as (database, ledger):
         assert await ledger.replay(settle, SurvivingWork({runs.id}, asking), release_gateway=release) == 2
-        assert holders == {orphaned}
+        assert gateways == {orphaned}
         assert released == [(orphaned, 3)], "what it held otherwise is released last"
         assert ledger.surviving_ids == {runs.id}
         assert ids(await stored(database)) == [ended.id, dead.id]

@@ -355,7 +355,7 @@ class RedisSession:
                     "claims": [
                         pack_claim(claim, last_charged=self.lease_records.last_total(claim.counter)) for claim in claims
                     ],
-                    "holding": [self.slices.held(claim, sent_s) for claim in claims],
+                    "holding": [self.slices.amount_of(claim, sent_s) for claim in claims],
                     "unwanted": dropped,
                     "share": self._config.slice_share,
                     "slice_lease_s": self._config.slice_lease_s,

@@ -86,7 +86,7 @@ class SliceBook:
         if amount <= 0 and not held_slice.refill_per_s:
             del self._slices[counter]
 
-    def held(self, claim: LimitClaim, now_s: float) -> int:
+    def amount_of(self, claim: LimitClaim, now_s: float) -> int:
         """Returns the amount of a counter that this gateway holds."""
         held_slice = self._slices.get(claim.counter)
         return max(0, math.ceil(held_slice.refill(now_s))) if held_slice is not None else 0

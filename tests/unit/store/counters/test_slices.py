@@ -92,7 +92,7 @@ def test_gives_nothing_once_others_may_have_its_slices():
         assert refusal.value.retry_after_s
         assert book.states([pool(0)], now_s)[0].remaining == 0
         book.reserve(reservation(budget(5, hard=False)), now_s)
-    assert book.held(pool(0), 9.0) == 90
+    assert book.amount_of(pool(0), 9.0) == 90
     book.keep_until(2000.0, 2000.0)
     book.reserve(reservation(pool(90)), 1000.0)
 
@@ -101,7 +101,7 @@ def test_lowering_raises_nothing():
     book = book_of(pool(0))
     for amount, held in ((200, 100), (30, 30), (60, 30), (0, 0)):
         book.lower("pool", amount)
-        assert book.held(pool(0), 0.0) == held
+        assert book.amount_of(pool(0), 0.0) == held
     assert "pool" not in book
     book.lower("other", 5)
     assert "other" not in book
