@@ -16,8 +16,8 @@ from maitred.scaling.startup_times import StartKind, StartupTimes
 
 _DOWN_CONFIDENCE = 0.25
 """How much of the rest of the confidence remains for going down: 0.9 becomes 0.975."""
-_DOWN_UTILISATION = 0.95
-"""Share of the target utilisation that a smaller number may have."""
+_DOWN_UTILISATION = 0.85
+"""Share of the target utilisation that a smaller number may have: room for what comes, that noise does not order."""
 _SETTLED_S = 10.0
 """A number is lowered only after fewer have been enough for so long."""
 

@@ -64,7 +64,7 @@ class AutoscalingConfig(Struct, frozen=True, kw_only=True):
             description="Highest part of what the replicas serve within the objectives that the forecast may need; the "
             "rest is for what no forecast knows.",
         ),
-    ] = 0.85
+    ] = 0.95
     confidence: Annotated[
         float,
         Meta(

@@ -24,7 +24,7 @@ class ScalingObjectives(msgspec.Struct, frozen=True, kw_only=True):
     """GPUs of one replica."""
     max_gpus: float | None = None
     """Most GPUs of serving and sleeping replicas together. It holds even where `min_replicas` have more."""
-    target_utilisation: float = 0.85
+    target_utilisation: float = 0.95
     """Highest share of the capacity within the objectives that the forecast may need."""
     confidence: float = 0.9
     """Quantile of the forecast for which the objectives must hold."""

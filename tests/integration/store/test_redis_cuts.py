@@ -223,6 +223,25 @@ class Cuts(RuleBasedStateMachine):
     def cut(self, n):
         self.gateways[n % len(self.gateways)].is_cut = True
 
+    @rule(
+        n=st.integers(0, 2),
+        which=st.integers(0, 2),
+        seconds=st.sampled_from([0.5, 30.0, 70.0]),
+        first=st.sampled_from(["nobody", "the one that is cut off", "all"]),
+    )
+    def cut_while_all_is_taken(self, n, which, seconds, first):
+        """Cuts one off that holds slices, and takes all there is of one counter before and after a time."""
+        everybody = [0, 1, 2][: len(self.gateways)]
+        for gateway in self.gateways:
+            self.ask(gateway, [claims_of(4, clamps=False)[which]], 0)
+            self.runner.run(gateway.upkeep())
+        one = n % len(self.gateways)
+        self.gateways[one].is_cut = True
+        if first != "nobody":
+            self.take_all([one] if first != "all" else everybody, which, settles=True)
+        self.wait(seconds)
+        self.take_all([*(each for each in everybody if each != one), one], which, settles=False)
+
     @rule(n=st.integers(0, 2))
     def heal(self, n):
         gateway = self.gateways[n % len(self.gateways)]
