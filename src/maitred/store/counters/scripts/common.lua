@@ -298,10 +298,10 @@ local function read_lease(id)
   return kept[1], kept[2], kept[3]
 end
 
-local function free_entries(entries, but_budgets)
+local function free_entries(entries, only_pools)
   fetch(entries)
   for _, entry in ipairs(entries) do
-    if not (but_budgets and entry[2] == 'budget') then
+    if not only_pools or entry[2] == 'pool' then
       give_back(load(entry[1], entry[2], entry[4], entry[5]), entry[3])
       touch(entry[1])
     end
@@ -311,7 +311,7 @@ end
 -- Takes again what was given back when the gateway of a lease was missed.
 local function revive(id, gateway, entries)
   for _, entry in ipairs(entries) do
-    if entry[2] ~= 'budget' then
+    if entry[2] == 'pool' then
       take(load(entry[1], entry[2], entry[4], entry[5]), entry[3])
       touch(entry[1])
     end

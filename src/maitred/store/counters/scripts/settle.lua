@@ -35,7 +35,7 @@ for _, settlement in ipairs(call.settlements) do
       local name = entry[1]
       local state = load(name, entry[2], entry[4], entry[5])
       local used = amounts[name] or 0
-      if not expires or (missing and state.kind ~= 'budget') then
+      if not expires or (missing and state.kind == 'pool') then
         charge(state, used)
       elseif state.kind == 'bucket' then
         charge(state, used - entry[3])
