@@ -64,6 +64,8 @@ class AgentReplica(msgspec.Struct, frozen=True, array_like=True):
     start_kind: StartKind
     start_phases: tuple[StartPhase, ...]
     failure: str
+    is_leaving: bool = False
+    """Whether a controller has said that it is to go: no gateway sends it new requests."""
 
 
 class AgentState(msgspec.Struct, frozen=True, array_like=True, tag="state"):
@@ -101,11 +103,13 @@ class StopReplica(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
 
 
 class SetDesired(msgspec.Struct, frozen=True, array_like=True, tag="desired"):
-    """Controller: the next controller is to desire these numbers of replicas."""
+    """Controller: what all controllers are to know: the numbers of replicas that are desired, and which ones leave."""
 
     desired: DesiredReplicas | None
     """None: those of before; only the epoch is told."""
     epoch: int = 0
+    leaving: tuple[str, ...] | None = None
+    """All replicas of the agent that are to go as soon as no gateway has requests there; None: those of before."""
 
 
 class AgentRejection(msgspec.Struct, frozen=True, array_like=True, tag="rejection"):

@@ -51,6 +51,8 @@ class AgentServer:
         self._clock = clock
         self._hello = replace(hello, instance=secrets.token_hex(8))
         self._desired: DesiredReplicas | None = None
+        self._leaving: frozenset[str] = frozenset()
+        """Replicas that are to go, as a controller has said, so that all gateways drain them."""
         self._connections: set[MessageConnection[ToAgent]] = set()
         self._is_leaving = False
         self._states = 0
@@ -132,12 +134,15 @@ class AgentServer:
         match order:
             case StartReplica():
                 if not self._is_leaving:
+                    self._leaving -= {order.name}
                     self._backend.start(order.name)
             case StopReplica():
                 self._backend.stop(order.name)
-            case SetDesired(desired=DesiredReplicas() as desired):
-                if desired != self._desired:
-                    self._desired = desired
+            case SetDesired():
+                desired = order.desired or self._desired
+                leaving = self._leaving if order.leaving is None else frozenset(order.leaving)
+                if (desired, leaving) != (self._desired, self._leaving):
+                    self._desired, self._leaving = desired, leaving
                     self._schedule()
 
     def _schedule(self) -> None:
@@ -167,6 +172,7 @@ class AgentServer:
                     start_kind=replica.start_kind,
                     start_phases=replica.start_phases,
                     failure=replica.failure,
+                    is_leaving=replica.name in self._leaving,
                 )
                 for replica in self._backend.replicas().values()
                 if replica.engine is not None
