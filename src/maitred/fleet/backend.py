@@ -9,7 +9,7 @@ A start that fails is tried again by the backend, with back-off, until the repli
 started again under its name. Both show as `ReplicaPhase.FAILED` with the reason until they are over.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -50,7 +50,7 @@ class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
     outlives_gateway: bool = False
     """Whether its replicas stay when the gateway ends."""
     is_shared: bool = False
-    """Whether other gateways may start and stop its replicas, too."""
+    """Whether other gateways may start and stop its replicas, too; one that ends gives their answers first."""
     gpus_per_replica: float = 0.0
     """GPUs of one replica; 0: the backend does not know."""
     follows: bool = False
@@ -85,6 +85,10 @@ class BackendReplica(msgspec.Struct, frozen=True, kw_only=True):
     """Reason why it does not run; empty while it does."""
     region: str | None = None
     """Region where it is started; None: its engine tells it, or nobody does."""
+    serves_others: bool = False
+    """Whether it may have requests of other gateways now, even if this one is not connected to its engine."""
+    is_leaving: bool = False
+    """Whether a gateway has said that it is to go, so that none sends it new requests."""
 
 
 class ReplicaBackend(Protocol):
@@ -114,6 +118,10 @@ class ReplicaBackend(Protocol):
 
     def keep_desired(self, desired: DesiredReplicas) -> None:
         """Keeps the desired numbers for who opens the backend next, if something of it outlives this process."""
+        ...
+
+    def keep_leaving(self, names: Collection[str]) -> None:
+        """Has other gateways send nothing new to these replicas, which are to go; to all others they may again."""
         ...
 
     def start(self, name: str) -> None:

@@ -6,7 +6,7 @@ engine is a connection, and the engine itself goes on without it.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
@@ -87,6 +87,9 @@ class LocalBackend:
 
     def keep_desired(self, desired: DesiredReplicas) -> None:
         """Does nothing: it ends with this process. Implements `ReplicaBackend`."""
+
+    def keep_leaving(self, names: Collection[str]) -> None:
+        """Does nothing: no other gateway has its replicas. Implements `ReplicaBackend`."""
 
     def start(self, name: str) -> None:
         """Starts a replica. Implements `ReplicaBackend`."""

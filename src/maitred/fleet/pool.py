@@ -6,8 +6,9 @@
                        ^                                                       |
                        `------------------- changes ---------------------------'
 
-Where other gateways may start and stop the replicas of the backend, too, each order of theirs changes what is desired
-here by one: the last order holds, and no gateway undoes that of another.
+Where other gateways send requests to the same replicas, all of them drain one that is to go, and it ends when nobody
+has requests there. Where they may start and stop the replicas of the backend, too, each order of theirs changes what is
+desired here by one: the last order holds, and no gateway undoes that of another.
 
 The pool holds no plan: after each change it compares again. What dispatch sees are its endpoints. A replica that drains
 stays among them until its last request has ended, and gets no new one.
@@ -46,6 +47,8 @@ from maitred.scaling.startup_times import StartKind, StartupTimes, remaining_s
 
 _PROMISED_QUANTILE = 0.9
 """Share of the starts that are over within the time that callers are told."""
+_LOOK_S = 0.5
+"""Time between two looks at replicas that wait for the requests of other gateways."""
 _COMING = "A replica of the model is being started, and requests wait for it. Try again after the time in Retry-After."
 _log = logging.getLogger(__name__)
 
@@ -100,6 +103,8 @@ class ReplicaPool:
         self._stopping: set[str] = set()
         """Replicas that have left the pool and are stopped in this reconciliation."""
         self._reconcile_scheduled = self._is_open = False
+        self._look: asyncio.TimerHandle | None = None
+        """When replicas are looked at that wait for the requests of other gateways; None: none does."""
         self._has_served = False
         """Whether a replica has served, or none was to."""
         self._refusal = refusal or (lambda: ModelLoading(_COMING, retry_after_s=self.ready_in_s()))
@@ -128,6 +133,8 @@ class ReplicaPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_open = False
+        if self._look is not None:
+            self._look.cancel()
         await self.backend.__aexit__(kind, error, trace)
 
     async def wait_started(self) -> None:
@@ -315,6 +322,9 @@ class ReplicaPool:
             self.desired = DesiredReplicas(sum(map(self.is_own, self._members)))  # whatever was desired before
         if facts.follows and not self.rests:
             self._follow_others()
+        for member in self._members.values():
+            if (facts.follows and not self.rests) or not self.is_own(member.name):
+                self._follow_leaving(member)
         going = sum(
             name not in self._members and replica.region in (None, self.region)
             for name, replica in self.backend.replicas().items()
@@ -324,22 +334,43 @@ class ReplicaPool:
             max_starts=facts.max_starts,
             can_sleep=facts.can_sleep or self.rests,
         )
-        own = [member.state() for member in self._members.values() if self.is_own(member.name)]
+        now_s = self._clock.monotonic_s()
+        own = [
+            member.state(must_wait=self._must_wait(member, now_s))
+            for member in self._members.values()
+            if self.is_own(member.name)
+        ]
         orders = [] if facts.follows and not self.rests else reconcile(self._desired_now(), own, limits)
         if facts.follows:  # to sleep is an order to engines, which any gateway may give
             orders = [order for order in orders if order.kind not in (OrderKind.START, OrderKind.STOP)]
         for order in orders:
             self._obey(order)
+        if not facts.follows:
+            # Those that sleep are not to go: a request at any gateway wakes them.
+            leaving = [member.name for member in self._members.values() if member.is_leaving and not self.rests]
+            self.backend.keep_leaving([*leaving, *self._stopping])
         changed = self._update_members() or changed
         self._update_endpoints()
         for order in orders:
             if order.kind is OrderKind.STOP:
                 self.backend.stop(order.name)
                 self._stopping.discard(order.name)
+        if self._look is None and any(
+            member.is_leaving and self._must_wait(member, now_s) for member in self._members.values()
+        ):
+            self._look = asyncio.get_running_loop().call_later(_LOOK_S, self._look_again)
         if changed or orders:
             self._schedule()  # an order may make the next one due
             for listener in self._change_listeners:
                 listener()
+
+    def _must_wait(self, member: PoolMember, now_s: float) -> bool:
+        """Whether a replica may not end yet for the sake of other gateways; a shared backend sees to that itself."""
+        return not self.backend.facts.is_shared and member.must_wait(now_s)
+
+    def _look_again(self) -> None:
+        self._look = None
+        self._run_scheduled()
 
     def _desired_now(self) -> DesiredReplicas:
         """Returns the desired numbers; none of what was found leaves before it is known which of them sleep."""
@@ -386,6 +417,8 @@ class ReplicaPool:
     def _drain(self, member: PoolMember) -> None:
         if member.endpoint is not None and not member.is_leaving:
             member.was_serving = member.endpoint.admin_state.serving
+        if not member.is_leaving:
+            member.leaving_since_s = self._clock.monotonic_s()
         member.is_leaving = True
         if member.endpoint is not None:
             member.endpoint.admin_state.on_idle = self._schedule
@@ -429,17 +462,23 @@ class ReplicaPool:
                 ordered_s = self._started_s.pop(name, None)
                 self._members[name] = PoolMember(replica, ordered_s)
                 self._follow(int(ordered_s is None))
+                if replica.is_leaving:
+                    self._drain(self._members[name])  # another gateway has begun it
                 changed = True
             changed = self._update_member(self._members[name], replica) or changed
         return changed
 
     def _follow_others(self) -> None:
-        """Takes over what another gateway desires, and lets go what this one has ordered before."""
+        """Takes over what another gateway desires."""
         if self.backend.desired is not None:
             self.desired, self.is_scaled, self._has_served = self.backend.desired, True, True
-        for member in self._members.values():
-            if member.is_leaving:
-                self._serve(member, self._clock.monotonic_s())
+
+    def _follow_leaving(self, member: PoolMember) -> None:
+        """Drains a replica that another gateway lets go, or lets it serve again; what this one has ordered is over."""
+        if member.backend.is_leaving and not member.is_leaving:
+            self._drain(member)
+        elif member.is_leaving and not member.backend.is_leaving:
+            self._serve(member, self._clock.monotonic_s())
 
     def _follow(self, change: int) -> None:
         """Follows the order of another gateway, which has started or stopped a replica."""

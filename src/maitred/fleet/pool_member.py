@@ -13,6 +13,10 @@ from maitred.fleet.sleepable_replica import SleepableReplica
 from maitred.replica.engine.client import EngineClient
 from maitred.scaling.replica_status import ReplicaPhase
 
+HEARD_S = 2.0
+"""Time from the word that a replica leaves until no gateway sends it anything any more."""
+LONGEST_DRAIN_S = 600.0
+"""Longest time for which a replica that leaves waits for requests of other gateways."""
 NEXT_REPLICA = "next"
 """Name of the endpoint that stands for the replica that is to come."""
 
@@ -61,6 +65,7 @@ class PoolMember:
         start_kind: Kind of its last start, which may be a waking.
         ordered_s: When that start was ordered, until it is complete; None: it is, or the order is older than this pool.
         is_leaving: Whether it gets no new requests, because it is to stop or to sleep.
+        leaving_since_s: Since when.
         was_serving: Whether it took requests before that; False: an operator had it in maintenance.
         watches_load: Whether its load reports are watched, because it was told to sleep or to wake once.
     """
@@ -74,6 +79,7 @@ class PoolMember:
         self.start_kind = backend.start_kind
         self.ordered_s = ordered_s
         self.is_leaving = self.watches_load = False
+        self.leaving_since_s = 0.0
         self.was_serving = True
         self._region: str | None = None
 
@@ -113,10 +119,30 @@ class PoolMember:
             return ReplicaPhase.MAINTENANCE
         return self.backend.phase
 
-    def state(self) -> PooledReplica:
+    @property
+    def others(self) -> int:
+        """Requests that other gateways have there, as its engine has told last."""
+        if self.endpoint is None or not self.backend.serves_others:
+            return 0
+        load = self.endpoint.replica.client.load()
+        return max(0, load.running + load.waiting - self.endpoint.admin_state.running)
+
+    def must_wait(self, now_s: float) -> bool:
+        """Whether it may not end yet for the sake of other gateways: they may be told, and end what they have there.
+
+        An engine tells its load to all gateways after each step, so that of one that is connected is true. Whether it
+        has anything left is unknown while it is not: then it gets the longest time.
+        """
+        if not self.backend.serves_others:
+            return False
+        leaving_s = now_s - self.leaving_since_s if self.is_leaving else 0.0
+        is_connected = self.client is not None and self.client.is_ready
+        return leaving_s < HEARD_S or (leaving_s < LONGEST_DRAIN_S and (self.others > 0 or not is_connected))
+
+    def state(self, *, must_wait: bool) -> PooledReplica:
         """Returns its state for the reconciler."""
         if self.endpoint is None:
-            return PooledReplica(name=self.name, phase=self.phase, is_ready=False)
+            return PooledReplica(name=self.name, phase=self.phase, is_ready=False, must_wait=must_wait)
         client, admin_state = self.endpoint.replica.client, self.endpoint.admin_state
         load = client.load()
         return PooledReplica(
@@ -124,5 +150,7 @@ class PoolMember:
             phase=ReplicaPhase.ASLEEP if self.is_reserved else self.phase,
             is_ready=client.is_ready,
             running=admin_state.running,
+            others=self.others,
+            must_wait=must_wait,
             cached_blocks=load.cached_blocks + load.pinned_blocks,
         )

@@ -15,7 +15,10 @@ from maitred.fleet.agent.machine_backend import SETTLE_S, MachineBackend
 from maitred.fleet.agent.protocol import AgentHello
 from maitred.fleet.agent.server import AgentServer
 from maitred.fleet.policy.reconciler import DesiredReplicas
+from maitred.fleet.pool import ReplicaPool
+from maitred.fleet.pool_member import HEARD_S
 from maitred.scaling.replica_status import ReplicaPhase
+from maitred.scaling.startup_times import StartupTimes
 from maitred.wire.link.config import LinkConfig
 from tests.integration.fleet.test_agent import LIMIT_S, until
 from tests.support.certificates import Authority
@@ -105,6 +108,64 @@ async def test_two_gateways_see_the_replicas_and_one_gives_the_orders(clock, lin
         agent.vanish("a-0")
         await follower.until()
         await leader.until()
+
+
+@asynccontextmanager
+async def pool_of(clock, link, *, epoch):
+    """The pool of a gateway, with the gateway."""
+    gateway = Gateway(clock, link, epoch=epoch)
+    async with ReplicaPool(gateway.backend, DesiredReplicas(2), StartupTimes({}), clock) as pool:
+        clock.now_s += SETTLE_S
+        yield pool, gateway
+
+
+async def test_all_gateways_drain_what_one_lets_go_and_the_next_one_goes_on_with_it(clock, links):
+    def shows(pool, **phases):
+        return {status.name[-1]: status.phase.value for status in pool.replicas()} == {
+            name[-1]: phase for name, phase in phases.items()
+        }
+
+    async with (
+        asyncio.timeout(LIMIT_S),
+        pool_of(clock, links[0], epoch=1) as (leader, leading),
+        pool_of(clock, links[0], epoch=None) as (follower, following),
+        agent_of(clock, links[1], leading, following) as (agent, _),
+    ):
+        for name in ("a-0", "a-1"):
+            agent.start(name)
+            agent.become(name, ReplicaPhase.SERVING)
+        for gateway in (leading, following):
+            await until(lambda gateway=gateway: len(gateway.connections) == 2)
+            for connection in gateway.connections:
+                connection.connect()
+        for pool in (leader, follower):
+            await until(lambda pool=pool: shows(pool, _0="serving", _1="serving"))
+        for gateway in (leading, following):  # the follower has a request at each
+            for connection in gateway.connections:
+                connection.client.tell(running=1)
+        leader.set_desired(1)
+        await until(lambda: shows(follower, _0="serving", _1="draining"))
+        assert [endpoint.admin_state.serving for endpoint in follower.endpoints()] == [True, False]
+        leader.set_desired(2)
+        await until(lambda: shows(follower, _0="serving", _1="serving"))
+        assert follower.endpoints()[1].admin_state.serving
+        leader.set_desired(1)
+        await until(lambda: shows(follower, _0="serving", _1="draining"))
+        clock.now_s += HEARD_S
+        leader.refresh()
+        await until(lambda: shows(leader, _0="serving", _1="draining"))
+        leading.epoch, following.epoch = None, 2
+        for gateway in (following, leading):
+            gateway.backend.check_lease()
+        await until(
+            lambda: agent.there["a-1"].phase is ReplicaPhase.SERVING and shows(leader, _0="serving", _1="draining")
+        )
+        following.connections[1].client.tell()
+        follower.refresh()
+        await until(lambda: agent.there["a-1"].phase is ReplicaPhase.DRAINING)
+        agent.vanish("a-1")
+        for pool in (leader, follower):
+            await until(lambda pool=pool: shows(pool, _0="serving"))
 
 
 async def test_orders_of_an_older_epoch_are_refused(clock, links, caplog):

@@ -191,6 +191,33 @@ async def test_two_gateways_run_the_engines_of_two_machines_and_one_of_these_die
         assert metrics.get("maitred_lost_streams_total", 0) == 0
 
 
+async def test_a_stream_through_one_gateway_goes_on_while_another_gateway_lets_its_engine_go(site, postgres_url):
+    redis = site.stack.enter_context(redis_server())
+    site.environment |= {"DATABASE": postgres_url, "REDIS": redis.url.reveal()}
+    shared = {"store.url.env": "DATABASE", "counters.url.env": "REDIS", "dispatch.recoveries": 0}
+    ports = free_port(), free_port()
+    machine = site.machine("a", *ports)
+    async with site.gateway(ports[0], **shared) as first, site.gateway(ports[1], **shared) as second:
+        await first.wait_phases(serving=1)
+        undisturbed = await all_kinds(first.client)
+        await first.scale(2)
+        for gateway in (first, second):
+            await gateway.wait_phases(serving=2)
+        load = Load(second.client, undisturbed)
+        await load.flows()
+        await first.scale(1)
+        while not (await second.phases())["draining"]:  # noqa: ASYNC110 - of another process
+            await asyncio.sleep(0.02)
+        assert len(machine.engines()) == 2, "it is there until all gateways have heard of it"
+        await load.flows()
+        for gateway in (first, second):
+            await gateway.wait_phases(serving=1)
+        await load.flows()
+        assert await load.end()
+        while len(machine.engines()) > 1:  # noqa: ASYNC110 - of another process
+            await asyncio.sleep(0.02)
+
+
 async def test_streams_go_on_while_the_control_line_is_cut_or_the_gateway_is_gone(site):
     port = free_port()
     async with Wire(port) as wire:

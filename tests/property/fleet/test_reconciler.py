@@ -21,9 +21,17 @@ class Replica:
     phase: ReplicaPhase
     is_ready: bool
     running: int = 0
+    others: int = 0
 
     def state(self, name):
-        return PooledReplica(name=name, phase=self.phase, is_ready=self.is_ready, running=self.running)
+        return PooledReplica(
+            name=name,
+            phase=self.phase,
+            is_ready=self.is_ready,
+            running=self.running,
+            others=self.others,
+            must_wait=self.others > 0,
+        )
 
 
 class Fleet:
@@ -63,6 +71,7 @@ class Fleet:
                 case OrderKind.STOP:
                     assert replica.phase in (ReplicaPhase.DRAINING, ReplicaPhase.ASLEEP)
                     assert not replica.running
+                    assert not replica.others or replica.phase is ReplicaPhase.ASLEEP
                     del self.replicas[name]
 
     def reconcile(self, desired):
@@ -92,7 +101,7 @@ class Fleet:
                 replica.phase = ReplicaPhase.SERVING
             replica.is_ready = True
             if replica.phase is ReplicaPhase.DRAINING:
-                replica.running = 0
+                replica.running = replica.others = 0
 
 
 @st.composite
@@ -102,7 +111,8 @@ def replicas_of(draw):
         phase in (ReplicaPhase.DRAINING, ReplicaPhase.ASLEEP) and draw(st.booleans())
     )
     may_run = is_ready and phase in (ReplicaPhase.SERVING, ReplicaPhase.DRAINING)
-    return Replica(phase, is_ready, running=draw(st.integers(0, 3)) if may_run else 0)
+    requests = st.integers(0, 3)
+    return Replica(phase, is_ready, *(draw(requests) if may_run else 0 for _ in range(2)))
 
 
 @given(st.lists(replicas_of(), max_size=8), desires, limits_of)
@@ -124,7 +134,7 @@ def test_every_fleet_becomes_what_is_desired(replicas, desired, limits):
 def test_no_order_harms_while_replicas_die_and_desires_change(data, desired, limits):
     fleet = Fleet([], limits)
     for _ in range(30):
-        match data.draw(st.sampled_from(["desire", "die", "fail", "ready", "request", "end", "time"])):
+        match data.draw(st.sampled_from(["desire", "die", "fail", "ready", "request", "other", "end", "time"])):
             case "desire":
                 desired = data.draw(desires)
             case "time":
@@ -132,7 +142,7 @@ def test_no_order_harms_while_replicas_die_and_desires_change(data, desired, lim
             case event if fleet.replicas:
                 replica = data.draw(st.sampled_from(list(fleet.replicas.values())))
                 if event == "die":
-                    replica.is_ready, replica.running = False, 0
+                    replica.is_ready, replica.running, replica.others = False, 0, 0
                     if replica.phase in (ReplicaPhase.SERVING, ReplicaPhase.WAKING):
                         replica.phase = ReplicaPhase.FAILED
                 elif event == "fail" and replica.phase is ReplicaPhase.STARTING:
@@ -143,6 +153,8 @@ def test_no_order_harms_while_replicas_die_and_desires_change(data, desired, lim
                         replica.phase = ReplicaPhase.SERVING
                 elif event == "request" and replica.phase is ReplicaPhase.SERVING:
                     replica.running += 1
+                elif event == "other" and replica.phase in (ReplicaPhase.SERVING, ReplicaPhase.DRAINING):
+                    replica.others += 1
                 elif event == "end":
                     replica.running = max(0, replica.running - 1)
             case _:
@@ -150,12 +162,13 @@ def test_no_order_harms_while_replicas_die_and_desires_change(data, desired, lim
         fleet.reconcile(desired)
 
 
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 5))
-def test_those_with_the_fewest_requests_drain(running, serving):
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=6), st.integers(0, 5))
+def test_those_with_the_fewest_requests_of_all_gateways_drain(requests, serving):
     replicas = [
-        PooledReplica(name=str(name), phase=ReplicaPhase.SERVING, is_ready=True, running=requests)
-        for name, requests in enumerate(running)
+        PooledReplica(name=str(name), phase=ReplicaPhase.SERVING, is_ready=True, running=own, others=others)
+        for name, (own, others) in enumerate(requests)
     ]
+    running = [own + others for own, others in requests]
     orders = reconcile(DesiredReplicas(serving), replicas, PoolLimits(max_replicas=9, max_starts=9, can_sleep=False))
     drained = sorted(running[int(order.name)] for order in orders if order.kind is OrderKind.DRAIN)
     assert drained == sorted(running)[: max(0, len(running) - serving)]

@@ -59,8 +59,8 @@ class PaperClient:
         if not self.open_streams:
             self.on_idle()
 
-    def tell(self, *, asleep):
-        self.report = LoadReport(asleep=asleep)
+    def tell(self, **report):
+        self.report = LoadReport(**report)
         for listener in self.listeners:
             listener()
 
@@ -75,11 +75,13 @@ class PaperEngine:
 class PaperBackend:
     """Backend whose replicas do what a test says. Implements `ReplicaBackend`."""
 
-    def __init__(self, clock, *, found=(), desired=None, **facts):
+    def __init__(self, clock, *, found=(), desired=None, serves_others=False, **facts):
         self.facts = BackendFacts(
             **{"max_replicas": 8, "max_starts": 8, "start_kind": StartKind.WEIGHTS_CACHED, "can_sleep": True, **facts}
         )
         self.desired = self.kept = desired
+        self.leaving = set()
+        self._serves_others = serves_others
         self.there = {}
         self._clock = clock
         self._listeners = []
@@ -98,6 +100,9 @@ class PaperBackend:
 
     def keep_desired(self, desired):
         self.kept = desired
+
+    def keep_leaving(self, names):
+        self.leaving = set(names)
 
     def start(self, name):
         self.there[name] = BackendReplica(
@@ -122,7 +127,14 @@ class PaperBackend:
             engine=replica.engine,
             start_kind=replica.start_kind,
             failure="it died" if phase is ReplicaPhase.FAILED else "",
+            serves_others=self._serves_others,
         )
+        self._notify()
+
+    def tell_leaving(self, *names):
+        """Another gateway lets these go, and no others."""
+        for name, replica in self.there.items():
+            self.there[name] = replace(replica, is_leaving=name in names)
         self._notify()
 
     def lead(self, *, follows=False):

@@ -8,7 +8,7 @@ from maitred.core.errors import ModelLoading
 from maitred.core.replica import AdminStatus, LoadReport
 from maitred.fleet.policy.reconciler import DesiredReplicas
 from maitred.fleet.pool import ReplicaPool
-from maitred.fleet.pool_member import NEXT_REPLICA
+from maitred.fleet.pool_member import HEARD_S, LONGEST_DRAIN_S, NEXT_REPLICA
 from maitred.scaling.prediction import ReadyTimes
 from maitred.scaling.replica_status import ReplicaPhase
 from maitred.scaling.startup_times import StartKind, StartupTimes
@@ -487,3 +487,94 @@ async def test_who_leads_no_more_lets_go_what_it_was_about_to_stop(clock):
         backend.vanish("r1")
         await settle()
         assert (phases(pool), list(backend.there)) == ({"r0": "serving"}, ["r0"])
+
+
+async def look(pool):
+    pool.refresh()
+    await settle()
+
+
+async def test_a_replica_ends_when_no_gateway_has_requests_there_and_all_have_heard_of_it(clock):
+    backend = PaperBackend(clock, found=["r0", "r1", "r2"], serves_others=True)
+    async with pool_at(backend, clock, serving=3) as pool:
+        for name, running in [("r0", 3), ("r1", 2), ("r2", 1)]:
+            backend.there[name].engine.client.tell(running=running)
+        first = pool.endpoints()[0].admin_state
+        for _ in range(3):
+            first.on_begin()  # all that runs there is of this gateway
+        pool.set_desired(1)
+        assert phases(pool) == {"r0": "serving", "r1": "draining", "r2": "draining"}
+        assert backend.leaving == {"r1", "r2"}
+        backend.there["r2"].engine.client.tell(waiting=1)
+        clock.now_s += HEARD_S
+        await look(pool)
+        assert phases(pool).keys() == {"r0", "r1", "r2"}
+        pool.set_desired(2)
+        assert (phases(pool)["r1"], backend.leaving) == ("serving", {"r2"})
+        backend.there["r2"].engine.client.tell()
+        await look(pool)
+        assert phases(pool) == {"r0": "serving", "r1": "serving"}
+        assert backend.there["r2"].phase is ReplicaPhase.DRAINING
+        backend.there["r1"].engine.client.tell()
+        pool.set_desired(1)
+        await settle()
+        assert phases(pool)["r1"] == "draining", "another gateway may not have heard of it yet"
+        clock.now_s += HEARD_S
+        await look(pool)
+        assert phases(pool) == {"r0": "serving"}
+
+
+@pytest.mark.parametrize("is_connected", [True, False])
+async def test_a_replica_waits_for_other_gateways_for_no_more_than_the_longest_time(clock, is_connected):
+    backend = PaperBackend(clock, found=["r0"], serves_others=True)
+    async with pool_at(backend, clock) as pool:
+        if is_connected:
+            backend.there["r0"].engine.client.tell(running=1)
+        else:
+            backend.become("r0", ReplicaPhase.FAILED)  # for this gateway: its agent says that it serves
+        await settle()
+        pool.set_desired(0)
+        clock.now_s += LONGEST_DRAIN_S - 1.0
+        await look(pool)
+        assert phases(pool) == {"r0": "draining"}
+        clock.now_s += 1.0
+        await look(pool)
+        assert not phases(pool)
+
+
+async def test_who_follows_drains_what_another_gateway_lets_go_and_goes_on_with_it(clock):
+    backend = PaperBackend(clock, found=["r0", "r1"], follows=True, serves_others=True)
+    async with pool_at(backend, clock) as pool:
+        backend.tell_leaving("r1")
+        await settle()
+        assert phases(pool) == {"r0": "serving", "r1": "draining"}
+        assert [endpoint.admin_state.serving for endpoint in pool.endpoints()] == [True, False]
+        backend.tell_leaving()
+        await settle()
+        assert phases(pool) == {"r0": "serving", "r1": "serving"}
+        assert pool.endpoints()[1].admin_state.serving
+        backend.desired = DesiredReplicas(1)
+        backend.tell_leaving("r0")
+        await settle()
+        clock.now_s += HEARD_S
+        backend.lead()
+        await settle()
+        assert phases(pool) == {"r1": "serving"}, "it leaves, and not the one that this gateway would have chosen"
+
+
+async def test_a_new_gateway_goes_on_with_what_another_one_has_let_go(clock):
+    backend = PaperBackend(clock, found=["r0", "r1"], desired=DesiredReplicas(1), serves_others=True)
+    backend.tell_leaving("r0")
+    async with pool_at(backend, clock) as pool:
+        await settle()
+        assert phases(pool) == {"r0": "draining", "r1": "serving"}
+        assert backend.leaving == {"r0"}
+
+
+async def test_replicas_that_an_operator_has_put_to_sleep_are_not_said_to_leave(clock):
+    backend = PaperBackend(clock, found=["r0"], serves_others=True)
+    async with pool_at(backend, clock) as pool:
+        pool.rest()
+        await settle()
+        assert backend.there["r0"].engine.client.orders == [True]
+        assert not backend.leaving, "a request at another gateway wakes it"

@@ -5,7 +5,7 @@ The agent may be away for a while. Its engines serve meanwhile, and orders are g
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -78,6 +78,8 @@ class AgentBackend:
         self._epoch = epoch
         self._kept: DesiredReplicas | None = None
         """Desired numbers of this process, which an agent that has been away is told again."""
+        self._leaving: frozenset[str] | None = None
+        """Replicas that are to go, as this process has said; None: it has said nothing."""
         self._addresses: dict[str, str] = {}
         self._replicas: dict[str, BackendReplica] = {}
         self._starting: set[str] = set()
@@ -118,13 +120,20 @@ class AgentBackend:
         self._kept = desired
         self._send(SetDesired(desired))
 
+    def keep_leaving(self, names: Collection[str]) -> None:
+        """Has the agent tell all gateways that these of its replicas are to go. Implements `ReplicaBackend`."""
+        leaving = (frozenset(names) | self._stopping) & self._replicas.keys()
+        if leaving != self._leaving:
+            self._leaving = leaving
+            self._send(SetDesired(None, leaving=tuple(sorted(leaving))))
+
     def claim(self, desired: DesiredReplicas | None) -> None:
         """Tells the agent the epoch of this process, so that it takes no order of an earlier one.
 
         Args:
             desired: The desired numbers, as far as somebody has set them.
         """
-        self._kept = desired
+        self._kept, self._leaving = desired, None
         self._send(SetDesired(desired))
 
     def start(self, name: str) -> None:
@@ -213,8 +222,9 @@ class AgentBackend:
         self.lines.append(line)
         self.away_since_s = None
         line.send(ControllerHello())
-        if self._kept is not None:
-            self._send(SetDesired(self._kept))
+        if self._kept is not None or self._leaving is not None:
+            leaving = None if self._leaving is None else tuple(sorted(self._leaving))
+            self._send(SetDesired(self._kept, leaving=leaving))
         for name in self._starting:
             self._send(StartReplica(name))
         for name in self._stopping:
@@ -265,7 +275,7 @@ class AgentBackend:
 
     def forget_orders(self) -> None:
         """Forgets the orders that the agent has not carried out, because another process gives them from now on."""
-        self._kept = None
+        self._kept = self._leaving = None
         if self._starting or self._stopping:
             self._starting.clear()
             self._stopping.clear()
@@ -307,7 +317,13 @@ class AgentBackend:
             engine=None if connection is None else connection.engine,
             start_kind=replica.start_kind,
             region=self.hello.region or None,
+            serves_others=self._serves_others(replica),
+            is_leaving=replica.is_leaving,
         )
+
+    def _serves_others(self, told: AgentReplica) -> bool:
+        """Whether other gateways may have requests at a replica: not if the agent is that of this process alone."""
+        return self._path is None and told.phase is ReplicaPhase.SERVING
 
     # --- what there is ---
 
@@ -346,6 +362,8 @@ class AgentBackend:
             failure=failure,
             start_kind=told.start_kind,
             start_phases=told.start_phases,
+            serves_others=self._serves_others(told),
+            is_leaving=told.is_leaving,
         )
 
     def _notify(self) -> None:

@@ -10,7 +10,7 @@ A replica is named after its agent. Where the next one starts is decided when it
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import count, islice
 from types import TracebackType
 from typing import Self
@@ -128,6 +128,12 @@ class MachineBackend:
         self._kept = None if self._held_epoch() is None else desired
         for agent in self._own():
             agent.keep_desired(desired)
+
+    def keep_leaving(self, names: Collection[str]) -> None:
+        """Has all agents tell which replicas are to go, if this gateway gives orders. Implements `ReplicaBackend`."""
+        if self._order_epoch() is not None:
+            for agent in self._own():
+                agent.keep_leaving(names)
 
     def start(self, name: str) -> None:
         """Orders the start of a replica at the agent that its name says. Implements `ReplicaBackend`."""

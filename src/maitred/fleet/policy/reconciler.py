@@ -10,8 +10,8 @@ meanwhile, the next call orders what is missing now. One order leads to another:
                 |-------serve------'                                    |
                 `---------------------------wake------------------------'
 
-A replica that drains gets no new request and ends its running ones, so no stream is cut. Nothing waits for it either:
-if more are desired again, it serves again at once.
+A replica that drains gets no new request and ends its running ones, also those of other gateways, so no stream is cut.
+Nothing waits for it either: if more are desired again, it serves again at once.
 """
 
 from collections.abc import Sequence
@@ -41,14 +41,18 @@ class PooledReplica(msgspec.Struct, frozen=True, kw_only=True):
     is_ready: bool
     """Whether its engine is connected."""
     running: int = 0
-    """Requests that run there."""
+    """Requests of this gateway that run there."""
+    others: int = 0
+    """Requests of other gateways that run or wait there."""
+    must_wait: bool = False
+    """Whether it may not end yet, because other gateways have requests there, or may not have heard that it leaves."""
     cached_blocks: int = 0
     """KV blocks that hold a prefix, which would be lost with the replica."""
 
     @property
     def loss(self) -> tuple[bool, bool, int, int]:
         """Loss if the replica goes: first that it is there, then its requests, then its cache."""
-        return self.is_ready, self.phase is not ReplicaPhase.WAKING, self.running, self.cached_blocks
+        return self.is_ready, self.phase is not ReplicaPhase.WAKING, self.running + self.others, self.cached_blocks
 
 
 class OrderKind(StrEnum):
@@ -115,7 +119,7 @@ def reconcile(desired: DesiredReplicas, replicas: Sequence[PooledReplica], limit
     resting, going = going[:rest], going[rest:]
     rest -= len(resting)
     kept_failed = desired.serving - served + rest
-    stopping += [replica for replica in (*going, *failed[kept_failed:]) if not replica.running]
+    stopping += [replica for replica in (*going, *failed[kept_failed:]) if not (replica.running or replica.must_wait)]
 
     missing = kept_failed - min(kept_failed, len(failed))
     allowed = limits.max_replicas - (len(replicas) - len(stopping))

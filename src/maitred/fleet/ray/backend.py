@@ -15,7 +15,7 @@ something starts or stops, and seldom otherwise. While the dashboard does not an
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -102,6 +102,9 @@ class RayBackend:
 
     def keep_desired(self, desired: DesiredReplicas) -> None:
         """Does nothing: the application keeps its target. Implements `ReplicaBackend`."""
+
+    def keep_leaving(self, names: Collection[str]) -> None:
+        """Does nothing: a target of 0 tells other gateways, and the engine waits for theirs. See `ReplicaBackend`."""
 
     def replicas(self) -> Mapping[str, BackendReplica]:
         """Returns the replicas that exist, by name. Implements `ReplicaBackend`."""
