@@ -471,7 +471,9 @@ class ReplicaPool:
     def _follow_others(self) -> None:
         """Takes over what another gateway desires."""
         if self.backend.desired is not None:
-            self.desired, self.is_scaled, self._has_served = self.backend.desired, True, True
+            self.desired, self._has_served = self.backend.desired, True
+            if not self.is_scaled:
+                self.let_requests_wait()
 
     def _follow_leaving(self, member: PoolMember) -> None:
         """Drains a replica that another gateway lets go, or lets it serve again; what this one has ordered is over."""

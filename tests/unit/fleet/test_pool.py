@@ -578,3 +578,17 @@ async def test_replicas_that_an_operator_has_put_to_sleep_are_not_said_to_leave(
         await settle()
         assert backend.there["r0"].engine.client.orders == [True]
         assert not backend.leaving, "a request at another gateway wakes it"
+
+
+async def test_requests_of_who_follows_wait_as_soon_as_it_hears_that_somebody_sets_the_numbers(clock):
+    backend = PaperBackend(clock, found=["r0"], follows=True)
+    async with pool_at(backend, clock) as pool:
+        await settle()
+        backend.desired = DesiredReplicas(1)
+        backend.tell_leaving()  # nothing but the numbers is news
+        await settle()
+        endpoint = pool.endpoints()[0]
+        backend.there["r0"].engine.client.is_ready = False
+        with pytest.raises(ModelLoading):
+            endpoint.replica.card()
+        assert retry_after_s(pool) == 4.0
