@@ -28,7 +28,7 @@ from maitred.fleet.backend import BackendFacts
 from maitred.fleet.local import CommandFactory, LinkAddress, LocalEngine, engine_command
 from maitred.fleet.local_backend import LocalBackend
 from maitred.scaling.startup_times import StartKind
-from maitred.wire.address import TcpAddress
+from maitred.wire.address import TcpAddress, parse_tcp
 from maitred.wire.link.credentials import dialer_credentials, listener_credentials
 from maitred.wire.loopback import is_loopback
 
@@ -96,7 +96,7 @@ def make_backend(
         ConfigInvalid: There is no model where the settings say, or the address of the engines needs a secret or TLS.
     """
     folder, link = find_model(config.model.folder), config.engine_link
-    first = TcpAddress(options.listen_host, options.first_port)
+    first = parse_tcp(str(TcpAddress(options.listen_host, options.first_port)))  # names that cannot be are found now
     if is_loopback(options.listen_host) and not all(is_loopback(gateway.host) for gateway in options.gateways):
         raise ConfigInvalid(
             f"Gateways on other machines cannot reach engines at {options.listen_host}. Name this machine in "

@@ -95,7 +95,7 @@ class RemoteEngine:
         while True:
             try:
                 await self.client.connect(self._hello_timeout_s)
-            except (ReplicaUnavailable, OSError) as failure:
+            except (ReplicaUnavailable, OSError, ValueError) as failure:  # a name that cannot be encoded: ValueError
                 if str(failure) != self.failure_reason:
                     _log.error("The engine at %s cannot be used: %s", self.client.address, failure)
                     self.failure_reason = str(failure)

@@ -82,6 +82,10 @@ def _parse_tcp(text: str, rest: str) -> TcpAddress:
         raise ConfigInvalid(f"The address {text!r} has a host with colons. Put it in brackets, as in tcp:[::1]:9000.")
     if not host:
         raise ConfigInvalid(f"The address {text!r} needs a host and a port, such as tcp:127.0.0.1:9000.")
+    try:
+        host.encode("idna")
+    except UnicodeError as error:
+        raise ConfigInvalid(f"{host!r} in {text!r} cannot be the name of a host: {error}.") from None
     if not (port.isascii() and port.isdigit() and int(port) < 65536):
         raise ConfigInvalid(f"The port in {text!r} must be a number from 0 to 65535.")
     return TcpAddress(host, int(port))

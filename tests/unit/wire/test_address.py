@@ -48,6 +48,8 @@ def test_a_url_is_the_same_address(url, text):
         ("tcp:host:65536", "port"),
         ("tcp:host:-1", "port"),
         ("tcp:host:٣", "port"),
+        ("tcp:gateways..internal:9300", "name of a host"),
+        (f"tcp:{'x' * 64}:9300", "name of a host"),
         ("unix:/" + "x" * MAX_UNIX_PATH_BYTES, "shorter folder"),
     ],
 )

@@ -45,6 +45,8 @@ class GatewayDialer:
             asyncio.create_task(self._dial_all(gateway, credentials), name=f"gateways at {gateway}")
             for gateway, credentials in self._credentials.items()
         ]
+        for task in self._tasks:
+            task.add_done_callback(_log_fault)
         return self
 
     async def __aexit__(
@@ -64,6 +66,7 @@ class GatewayDialer:
                     if host not in kept or kept[host].done():
                         line = self._keep(gateway, host, credentials)
                         kept[host] = asyncio.create_task(line, name=f"gateway at {host}")
+                        kept[host].add_done_callback(_log_fault)
                 await asyncio.sleep(_RESOLVE_S)
         finally:
             for task in kept.values():
@@ -86,8 +89,8 @@ class GatewayDialer:
                 )
             except ssl.SSLError as error:
                 fault = f"TLS cannot be agreed on: {error}"
-            except OSError as error:
-                fault = error.strerror or str(error)
+            except (OSError, ValueError) as error:  # a name of which TLS can make nothing is a ValueError
+                fault = getattr(error, "strerror", None) or str(error)
             else:
                 began_s = loop.time()
                 await ended.wait()
@@ -101,11 +104,17 @@ class GatewayDialer:
             await asyncio.sleep(_BACKOFF.after(failures))
 
 
+def _log_fault(task: asyncio.Task[None]) -> None:
+    """Logs the exception that has ended a task, which should only be cancelled."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("The %s is dialed no longer.", task.get_name(), exc_info=error)
+
+
 async def _resolve(gateway: TcpAddress) -> list[str]:
     """Returns all addresses of the name of a gateway; none while it cannot be resolved."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(gateway.host, gateway.port, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a name that cannot be encoded is a ValueError
         _log.warning("The name of the gateway %s cannot be resolved: %s", gateway, error)
         return []
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
