@@ -16,10 +16,15 @@ from maitred.wire.link.config import LinkConfig
 from maitred.wire.link.credentials import Credentials, dialer_credentials
 from maitred.wire.link.handshake import AGENT_LINK
 
-_RESOLVE_S = 10.0
-"""Interval at which the addresses of a name are looked up; gateways come and go behind it."""
+_CHECK_S = 2.0
+"""Interval at which the addresses of a name are looked up while one is not connected: a gateway may be back elsewhere."""
+_CHECKS = 5
+"""As many intervals pass between two look-ups while all are connected; gateways come and go behind a name."""
+CONNECT_S = 2.0
+"""Time limit of one attempt at an address: where a machine is gone, nothing answers, and the system waits minutes."""
 _BACKOFF = BackoffCeiling(first_s=0.1, most_s=2.0)
-"""Back-off of attempts. A gateway gives no order before it has been up for longer than the longest pause."""
+"""Back-off of attempts. A gateway gives no order before it has been up for longer than the longest pause and attempt
+together."""
 _log = logging.getLogger(__name__)
 
 
@@ -39,6 +44,8 @@ class GatewayDialer:
         self._server = server
         self._credentials = {gateway: dialer_credentials(gateway, link, AGENT_LINK) for gateway in gateways}
         self._tasks: list[asyncio.Task[None]] = []
+        self._connected: set[tuple[TcpAddress, str]] = set()
+        """Gateways with the addresses at which there is a connection."""
 
     async def __aenter__(self) -> Self:
         self._tasks = [
@@ -62,12 +69,16 @@ class GatewayDialer:
         kept: dict[str, asyncio.Task[None]] = {}
         try:
             while True:
-                for host in await _resolve(gateway):
+                found = await _resolve(gateway)
+                for host in found:
                     if host not in kept or kept[host].done():
                         line = self._keep(gateway, host, credentials)
                         kept[host] = asyncio.create_task(line, name=f"gateway at {host}")
                         kept[host].add_done_callback(_log_fault)
-                await asyncio.sleep(_RESOLVE_S)
+                for _ in range(_CHECKS):
+                    await asyncio.sleep(_CHECK_S)
+                    if not found or any((gateway, host) not in self._connected for host in found):
+                        break
         finally:
             for task in kept.values():
                 task.cancel()
@@ -81,19 +92,24 @@ class GatewayDialer:
             try:
                 _, line = await loop.create_connection(
                     lambda: self._server.connect(ended.set, credentials),  # noqa: B023 - called before the next turn
-                    host,
-                    gateway.port,
+                    sock=await _open_socket(host, gateway.port),
                     ssl=credentials.tls,
                     server_hostname=None if credentials.tls is None else gateway.host,
                     ssl_handshake_timeout=None if credentials.tls is None else STRANGER_S,
                 )
             except ssl.SSLError as error:
                 fault = f"TLS cannot be agreed on: {error}"
+            except TimeoutError:
+                fault = f"nothing answers there within {CONNECT_S:g} s"
             except (OSError, ValueError) as error:  # a name of which TLS can make nothing is a ValueError
                 fault = getattr(error, "strerror", None) or str(error)
             else:
                 began_s = loop.time()
-                await ended.wait()
+                self._connected.add((gateway, host))
+                try:
+                    await ended.wait()
+                finally:
+                    self._connected.discard((gateway, host))
                 fault = line.fault or "the connection has ended"
                 if loop.time() - began_s > _BACKOFF.most_s and not line.fault:
                     failures = 0
@@ -108,6 +124,19 @@ def _log_fault(task: asyncio.Task[None]) -> None:
     """Logs the exception that has ended a task, which should only be cancelled."""
     if not task.cancelled() and (error := task.exception()) is not None:
         _log.error("The %s is dialed no longer.", task.get_name(), exc_info=error)
+
+
+async def _open_socket(host: str, port: int) -> socket.socket:
+    """Opens a socket to a number of a host, within `CONNECT_S`."""
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        async with asyncio.timeout(CONNECT_S):
+            await asyncio.get_running_loop().sock_connect(sock, (host, port))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 async def _resolve(gateway: TcpAddress) -> list[str]:

@@ -33,7 +33,7 @@ from maitred.wire.link.config import LinkConfig
 from maitred.wire.link.credentials import Credentials, listener_credentials
 from maitred.wire.link.handshake import AGENT_LINK
 
-SETTLE_S = 3.0
+SETTLE_S = 6.0
 """Time after the start in which no order is given: agents that have lost this gateway dial it again within it."""
 SHUNNED_S = 60.0
 """Time in which an agent where a replica could not run is the last to get another one."""

@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
+import socket
+from contextlib import ExitStack, closing
 
 import pytest
 
 from maitred.core.secret import Secret
+from maitred.fleet.agent import dialer as dialing
 from maitred.fleet.agent.dialer import GatewayDialer
 from maitred.fleet.agent.server import AgentServer
 from maitred.fleet.remote import RemoteEngine
@@ -53,3 +56,44 @@ async def test_an_engine_whose_name_cannot_be_is_failed_with_the_reason():
         await told.wait()
         assert engine.failure_reason
         assert engine.phase.value == "failed"
+
+
+async def test_a_gateway_that_is_back_at_another_address_is_dialed_there(monkeypatch):
+    addresses, lines = ["127.0.0.2"], []
+
+    async def resolve(gateway):
+        return list(addresses)
+
+    async def take(reader, writer):
+        lines.append(writer)
+
+    monkeypatch.setattr(dialing, "_resolve", resolve)
+    monkeypatch.setattr(dialing, "_CHECK_S", 0.01)
+    monkeypatch.setattr(dialing, "_CHECKS", 10**9)
+    clock = FakeClock()
+    first = await asyncio.start_server(take, addresses[0], 0)
+    port = first.sockets[0].getsockname()[1]
+    second = await asyncio.start_server(take, "127.0.0.3", port)
+    dialer = GatewayDialer(AgentServer(PaperBackend(clock), clock), [TcpAddress("127.0.0.1", port)], LINK)
+    async with asyncio.timeout(LIMIT_S), second, dialer:
+        while not dialer._connected:  # noqa: ASYNC110 - another task dials
+            await asyncio.sleep(0.001)
+        addresses[:] = ["127.0.0.3"]
+        first.close()
+        for line in list(lines):
+            line.close()
+        while not any(host == "127.0.0.3" for _, host in dialer._connected):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        for line in lines:
+            line.close()
+
+
+async def test_an_address_where_nothing_answers_is_left_in_time(monkeypatch):
+    monkeypatch.setattr(dialing, "CONNECT_S", 0.05)
+    with ExitStack() as stack:
+        deaf = stack.enter_context(closing(socket.create_server(("127.0.0.1", 0), backlog=0)))
+        port = deaf.getsockname()[1]
+        stack.enter_context(closing(socket.create_connection(("127.0.0.1", port))))  # all that it queues
+        async with asyncio.timeout(LIMIT_S):
+            with pytest.raises(TimeoutError):
+                await dialing._open_socket("127.0.0.1", port)
