@@ -43,7 +43,7 @@ class SlotOverhead:
             capacity: Capacity of a replica, with its step times.
             mix: Sizes of the requests.
             running: Sequences that the steps of a replica compute.
-            requests_per_s: Requests per second that a replica gets.
+            requests_per_s: Requests per second that a replica gets from all gateways.
         """
         if not finished.requests:
             return

@@ -185,7 +185,7 @@ class ModelScaler:
         now_s = self._clock.monotonic_s()
         replicas = [replica for replica in self.pool.replicas() if replica.is_own]
         capacity = self._learn(replicas, self._usable(demand, now_s), now_s)
-        self._observe_overhead(capacity, own)
+        self._observe_overhead(capacity, own, demand)
         if not is_held:
             self.autoscaler.forecast.observe(demand.window)
             return
@@ -243,18 +243,19 @@ class ModelScaler:
             overhead_s=self._overhead.mean_s,
         )
 
-    def _observe_overhead(self, capacity: ReplicaCapacity | None, own: Demand) -> None:
-        """Compares what the requests of this gateway took with the steps of its replicas."""
+    def _observe_overhead(self, capacity: ReplicaCapacity | None, own: Demand, demand: Demand) -> None:
+        """Compares what the requests of this gateway took with the steps of the replicas, which compute for all."""
         finished, mix = self._meter.take_finished(), self.autoscaler.forecast.mix
         core = self._dispatcher.core
         running = [state.load.running for state in core.endpoint_states if state.ready and state.region == core.region]
+        requests = finished.requests + demand.window.requests - own.window.requests
         if capacity is not None and mix is not None and running:
             self._overhead.observe(
                 finished,
                 capacity,
                 mix,
                 running=sum(running) / len(running),
-                requests_per_s=finished.requests / own.window.length_s / len(running),
+                requests_per_s=requests / own.window.length_s / len(running),
             )
 
     def _override(self, now_s: float) -> ScalingOverride | None:

@@ -303,3 +303,36 @@ async def test_requests_that_take_longer_than_their_steps_need_more_replicas(too
         await setup.scaler.step()
     assert (setup.scaler.last.decision.desired > 1) is more
     assert (setup.scaler._overhead.mean_s > 1.0) is more
+
+
+class Crowd:
+    """Another gateway of the pool, which gets so many requests per second."""
+
+    def __init__(self, requests_per_s):
+        self._requests_per_s = requests_per_s
+
+    async def add_others(self, own):
+        window = own.window
+        return replace(own, window=replace(window, requests=window.requests + self._requests_per_s * window.length_s))
+
+
+@pytest.mark.parametrize("others_per_s", [0.0, 8.0])
+async def test_what_other_gateways_send_to_a_replica_delays_the_requests_of_this_one(others_per_s, monkeypatch):
+    setup = Setup()
+    setup.scaler.shared = Crowd(others_per_s)
+    got = []
+    monkeypatch.setattr(
+        setup.scaler._overhead, "observe", lambda *work, requests_per_s, **_: got.append(requests_per_s)
+    )
+    await setup.steps(1)
+    for _ in range(5):
+        setup.clock.now_s += 1.0
+        setup.replica.notify()
+        for _ in range(2):
+            setup.sent += 1
+            entry = setup.dispatcher.enqueue(make_dispatch_request(setup.sent, arrived_s=setup.clock.now_s))
+            enter(entry)
+            entry.charge_tokens(output_tokens=10)
+            leave(entry)
+        await setup.scaler.step()
+    assert got[-3:] == pytest.approx([2.0 + others_per_s] * 3)
