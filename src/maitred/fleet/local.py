@@ -242,7 +242,11 @@ class LocalEngine:
     async def _supervise(self, first_start: asyncio.Future[None]) -> None:
         try:
             while True:
-                ready_s, reason = await self._run_once(first_start)
+                try:
+                    ready_s, reason = await self._run_once(first_start)
+                except Exception as error:  # whatever it is, nobody would start the engine again
+                    _log.exception("The supervisor of the engine has failed, and starts it again.")
+                    ready_s, reason = 0.0, f"Its supervisor has failed: {error}"
                 self.failure_reason = reason
                 if not first_start.done() and not self._retries_first():
                     raise ReplicaUnavailable(f"The engine did not start: {reason}")
@@ -298,8 +302,8 @@ class LocalEngine:
             self._ready_at_s = ready_since_s + ready_s + self._expected_start_s
             await asyncio.wait({process.exited}, timeout=EXIT_WAIT_S)
             grace_s = 0.0  # It lives without its connection: it hangs, and callers wait for the next one.
-        except ReplicaUnavailable as failure:
-            ready_s, reason = 0.0, failure.message
+        except (ReplicaUnavailable, OSError) as failure:
+            ready_s, reason = 0.0, str(failure)
         finally:
             self.client.close()
             await process.stop(grace_s)
@@ -315,6 +319,7 @@ class LocalEngine:
 
         Raises:
             ReplicaUnavailable: The process exited, sent no hello in time, or is not an engine of this version.
+            OSError: Its address cannot be looked up, or the connection broke off.
         """
         connecting = asyncio.create_task(self.client.connect(self._start_timeout_s), name="engine hello")
         try:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from maitred.core.errors import ReplicaLost, ReplicaUnavailable
 from maitred.core.request import EngineRequest, SamplingParams
 from maitred.fleet.local import LocalEngine
 from maitred.fleet.process import Backoff
+from maitred.replica.engine.client import EngineClient
 from tests.support.processes import living_children
 
 LIMIT_S = 300.0
@@ -195,6 +197,34 @@ async def test_a_first_start_that_fails_says_why(command, says):
             await engine.wait_started()
         with pytest.raises(ReplicaUnavailable):
             engine.client.card()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [socket.gaierror(socket.EAI_AGAIN, "no name server"), ConnectionResetError("reset by peer"), ValueError("odd")],
+    ids=lambda fault: type(fault).__name__,
+)
+@pytest.mark.parametrize("lives", [0, 1])
+async def test_a_connection_that_breaks_off_once_is_made_again_with_a_new_process(monkeypatch, fault, lives):
+    """A name server that is away for a moment must not leave the replica without a supervisor."""
+    connect, reasons = EngineClient.connect, []
+
+    async def break_off(client, timeout_s):
+        connections.append(client)
+        if len(connections) == lives + 1:
+            raise fault
+        await connect(client, timeout_s)
+
+    connections = []
+    monkeypatch.setattr(EngineClient, "connect", break_off)
+    async with LocalEngine(scripted(), sleep=Pauses(), retries_first=lambda: True) as engine:
+        engine.on_transition = lambda: reasons.append(engine.failure_reason)
+        if lives:
+            await engine.wait_started()
+            os.kill(engine.pid, signal.SIGKILL)
+        await restarted(engine, lives + 1)
+        assert await answer(engine) == [5, 6, 7, 5]
+    assert any(str(fault) in reason for reason in reasons)
 
 
 async def test_an_engine_that_never_listens_is_given_up():
