@@ -18,6 +18,9 @@ from pathlib import Path
 LIFELINE_VARIABLE = "MAITRED_PARENT_PIPE"
 """Environment variable that is 1 in a child whose standard input is the parent's pipe."""
 
+START_ID_VARIABLE = "MAITRED_START_ID"
+"""Environment variable with the identifier that the parent has given to this start of a child."""
+
 GRACE_S = 5.0
 """Seconds between SIGTERM and the hard exit of an orphaned child."""
 _FLAGS = 6

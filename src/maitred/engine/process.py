@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import socket
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 from maitred.core.clock import SystemClock
 from maitred.core.errors import ConfigInvalid
 from maitred.core.flow import ServiceWeights
+from maitred.core.parent_watch import START_ID_VARIABLE
 from maitred.core.replica import ModelCard
 from maitred.core.request import ModelFingerprint
 from maitred.engine.assembly import build
@@ -76,6 +78,7 @@ def serve(
             credentials=credentials,
             vitals=ProcessStats(clock, _gpu_index(card)),
             model_s=model_s,
+            start_id=os.environ.get(START_ID_VARIABLE, ""),
         )
         server.watch_signals()
         listener.listen(128)

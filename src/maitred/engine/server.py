@@ -132,6 +132,7 @@ class EngineServer:
         vitals: Resource use of the process; None: a reader without a GPU is made.
         stranger_s: Seconds that a connection may stay open without a completed handshake.
         model_s: Seconds that the process has taken to make the model ready, for `EngineHello`.
+        start_id: Identifier of this start of the process, for `EngineHello`.
     """
 
     def __init__(
@@ -145,9 +146,11 @@ class EngineServer:
         vitals: ProcessStats | None = None,
         stranger_s: float = HANDSHAKE_TIMEOUT_S,
         model_s: float = 0.0,
+        start_id: str = "",
     ) -> None:
         self._engine = engine
         self._model_s = model_s
+        self._start_id = start_id
         self._vitals = vitals or ProcessStats(clock)
         self._card = card
         self._clock = clock
@@ -262,6 +265,7 @@ class EngineServer:
             load=load,
             blocks=blocks,
             model_s=self._model_s,
+            start_id=self._start_id,
         )
 
     def _load(self) -> LoadReport:

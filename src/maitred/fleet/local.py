@@ -50,7 +50,7 @@ _OTHERS_POLL_S = 1.0
 """Interval at which a long pause checks whether another engine still serves the model."""
 
 EXIT_WAIT_S = 1.0
-"""Longest time between the end of the connection and the exit of a process that died."""
+"""Longest time between the end of the connection and the exit of a process that died, in either order."""
 
 SOCKET_NAME = "engine.sock"
 _FOLDER_NAME = re.compile(r"maitred-(\d+)-[0-9a-f]{16}")
@@ -287,6 +287,7 @@ class LocalEngine:
         except OSError as error:
             return 0.0, f"The system cannot run its command: {error}"
         self._process = process
+        self.client.start_id = process.start_id
         grace_s = self._stop_grace_s
         try:
             await self._connect(process)
@@ -296,7 +297,7 @@ class LocalEngine:
             if not first_start.done():
                 first_start.set_result(None)
             self.on_transition()
-            reason = self.failure_reason = await self.client.wait_lost()
+            reason = self.failure_reason = await self._wait_lost(process)
             self.on_transition()
             ready_s = self._clock.monotonic_s() - ready_since_s
             self._ready_at_s = ready_since_s + ready_s + self._expected_start_s
@@ -329,6 +330,17 @@ class LocalEngine:
             connecting.result()
         finally:
             connecting.cancel()
+
+    async def _wait_lost(self, process: EngineProcess) -> str:
+        """Waits until the connection or the process has ended; returns the reason, with the connection closed."""
+        losing = asyncio.create_task(self.client.wait_lost(), name="engine lost")
+        try:
+            await asyncio.wait({losing, process.exited}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({losing}, timeout=EXIT_WAIT_S)
+            self.client.close()  # something else may hold the connection of a process that is gone
+            return losing.result() if losing.done() else "its process has exited"
+        finally:
+            losing.cancel()
 
     def _check_card(self, card: ModelCard) -> None:
         assert self._process is not None

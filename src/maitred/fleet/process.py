@@ -13,6 +13,7 @@ It adds three things to a bare subprocess:
 import asyncio
 import logging
 import os
+import secrets
 import signal
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections import deque
@@ -25,7 +26,7 @@ from msgspec import Struct
 
 from maitred.core.backoff import BackoffCeiling
 from maitred.core.flow import ServiceWeights
-from maitred.core.parent_watch import LIFELINE_VARIABLE
+from maitred.core.parent_watch import LIFELINE_VARIABLE, START_ID_VARIABLE
 from maitred.core.secret import Secret
 from maitred.engine.config import EngineConfig
 from maitred.fleet.engine_log import log_line
@@ -47,9 +48,11 @@ class EngineProcess:
 
     Attributes:
         exited: Done with the exit status (negative: the signal that killed it).
+        start_id: Identifier of this start, which the process finds in its environment and its hello repeats.
     """
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, start_id: str) -> None:
+        self.start_id = start_id
         self._process = process
         self._stopped = False
         self._last_lines: deque[str] = deque(maxlen=KEPT_LINES)
@@ -63,24 +66,26 @@ class EngineProcess:
         Raises:
             OSError: The system cannot run the command.
         """
+        start_id = secrets.token_hex(8)
+        variables = {"PYTHONUNBUFFERED": "1", **environment, LIFELINE_VARIABLE: "1", START_ID_VARIABLE: start_id}
         spawning = asyncio.create_task(
             asyncio.create_subprocess_exec(
                 *command,
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=STDOUT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **environment, LIFELINE_VARIABLE: "1"},
+                env={**os.environ, **variables},
                 start_new_session=True,
             ),
             name="engine spawn",
         )
         try:
-            return cls(await asyncio.shield(spawning))
+            return cls(await asyncio.shield(spawning), start_id)
         except asyncio.CancelledError:
             # A spawn that is cut off half-way would leave a process without an owner; it takes milliseconds to let it
             # finish.
             with suppress(OSError):
-                await cls(await spawning).stop(grace_s=0)
+                await cls(await spawning, start_id).stop(grace_s=0)
             raise
 
     @property

@@ -26,7 +26,7 @@ from typing import cast
 import msgspec
 from msgspec.structs import replace
 
-from maitred.core.parent_watch import follow_parent
+from maitred.core.parent_watch import START_ID_VARIABLE, follow_parent
 from maitred.core.replica import LoadReport, ModelCard
 from maitred.core.request import EngineRequest
 from maitred.testing.script import ECHO, SCRIPTED_CARD, AnswerFault, ChoiceRun, EngineScript, ScriptedAnswer
@@ -219,7 +219,12 @@ class _Connection(asyncio.Protocol):
         engine = self._engine
         self._send(
             EngineHello(
-                protocol=PROTOCOL_VERSION, epoch=engine.epoch, pid=os.getpid(), card=engine.card, load=engine.load()
+                protocol=PROTOCOL_VERSION,
+                epoch=engine.epoch,
+                pid=os.getpid(),
+                card=engine.card,
+                load=engine.load(),
+                start_id=os.environ.get(START_ID_VARIABLE, ""),
             )
         )
 

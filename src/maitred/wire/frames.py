@@ -144,6 +144,8 @@ class EngineHello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """Contents of the engine's prefix cache, or None if the engine has no prefix cache."""
     model_s: float = 0.0
     """Seconds that the process has taken to make the model ready, after its own code was there."""
+    start_id: str = ""
+    """Identifier that the process's supervisor has given to this start; empty: it has no supervisor."""
 
 
 class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):

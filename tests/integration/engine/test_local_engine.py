@@ -16,9 +16,12 @@ import uvloop
 
 from maitred.core.errors import ReplicaLost, ReplicaUnavailable
 from maitred.core.request import EngineRequest, SamplingParams
-from maitred.fleet.local import LocalEngine
+from maitred.fleet.local import LinkAddress, LocalEngine
 from maitred.fleet.process import Backoff
 from maitred.replica.engine.client import EngineClient
+from maitred.scaling.replica_status import ReplicaPhase
+from maitred.testing.scripted_engine import ScriptedEngine
+from maitred.wire.link.credentials import Credentials
 from tests.support.processes import living_children
 
 LIMIT_S = 300.0
@@ -170,6 +173,41 @@ async def test_restarts_again_and_again_with_growing_pauses():
             epochs.add(engine.client.epoch)
         assert pauses.asked_s == [1, 2, 4]
         assert len(epochs) == 4
+
+
+async def test_an_engine_of_somebody_else_at_its_address_is_not_taken_for_its_own():
+    """It may be that of another agent of this machine, or one that a killed agent has left."""
+    idle, pauses = python("import time; time.sleep(60)"), Pauses(hold=True)
+    async with ScriptedEngine() as foreign:
+        listens_at = LinkAddress(foreign.address, Credentials())
+        async with LocalEngine(
+            idle, listens_at=listens_at, retries_first=lambda: True, sleep=pauses, stop_grace_s=0
+        ) as engine:
+            await asyncio.wait_for(pauses.asked.wait(), LIMIT_S)
+            assert engine.phase is ReplicaPhase.FAILED
+            assert f"Another engine answers at {foreign.address}" in engine.failure_reason
+
+
+async def test_an_engine_whose_process_is_gone_is_started_again_though_its_connection_stays():
+    """A child of its own may hold the connection."""
+    wrapped = (
+        "import os, subprocess, sys\n"
+        "command = [sys.executable, '-m', 'maitred.testing.scripted_engine', '--listen', sys.argv[1]]\n"
+        "environment = {**os.environ, 'MAITRED_PARENT_PIPE': ''}\n"
+        "subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)"
+    )
+    children = []
+    try:
+        async with LocalEngine(python(wrapped), sleep=Pauses()) as engine:
+            await engine.wait_started()
+            children += psutil.Process(engine.pid).children()
+            os.kill(engine.pid, signal.SIGKILL)
+            await restarted(engine, 1)
+            children += psutil.Process(engine.pid).children()
+            assert await answer(engine) == [5, 6, 7, 5]
+    finally:
+        for child in children:
+            child.kill()
 
 
 async def test_an_engine_that_breaks_the_protocol_is_replaced():

@@ -54,6 +54,7 @@ class EngineClient:
 
     Attributes:
         pause_at_tokens: Number of unread tokens at which a stream pauses the engine; a change applies to new streams.
+        start_id: Identifier that the hello must have, so that it comes from the process which was started; empty: any.
         open_streams: Number of open `generate` contexts, over all connections. It is 0 when no request is running.
         on_idle: Called when the last one has ended; None: nobody waits for that.
     """
@@ -73,6 +74,7 @@ class EngineClient:
         self._check_card = check_card
         self._expected_downtime_s = expected_downtime_s
         self.pause_at_tokens = PAUSE_AT_TOKENS
+        self.start_id = ""
         self.open_streams = 0
         self.on_idle: Callable[[], None] | None = None
         self._connection: EngineConnection | None = None
@@ -224,7 +226,7 @@ class EngineClient:
 
         Raises:
             ReplicaUnavailable: No hello arrived in time; or the engine has another protocol version, another secret, an
-                invalid certificate or a wrong model.
+                invalid certificate or a wrong model, or is another process than the one that was started.
             RuntimeError: The client is connected already.
         """
         if self.is_ready:
@@ -243,6 +245,10 @@ class EngineClient:
             reason = f"No engine answered at {self.address} within {timeout_s:g} s.{hint}"
             raise ReplicaUnavailable(reason) from None
         try:
+            if self.start_id not in ("", hello.start_id):
+                raise ReplicaUnavailable(
+                    f"Another engine answers at {self.address}, with process id {hello.pid}. Give each its own address."
+                )
             self._check_card(hello.card)
         except ReplicaUnavailable as rejection:
             connection.end(rejection.message)
