@@ -28,8 +28,13 @@ ManagedEngine = LocalEngine | RemoteEngine
 
 def engines_memory_bytes(engines: Iterable[ManagedEngine]) -> int | None:
     """Measures the memory of the processes of engines together; returns None if none is kept on this machine."""
-    pids = [engine.pid for engine in engines if isinstance(engine, LocalEngine)]
-    return sum(process_memory_bytes(pid) for pid in pids if pid is not None) if pids else None
+    local = [engine for engine in engines if isinstance(engine, LocalEngine)]
+    return sum(map(process_memory_bytes, engine_pids(local))) if local else None
+
+
+def engine_pids(engines: Iterable[ManagedEngine]) -> list[int]:
+    """Returns the ids of the processes of engines that run on this machine. Call it in the event loop."""
+    return [engine.pid for engine in engines if isinstance(engine, LocalEngine) and engine.pid is not None]
 
 
 class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):

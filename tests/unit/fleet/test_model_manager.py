@@ -1,6 +1,7 @@
 """The manager of models on demand with pools of paper: what it asks for, and what it learns of what became of it."""
 
 import asyncio
+import threading
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -12,6 +13,7 @@ from maitred.fleet.policy.model_residency import ModelResidency, ResidencyPhase
 from maitred.fleet.policy.reconciler import DesiredReplicas
 from maitred.fleet.policy.residency import ResidencyPolicy
 from maitred.fleet.pool import ReplicaPool
+from maitred.fleet.residency import manager
 from maitred.fleet.residency.manager import ModelManager, OnDemandModel
 from maitred.scaling.replica_status import ReplicaPhase
 from maitred.scaling.startup_times import StartKind, StartupTimes
@@ -180,3 +182,61 @@ async def test_one_that_sleeps_is_woken_for_a_request():
         assert (machine.phases[0], model.loads, model.wakes) == (ResidencyPhase.LOADED, 1, 1)
         assert machine.policy["a"].wake_time.seconds == 0.5
         assert machine.queues["a"].core.running == 1
+
+
+async def test_a_decision_that_fails_is_logged_and_made_again(monkeypatch, caplog):
+    monkeypatch.setattr(manager, "_IDLE_TICK_S", 0.0)
+    async with managed() as machine:
+        decide, faults = machine.policy.decide, [ValueError("odd numbers"), ZeroDivisionError("no turn")]
+
+        def fail_first(now_s, demands):
+            if faults:
+                raise faults.pop()
+            return decide(now_s, demands)
+
+        monkeypatch.setattr(machine.policy, "decide", fail_first)
+        await machine.load("a")
+        assert [str(record.exc_info[1]) for record in caplog.records] == ["no turn", "odd numbers"]
+
+
+async def test_an_error_in_the_record_of_a_load_reaches_neither_its_engine_nor_other_models(monkeypatch, caplog):
+    async with managed() as machine:
+        machine.ask("a")
+        await settle()
+        with monkeypatch.context() as broken:
+            broken.setattr(machine.policy, "on_loaded", lambda *arguments: 1 / 0)
+            machine.backends["a"].become("r0", ReplicaPhase.SERVING)
+            await settle()
+        assert "What has become of a could not be recorded" in caplog.text
+        machine.manager.models["a"].pool.refresh()
+        machine.backends["a"].become("r0", ReplicaPhase.SERVING)
+        await settle()
+        assert machine.policy["a"].phase is ResidencyPhase.LOADED, "at the next change"
+
+
+async def test_memory_is_measured_again_after_a_failure_and_processes_are_looked_up_in_the_event_loop(
+    monkeypatch, caplog
+):
+    looked_up, faults = [], [OSError("no /proc")]
+
+    def pids_of(engines):
+        looked_up.append(threading.current_thread())
+        return [7]
+
+    def measure(pid):
+        if faults:
+            raise faults.pop()
+        return BYTES // 2
+
+    async with managed() as machine:
+        await machine.load("a")
+        monkeypatch.setattr(manager, "engine_pids", pids_of)
+        monkeypatch.setattr(manager, "process_memory_bytes", measure)
+        monkeypatch.setattr(manager, "_MEASURE_S", 0.0)
+        task = asyncio.create_task(machine.manager._measure())
+        while not machine.manager.models["a"].measured_bytes:
+            assert not task.done()
+            await asyncio.sleep(0)
+        task.cancel()
+    assert "The memory of a could not be measured" in caplog.text
+    assert set(looked_up) == {threading.main_thread()}

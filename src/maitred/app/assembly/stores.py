@@ -16,6 +16,7 @@ settle.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ from maitred.store.usage import UsageQueries
 if TYPE_CHECKING:
     from maitred.cache.redis_backend import RedisBackend
     from maitred.store.counters.redis import RedisCounters
+
+_log = logging.getLogger(__name__)
 
 _JOURNAL = "journal"
 _MOST_RECALLED_S = 3600.0
@@ -164,9 +167,10 @@ async def _counters(
 async def running(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[asyncio.Task[None]]:
     """Runs a background task for as long as the block lasts.
 
-    If the task fails, the end of the block raises its error.
+    If the task fails, its error is logged at once, and the end of the block raises it.
     """
     task = asyncio.create_task(work, name=name)
+    task.add_done_callback(_log_failure)
     try:
         yield task
     finally:
@@ -174,3 +178,8 @@ async def running(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[a
         await asyncio.wait([task])
     if not task.cancelled():
         task.result()
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("The background task %r has ended by an error.", task.get_name(), exc_info=error)

@@ -19,7 +19,7 @@ from maitred.core.backoff import BackoffCeiling
 from maitred.core.clock import Clock
 from maitred.core.errors import ModelHeld, ModelLoadFailed, ModelLoading, ReplicaUnavailable
 from maitred.dispatch.dispatcher import Dispatcher
-from maitred.fleet.backend import engines_memory_bytes
+from maitred.fleet.backend import engine_pids
 from maitred.fleet.policy.load_eta import ready_in_s
 from maitred.fleet.policy.model_residency import ModelDemand, ResidencyPhase
 from maitred.fleet.policy.residency import ResidencyPolicy
@@ -78,9 +78,10 @@ class OnDemandModel:
         """Present demand for it."""
         return ModelDemand(self.dispatcher.core.waiting, self.dispatcher.core.running)
 
-    def measure(self) -> int:
-        """Measures the memory of its process; returns 0 without one."""
-        return engines_memory_bytes(self.pool.engines.values()) or 0
+    @property
+    def pids(self) -> list[int]:
+        """Id of its process; none without one."""
+        return engine_pids(self.pool.engines.values())
 
 
 class ModelManager:
@@ -192,7 +193,12 @@ class ModelManager:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._measure(), name="memory of models")
                 while True:
-                    self._decide()
+                    try:
+                        self._decide()
+                    except Exception:  # whatever it is, models that are loaded must not end for it
+                        _log.exception("The decision which models are loaded has failed, and is made again.")
+                        await asyncio.sleep(_IDLE_TICK_S)
+                        continue
                     self._changed.clear()
                     needed = any(model.needed_since_s is not None for model in self.policy.models.values())
                     try:
@@ -215,7 +221,14 @@ class ModelManager:
     # --- what has become of them ---
 
     def _observe(self, model: OnDemandModel) -> None:
-        """Tells the policy what has become of the replica of a model."""
+        """Tells the policy what has become of the replica of a model; an error must not reach its pool or engine."""
+        try:
+            self._tell_policy(model)
+        except Exception:
+            _log.exception("What has become of %s could not be recorded.", model.name)
+        self._changed.set()
+
+    def _tell_policy(self, model: OnDemandModel) -> None:
         residency, now_s = self.policy[model.name], self._clock.monotonic_s()
         phase = next((replica.phase for replica in model.pool.replicas()), None)
         process = next(iter(model.pool.backend.replicas().values()), None)
@@ -228,7 +241,7 @@ class ModelManager:
                 self._on_serving(model)
             case ResidencyPhase.LOADED if phase in (None, ReplicaPhase.ASLEEP):
                 self.policy.on_leaving(model.name, now_s)  # its last answer has ended since the last decision
-                self._observe(model)
+                self._tell_policy(model)
             case ResidencyPhase.UNLOADING if process is None:
                 self._on_gone(model)
             case ResidencyPhase.UNLOADING if phase is ReplicaPhase.ASLEEP:
@@ -238,10 +251,9 @@ class ModelManager:
             case ResidencyPhase.UNLOADED if residency.is_asleep and phase is not ReplicaPhase.ASLEEP:
                 # Its engine was lost, and would take the memory of an awake one when it is back.
                 self.policy.order_unload(model.name, hold=residency.is_held)
-        self._changed.set()
 
     def _on_serving(self, model: OnDemandModel) -> None:
-        name, now_s, measured_bytes = model.name, self._clock.monotonic_s(), model.measure()
+        name, now_s, measured_bytes = model.name, self._clock.monotonic_s(), _memory_bytes(model.pids)
         was_asleep, took_s = self.policy[name].is_asleep, now_s - self.policy[name].phase_since_s
         self.policy.on_loaded(name, now_s, measured_bytes)
         model.measured_bytes, model.failures_in_a_row = measured_bytes, 0
@@ -273,7 +285,7 @@ class ModelManager:
 
     def _on_asleep(self, model: OnDemandModel) -> None:
         model.sleeps += 1
-        model.measured_bytes = model.measure()
+        model.measured_bytes = _memory_bytes(model.pids)
         (engine,) = model.pool.engines.values()
         now_s = self._clock.monotonic_s()
         self.policy.on_asleep(model.name, now_s, model.measured_bytes, engine.client.wakes_in_s)
@@ -283,7 +295,16 @@ class ModelManager:
         while True:
             await asyncio.sleep(_MEASURE_S)
             for name, model in self.models.items():
-                measured_bytes = await asyncio.to_thread(model.measure)
+                try:
+                    measured_bytes = await asyncio.to_thread(_memory_bytes, model.pids)
+                except Exception:  # the next one may succeed
+                    _log.exception("The memory of %s could not be measured.", name)
+                    continue
                 if self.policy[name].phase is ResidencyPhase.LOADED and measured_bytes:
                     model.measured_bytes = measured_bytes
                     self.policy.on_measured(name, measured_bytes)
+
+
+def _memory_bytes(pids: list[int]) -> int:
+    """Measures the memory of processes together; 0 without any."""
+    return sum(map(process_memory_bytes, pids))
