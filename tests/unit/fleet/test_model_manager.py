@@ -240,3 +240,24 @@ async def test_memory_is_measured_again_after_a_failure_and_processes_are_looked
         task.cancel()
     assert "The memory of a could not be measured" in caplog.text
     assert set(looked_up) == {threading.main_thread()}
+
+
+async def test_a_model_that_does_not_fit_any_more_is_refused_with_the_numbers_until_it_does():
+    async with managed() as machine:
+        await machine.load("a")
+        machine.policy.on_measured("a", 2 * BYTES)
+        machine.manager.order_load("b")
+        await settle()
+        assert machine.backends["a"].there["r0"].phase is ReplicaPhase.DRAINING
+        machine.backends["a"].vanish("r0")
+        waiting = machine.ask("a")
+        await settle()
+        assert machine.phases == [ResidencyPhase.UNLOADED, ResidencyPhase.LOADING]
+        assert machine.queues["a"].core.waiting == 0
+        with pytest.raises(ModelLoadFailed, match=r"takes 2,048 MiB, and residency.memory_bytes leaves 1,024 MiB"):
+            await waiting.wait_dispatched()
+        machine.policy.budget_bytes *= 2
+        machine.ask("a")
+        await settle()
+        assert isinstance(machine.manager.refusal("a"), ModelLoading)
+        assert machine.queues["a"].core.waiting == 1

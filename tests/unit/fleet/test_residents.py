@@ -230,3 +230,29 @@ def test_one_that_sleeps_can_be_unloaded_and_its_process_is_gone():
     one.residents.order_unload("a", hold=True)
     one.until(115.0)
     assert (one.residents.used_bytes, one.residents["a"].is_asleep) == (0, False)
+
+
+def test_a_model_that_was_found_too_large_keeps_no_other_from_its_load():
+    one = machine([1, 1], 2)
+    one.residents.on_measured("a", 3)
+    one.call("a")
+    one.residents.mark_wanted("a", one.now_s)
+    one.tick()
+    assert ready_in_s(one.residents, "b", one.now_s, one.demands()) <= 2.0
+    one.call("b")
+    one.until(110.0)
+    assert one.loads == ["b"]
+    assert not one.residents["a"].is_wanted
+
+
+def test_a_pinned_model_is_loaded_as_soon_as_it_fits():
+    one = machine([1, 1], 2)
+    one.residents.pin("b", one.now_s)
+    one.until(110.0)
+    one.residents.pin("a", one.now_s)
+    one.residents.on_measured("a", 2)
+    one.until(120.0)
+    assert one.loads == ["b"]
+    one.residents.unpin("b")
+    one.until(130.0)
+    assert one.loads == ["b", "a"]

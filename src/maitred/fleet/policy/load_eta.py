@@ -86,6 +86,7 @@ def _load_queue(
         for model in policy.models.values()
         if model.phase in (ResidencyPhase.UNLOADED, ResidencyPhase.UNLOADING)
         and not model.is_held
+        and policy.could_fit(model.name)
         and (model.needed_since_s is not None or demands.get(model.name, _IDLE).waiting)
     ]
     needed.sort(

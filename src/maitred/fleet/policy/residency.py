@@ -64,6 +64,13 @@ class ResidencyPolicy:
             model.memory_bytes for model in self.models.values() if model.is_pinned and model.name != name
         )
 
+    def could_fit(self, name: str) -> bool:
+        """Whether a model could be loaded if all others were unloaded that are not pinned.
+
+        It may be found larger than estimated, or another one may be pinned.
+        """
+        return self.models[name].memory_bytes <= self.available_bytes_for(name)
+
     # --- decisions ---
 
     def decide(self, now_s: float, demands: Demands) -> Mapping[str, DesiredReplicas]:
@@ -78,6 +85,8 @@ class ResidencyPolicy:
         """
         for model in self.models.values():
             model.observe(demands.get(model.name, _IDLE), now_s)
+            if model.phase is ResidencyPhase.UNLOADED and not self.could_fit(model.name):
+                model.is_wanted, model.needed_since_s = model.is_pinned, None
         # A model may be in all three groups.
         leaving = dict.fromkeys(
             (*self._victims(now_s, demands), *self._idle_too_long(now_s, demands), *self._ordered_to_unload())
@@ -112,13 +121,17 @@ class ResidencyPolicy:
         return next((model for model in self.models.values() if model.phase is ResidencyPhase.LOADING), None)
 
     def _load_queue(self, now_s: float) -> list[ModelResidency]:
-        """Returns the models that are needed and can be loaded, in the order of their loads."""
+        """Returns the models that are needed and can be loaded, in the order of their loads.
+
+        One that can never fit would keep all others waiting.
+        """
         needed = [
             model
             for model in self.models.values()
             if model.phase is ResidencyPhase.UNLOADED and model.needed_since_s is not None and not model.is_held
         ]
-        return sorted((model for model in needed if model.not_before_s <= now_s), key=_load_order)
+        loadable = (model for model in needed if model.not_before_s <= now_s and self.could_fit(model.name))
+        return sorted(loadable, key=_load_order)
 
     def _next_to_load(self, now_s: float) -> ModelResidency | None:
         return next(iter(self._load_queue(now_s)), None)

@@ -101,6 +101,8 @@ class ModelManager:
         self.models: dict[str, OnDemandModel] = {}
         self._clock = clock
         self._changed = asyncio.Event()
+        self._too_large: set[str] = set()
+        """Models that could not be loaded at the last decision."""
 
     def add_model(self, model: OnDemandModel) -> None:
         """Adds a model, which is loaded when requests wait in its queue. Call it once for each model, before `run`."""
@@ -127,12 +129,14 @@ class ModelManager:
     def refusal(self, name: str) -> ReplicaUnavailable:
         """Returns what callers of a model are told while its replica does not serve.
 
-        They wait for one that is being loaded or whose engine was lost, but not for one that is held or has just
-        failed to load.
+        They wait for one that is being loaded or whose engine was lost, but not for one that is held, does not fit or
+        has just failed to load.
         """
         residency = self.policy[name]
         if residency.is_held:
             return ModelHeld(retry_after_s=_HELD_RETRY_S)
+        if self._is_too_large(name):
+            return ModelLoadFailed(self._excess(name, residency.memory_bytes), retry_after_s=_HELD_RETRY_S)
         failed_for_s = residency.not_before_s - self._clock.monotonic_s()
         if failed_for_s > 0:
             return ModelLoadFailed(retry_after_s=failed_for_s)
@@ -144,12 +148,22 @@ class ModelManager:
         Raises:
             ReplicaUnavailable: It takes more than there could ever be for it.
         """
-        measured_bytes, available_bytes = process_memory_bytes(pid), self.policy.available_bytes_for(name)
-        if measured_bytes > available_bytes:
-            raise ReplicaUnavailable(
-                f"It takes {format_mebibytes(measured_bytes)}, and residency.memory_bytes leaves "
-                f"{format_mebibytes(available_bytes)} for it. Raise that, or lower its engine.kv_memory_bytes."
-            )
+        measured_bytes = process_memory_bytes(pid)
+        if measured_bytes > self.policy.available_bytes_for(name):
+            raise ReplicaUnavailable(self._excess(name, measured_bytes))
+
+    def _is_too_large(self, name: str) -> bool:
+        """Whether a model is not loaded, and cannot be."""
+        is_away = self.policy[name].phase in (ResidencyPhase.UNLOADED, ResidencyPhase.UNLOADING)
+        return is_away and not self.policy.could_fit(name)
+
+    def _excess(self, name: str, needed_bytes: int) -> str:
+        """Returns the reason why a model that needs so much memory is not loaded."""
+        return (
+            f"It takes {format_mebibytes(needed_bytes)}, and residency.memory_bytes leaves "
+            f"{format_mebibytes(self.policy.available_bytes_for(name))} for it. Raise that, or lower its "
+            "engine.kv_memory_bytes."
+        )
 
     # --- orders of the operator; see `ResidencyPolicy` ---
 
@@ -217,6 +231,12 @@ class ModelManager:
             pool = self.models[name].pool
             if desired != pool.desired or not pool.is_scaled:
                 pool.set_desired(desired.serving, desired.asleep)
+        too_large = set(filter(self._is_too_large, self.models))
+        changed, self._too_large = too_large ^ self._too_large, too_large
+        for name in changed:
+            if name in too_large:
+                _log.error("%s is not loaded any more: %s", name, self._excess(name, self.policy[name].memory_bytes))
+            self.models[name].dispatcher.refresh_and_dispatch()  # requests that wait for it get the error
 
     # --- what has become of them ---
 
