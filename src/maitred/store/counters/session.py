@@ -78,7 +78,7 @@ class RedisSession:
         self.mode = CounterMode.AWAY
         self.loss_count = 0
         """Number of lost connections to Redis; a reply from before a loss may be invalid after it."""
-        self.slices = SliceBook(config.slice_share)
+        self.slices = SliceBook()
         self.lease_records = LeaseRecords()
         self._config = config
         self._clock = clock
@@ -366,8 +366,8 @@ class RedisSession:
             if self.mode is not CounterMode.SHARED:
                 return
             self._sliced_counters.difference_update(dropped)
-            for claim, reading, amount in zip(claims, reply[1], reply[2], strict=True):
-                self.slices.update(claim, min(int(reading[4]), int(amount)), now_s)
+            for claim, reading, amount, share in zip(claims, *reply[1:4], strict=True):
+                self.slices.update(claim, min(int(reading[4]), int(amount)), now_s, share=share)
                 self._sliced_counters.add(claim.counter)
             kept_s = (1 - _SLICE_MARGIN) * self._config.slice_lease_s
             self.slices.keep_until(sent_s + kept_s, sent_s + kept_s / 2)

@@ -50,13 +50,9 @@ class SliceBook:
     """Slices that this gateway holds.
 
     All methods are synchronous, so each is atomic.
-
-    Args:
-        share: Part of a rate at which its slice is refilled.
     """
 
-    def __init__(self, share: float) -> None:
-        self._share = share
+    def __init__(self) -> None:
         self._slices: dict[str, _Slice] = {}
         self._ends_s = self._pools_end_s = -math.inf
 
@@ -66,16 +62,22 @@ class SliceBook:
     def __contains__(self, counter: str) -> bool:
         return counter in self._slices
 
-    def update(self, claim: LimitClaim, amount: int, now_s: float) -> None:
+    def update(self, claim: LimitClaim, amount: int, now_s: float, *, share: float) -> None:
         """Sets the amount of a counter that this gateway holds, as the shared counters say.
 
         0 removes it, except from a rate, which is refilled.
+
+        Args:
+            claim: Claim on the counter.
+            amount: What the gateway holds.
+            now_s: Monotonic time.
+            share: Part of a rate at which its slice is refilled.
         """
-        refill_per_s = claim.refill_per_s * self._share if claim.kind is CounterKind.BUCKET else 0.0
+        refill_per_s = claim.refill_per_s * share if claim.kind is CounterKind.BUCKET else 0.0
         if amount <= 0 and not refill_per_s:
             self._slices.pop(claim.counter, None)
             return
-        self._slices[claim.counter] = _Slice(amount, max(amount, claim.capacity * self._share), refill_per_s, now_s)
+        self._slices[claim.counter] = _Slice(amount, max(amount, claim.capacity * share), refill_per_s, now_s)
 
     def lower(self, counter: str, amount: int) -> None:
         """Lowers the amount of a counter to what the shared counters have left of it."""

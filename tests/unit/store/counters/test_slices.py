@@ -32,10 +32,10 @@ def reservation(*claims, output=0, least=None):
 
 
 def book_of(*claims, amount=100, share=0.1):
-    book = SliceBook(share)
+    book = SliceBook()
     book.keep_until(math.inf, math.inf)
     for claim in claims:
-        book.update(claim, amount, 0.0)
+        book.update(claim, amount, 0.0, share=share)
     return book
 
 
@@ -52,7 +52,7 @@ def test_gives_what_it_holds_and_no_more():
 
 def test_gives_nothing_of_a_counter_without_a_slice():
     book = book_of(pool(0))
-    book.update(budget(0), 0, 0.0)
+    book.update(budget(0), 0, 0.0, share=0.1)
     for without in (budget(1), bucket(1)):
         with pytest.raises(StoreUnavailable, match="Try again"):
             book.reserve(reservation(without), 0.0)

@@ -109,7 +109,7 @@ local function load(name, kind, refill, ends)
   if state.kind == 'bucket' then
     if now > state.at then
       -- The part of the rate that slices may be refilled with meanwhile is not here; see `credit`.
-      state.missing = math.max(0, state.missing - (now - state.at) * state.refill * (1 - state.withheld))
+      state.missing = math.max(0, state.missing - (now - state.at) * state.refill * math.max(0, 1 - state.withheld))
       state.at = now
       if state.missing == 0 then state.full_at = now end
     end
@@ -243,6 +243,12 @@ local function drop_slice(name)
   end
   own[name] = NOTHING
   redis.call('HDEL', slices_key(call.gateway), name)
+end
+
+-- The part of a rate at which the caller's slice may be refilled: what other slices leave of it, at most `share`.
+local function free_share(name, state)
+  if state.kind ~= 'bucket' then return call.share end
+  return math.max(0, math.min(call.share, 1 - (state.withheld - (own_slice(name).share or 0))))
 end
 
 local function take_slice(name, state, amount, share)

@@ -1,5 +1,6 @@
 -- Renews the caller's slices: of each claim as much as `share` says, as far as there is room, and nothing of what it
--- wants no more. Returns {'sliced', readings, wanted}.
+-- wants no more. Returns {'sliced', readings, wanted, shares}; the shares are the parts of the rates at which the slices
+-- may be refilled.
 --
 -- The reply may be lost, and the caller then goes on with what it had. So a slice is never less here than the caller
 -- says that it holds (`holding`, in the order of the claims): it takes `wanted`, and says so next time.
@@ -10,7 +11,7 @@ reclaim(RECLAIMED)
 for _, name in ipairs(call.unwanted) do drop_slice(name) end
 local unknown = {}
 for _, name in ipairs(prepare(call.claims)) do unknown[name] = true end
-local all_wanted = {}
+local all_wanted, shares = {}, {}
 for i, claim in ipairs(call.claims) do
   local name = claim[1]
   local state = states[name]
@@ -19,11 +20,11 @@ for i, claim in ipairs(call.claims) do
   local wanted = math.floor(call.share * (claim[2] == 'budget' and free or claim[3]))
   if unknown[name] then wanted = 0 end
   wanted = math.min(wanted, free)
-  all_wanted[i] = wanted
-  take_slice(name, state, math.max(wanted, math.min(own_slice(name).amount, call.holding[i])), call.share)
+  all_wanted[i], shares[i] = wanted, free_share(name, state)
+  take_slice(name, state, math.max(wanted, math.min(own_slice(name).amount, call.holding[i])), shares[i])
 end
 redis.call('ZADD', ENDS, now + call.slice_lease_s, 's' .. call.gateway)
 redis.call('ZADD', HEARD, now, call.gateway)
-local answer = cmsgpack.pack({'sliced', readings(call.claims), all_wanted})
+local answer = cmsgpack.pack({'sliced', readings(call.claims), all_wanted, shares})
 save()
 return answer

@@ -1,0 +1,155 @@
+"""What gateways hold in advance, step by step: cuts and lost answers at the moments that random ones seldom meet."""
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from uuid import uuid4
+
+import pytest
+
+from maitred.core.counters import CounterKind, LimitClaim, Reservation, ReservationGranted
+from maitred.core.errors import StoreUnavailable
+from maitred.redis.link import LinkLost
+from maitred.store.counters.config import CountersConfig
+from maitred.store.counters.redis import RedisCounters
+from tests.support.clock import FakeClock
+from tests.support.servers.redis_server import redis_server
+
+
+@pytest.fixture(scope="module")
+def server():
+    with redis_server() as server:
+        yield server
+
+
+def budget(fixed, **changes):
+    return LimitClaim(counter="budget", kind=CounterKind.BUDGET, capacity=1000, fixed=fixed, **changes)
+
+
+def pool(fixed):
+    return LimitClaim(counter="pool", kind=CounterKind.POOL, capacity=1000, fixed=fixed)
+
+
+def rate(fixed, refill_per_s=10.0):
+    return LimitClaim(counter="rate", kind=CounterKind.BUCKET, capacity=600, fixed=fixed, refill_per_s=refill_per_s)
+
+
+class Gateways:
+    """Gateways without tasks of their own; the clock is the only time that passes, here and in Redis."""
+
+    def __init__(self, server, **changes):
+        self.clock = FakeClock()
+        began_s = self.clock.now_s
+        self.offset_s = lambda: self.clock.now_s - began_s
+        changes = {"recovery_s": 0.0, "answer_timeout_s": 10.0, "slice_share": 0.1, **changes}
+        self.config = CountersConfig(url=server.url, namespace=uuid4().hex, **changes)
+
+    @asynccontextmanager
+    async def open(self, number):
+        async with AsyncExitStack() as stack:
+            gateways = []
+            for n in range(number):
+                counters = RedisCounters(
+                    self.config, self.clock, f"gateway-{n}", read_spent=_nothing, offset_s=self.offset_s
+                )
+                await stack.enter_async_context(counters)
+                await counters._session._stop_upkeep()
+                gateways.append(counters)
+            yield gateways
+
+
+async def _nothing(counters):
+    return {}
+
+
+class Line:
+    """The line of one gateway to Redis."""
+
+    def __init__(self, counters):
+        self.link = counters._session._link
+        self.send, self.open = self.link.send, self.link.open
+
+    def cut(self):
+        self.link.send = self.link.open = self._fail
+
+    def lose_next_answer(self):
+        self.link.send = self._lose
+
+    def heal(self):
+        self.link.send, self.link.open = self.send, self.open
+
+    async def _fail(self, *_):
+        raise LinkLost("no route")
+
+    async def _lose(self, *commands):
+        await self.send(*commands)
+        self.cut()
+        raise LinkLost("the answer was lost")
+
+
+async def upkeep(counters):
+    session = counters._session
+    try:
+        if counters.healthy:
+            await session.report_pending()
+            await session.renew_slices()
+        else:
+            await session._recover()
+    except LinkLost as error:
+        session.on_link_lost(error)
+
+
+async def take(counters, claim, lease=None, lease_s=30.0):
+    """Reserves one claim; returns whether it was granted."""
+    try:
+        answer = await counters.reserve(Reservation(lease or uuid4().hex, [claim], 0, 0, lease_s))
+    except StoreUnavailable:
+        return False
+    return isinstance(answer, ReservationGranted)
+
+
+async def take_all(counters, claim_of):
+    """Takes all that a gateway gives, and returns it."""
+    taken, amount = 0, 512
+    while amount:
+        if await take(counters, claim_of(amount)):
+            taken += amount
+        else:
+            amount //= 2
+    return taken
+
+
+async def test_slices_of_a_rate_are_never_refilled_with_more_than_the_rate(server):
+    gateways = Gateways(server, slice_share=0.5)
+    async with gateways.open(4) as all_of_them:
+        for counters in all_of_them:
+            assert await take(counters, rate(1))
+        for counters in all_of_them:
+            await upkeep(counters)
+        for counters in all_of_them:
+            Line(counters).cut()
+        admitted = 4
+        for _ in range(24):
+            gateways.clock.now_s += 10.0
+            for counters in all_of_them:
+                admitted += await take_all(counters, rate)
+        assert admitted <= 600 + 10.0 * 240 + len(all_of_them)
+
+
+async def test_the_part_of_a_rate_that_a_slice_leaves_is_there_for_others(server):
+    gateways = Gateways(server, slice_share=0.5)
+    async with gateways.open(3) as (one, two, three):
+        for counters in (one, two, three):
+            assert await take(counters, rate(1))
+        for counters in (one, two, three):
+            await upkeep(counters)
+        assert "rate" in two._session.slices
+        assert three._session.slices.states([rate(0)], gateways.clock.now_s)[0].remaining == 0
+        gateways.clock.now_s += 61.0
+        await take(two, rate(1))
+        one._session._expire()
+        for counters in (one, two, three):
+            await take(three, rate(1))
+            await upkeep(counters)
+        Line(three).cut()
+        await take_all(three, rate)
+        gateways.clock.now_s += 10.0
+        assert await take_all(three, rate) in (50, 51), "half of the rate"
