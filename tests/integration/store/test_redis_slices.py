@@ -8,6 +8,7 @@ import pytest
 from maitred.core.counters import CounterKind, LimitClaim, Reservation, ReservationGranted
 from maitred.core.errors import StoreUnavailable
 from maitred.redis.link import LinkLost
+from maitred.store.counters.calls import REGISTER, SLICE
 from maitred.store.counters.config import CountersConfig
 from maitred.store.counters.redis import RedisCounters
 from tests.support.clock import FakeClock
@@ -153,3 +154,87 @@ async def test_the_part_of_a_rate_that_a_slice_leaves_is_there_for_others(server
         await take_all(three, rate)
         gateways.clock.now_s += 10.0
         assert await take_all(three, rate) in (50, 51), "half of the rate"
+
+
+def empty(server):
+    server.kill()
+    server.start()
+
+
+async def test_an_emptied_redis_is_told_the_slices_and_who_holds_the_leases(server):
+    gateways = Gateways(server)
+    async with gateways.open(2) as (one, other):
+        assert await take(one, budget(100), "runs")
+        await upkeep(one)
+        empty(server)
+        assert not await take(other, budget(901))
+        line = Line(one)
+        link_lost = LinkLost("it was emptied")
+        one._session.on_link_lost(link_lost)
+        one._session.renew_slices = line._fail  # It is cut off when it has told everything.
+        await upkeep(one)
+        line.cut()
+        one._session.on_link_lost(link_lost)
+        await upkeep(other)
+        gateways.clock.now_s += 35.0  # The lease has ended.
+        spent = 100 + await take_all(one, budget)
+        assert spent > 100, "out of its slice"
+        assert spent + await take_all(other, budget) <= 1000
+
+
+async def test_an_emptied_redis_is_told_again_when_that_failed(server):
+    gateways = Gateways(server)
+    async with gateways.open(2) as (one, other):
+        assert await take(one, budget(400), "ended")
+        await one.settle("ended", {"budget": 400})
+        gateways.clock.now_s += 61.0  # It has no slice of it any more.
+        await one.read([budget(0)])
+        one._session._expire()
+        await upkeep(one)
+        empty(server)
+        one._session.on_link_lost(LinkLost("it was emptied"))
+        send = one._session._link.send
+
+        async def fail_report(*commands):
+            if commands[0][1] == REGISTER.sha:
+                one._session._link.send = send
+                raise LinkLost("no route")
+            return await send(*commands)
+
+        one._session._link.send = fail_report
+        await upkeep(one)
+        assert not one.healthy
+        await upkeep(one)
+        assert one.healthy
+        other._session.on_link_lost(LinkLost("it was emptied"))
+        await upkeep(other)
+        assert await take_all(other, budget) == 600
+
+
+async def test_slices_that_expired_are_not_kept_by_an_answer_about_others(server):
+    gateways = Gateways(server, slice_lease_s=60.0)
+    async with gateways.open(2) as (one, other):
+        others = [LimitClaim(counter=f"{n}", kind=CounterKind.BUDGET, capacity=1000, fixed=1) for n in range(100)]
+        one._session.note_use([*others, pool(0)])  # The last one is in the second call.
+        await upkeep(one)
+        line = Line(one)
+        line.cut()
+        one._session.on_link_lost(LinkLost("no route"))
+        gateways.clock.now_s += 61.0
+        spent = await take_all(other, pool)
+        line.heal()
+        slice_calls = []
+
+        async def fail_second_slice(*commands):
+            if commands[0][1] == SLICE.sha:
+                slice_calls.append(commands)
+                if len(slice_calls) == 2:
+                    raise LinkLost("no route")
+            return await line.send(*commands)
+
+        line.link.send = fail_second_slice
+        one._session.note_use([*others, pool(0)])
+        await upkeep(one)
+        assert len(slice_calls) == 2
+        assert not one.healthy
+        assert spent + await take_all(one, pool) <= 1000

@@ -90,6 +90,8 @@ class RedisSession:
         self._sliced_counters: set[str] = set()
         self._ended_gateways: list[str] = []
         self._epoch = ""
+        self._is_registered = False
+        """Whether Redis has all totals and slices of this gateway since it had no data last."""
         self._since_s = clock.wall_s()
         self._changed = asyncio.Event()
         self._upkeep_task: asyncio.Task[None] | None = None
@@ -297,10 +299,9 @@ class RedisSession:
             epoch, opens_in_s = await calls.HELLO.run(self._link, self._prefix, hello)
             if epoch != self._epoch:
                 self.lease_records.mark_unreported()
-                self._epoch = epoch
-                totals = self.lease_records.totals()
-                for start in range(0, len(totals), MAX_PER_CALL):
-                    await self.call(calls.REGISTER, {"totals": totals[start : start + MAX_PER_CALL], "leases": []})
+                self._epoch, self._is_registered = epoch, False
+            if not self._is_registered:
+                await self._register_holdings()
             await self.report_pending()
             if opens_in_s <= 0:
                 break
@@ -310,6 +311,23 @@ class RedisSession:
         self._set_mode(CounterMode.SHARED)
         _log.info("The shared counters answer.")
         await self.renew_slices()
+
+    async def _register_holdings(self) -> None:
+        """Reports all charged totals and slices to a Redis that had no data."""
+        now_s = self._clock.monotonic_s()
+        self.slices.drop_expired(now_s)
+        totals, rows = self.lease_records.totals(), self.slices.to_rows(now_s)
+        self._sliced_counters.update(row[0] for row in rows)
+        for start in range(0, max(len(totals), len(rows), 1), MAX_PER_CALL):
+            end = start + MAX_PER_CALL
+            await self._register(totals=totals[start:end], slices=rows[start:end])
+        self._is_registered = True
+
+    async def _register(
+        self, *, totals: Sequence[object] = (), slices: Sequence[object] = (), leases: Sequence[object] = ()
+    ) -> None:
+        arguments = {"totals": totals, "slices": slices, "leases": leases}
+        await self.call(calls.REGISTER, {**arguments, "slice_lease_s": self._config.slice_lease_s})
 
     async def report_pending(self) -> None:
         """Reports leases that Redis may not have, then sends the queued settlements, until none is left."""
@@ -323,7 +341,7 @@ class RedisSession:
                     (lease, record.expires_s - now_s, record.to_entries())
                     for lease, record in zip(unreported, to_report, strict=True)
                 ]
-                await self.call(calls.REGISTER, {"totals": [], "leases": leases})
+                await self._register(leases=leases)
                 for record in to_report:
                     record.reported, record.from_slice = loss_count == self.loss_count, False
             elif lease_records.unsettled:
@@ -347,6 +365,7 @@ class RedisSession:
         for start in range(0, max(len(wanted), len(unwanted), 1), MAX_PER_CALL):
             claims, dropped = wanted[start : start + MAX_PER_CALL], unwanted[start : start + MAX_PER_CALL]
             sent_s = self._clock.monotonic_s()
+            self.slices.drop_expired(sent_s)
             for counter in dropped:  # The reply may be lost, and Redis gives them to others at once.
                 self.slices.drop(counter)
             reply = await self.call(

@@ -31,12 +31,14 @@ RETRY_AFTER_EXPIRY_S = 5.0
 class _Slice:
     """Slice of one counter, with `amount` at the time `at_s`; slices of rates are refilled from then on."""
 
-    __slots__ = ("amount", "at_s", "capacity", "refill_per_s")
+    __slots__ = ("amount", "at_s", "capacity", "claim", "refill_per_s", "share")
 
-    def __init__(self, amount: float, capacity: float, refill_per_s: float, at_s: float) -> None:
+    def __init__(self, claim: LimitClaim, amount: float, share: float, at_s: float) -> None:
+        self.claim = claim
         self.amount = amount
-        self.capacity = capacity
-        self.refill_per_s = refill_per_s
+        self.share = share
+        self.capacity = max(amount, claim.capacity * share)
+        self.refill_per_s = claim.refill_per_s * share if claim.kind is CounterKind.BUCKET else 0.0
         self.at_s = at_s
 
     def refill(self, now_s: float) -> float:
@@ -73,11 +75,11 @@ class SliceBook:
             now_s: Monotonic time.
             share: Part of a rate at which its slice is refilled.
         """
-        refill_per_s = claim.refill_per_s * share if claim.kind is CounterKind.BUCKET else 0.0
-        if amount <= 0 and not refill_per_s:
+        held_slice = _Slice(claim, amount, share, now_s)
+        if amount <= 0 and not held_slice.refill_per_s:
             self._slices.pop(claim.counter, None)
             return
-        self._slices[claim.counter] = _Slice(amount, max(amount, claim.capacity * share), refill_per_s, now_s)
+        self._slices[claim.counter] = held_slice
 
     def lower(self, counter: str, amount: int) -> None:
         """Lowers the amount of a counter to what the shared counters have left of it."""
@@ -99,6 +101,25 @@ class SliceBook:
         Slices of pools are used for less time: what is taken from them is used until its request ends.
         """
         self._ends_s, self._pools_end_s = ends_s, pools_end_s
+
+    def to_rows(self, now_s: float) -> list[tuple[str, str, float, float, int, float]]:
+        """Returns all slices in the form in which the scripts take them: counter, kind, refill, end, amount, share."""
+        return [
+            (
+                counter,
+                held_slice.claim.kind.value,
+                held_slice.claim.refill_per_s,
+                held_slice.claim.ends_s or 0.0,
+                self.amount_of(held_slice.claim, now_s),
+                held_slice.share,
+            )
+            for counter, held_slice in self._slices.items()
+        ]
+
+    def drop_expired(self, now_s: float) -> None:
+        """Removes all slices if they are kept for too long: the shared counters may have given them to others."""
+        if now_s >= self._ends_s:
+            self._slices.clear()
 
     def drop(self, counter: str) -> None:
         """Removes the slice of a counter that is not used any more."""
