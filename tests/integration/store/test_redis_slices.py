@@ -1,5 +1,6 @@
 """What gateways hold in advance, step by step: cuts and lost answers at the moments that random ones seldom meet."""
 
+import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from uuid import uuid4
 
@@ -238,3 +239,61 @@ async def test_slices_that_expired_are_not_kept_by_an_answer_about_others(server
         assert len(slice_calls) == 2
         assert not one.healthy
         assert spent + await take_all(one, pool) <= 1000
+
+
+async def test_what_an_answer_that_was_lost_took_out_of_a_slice_is_not_spent_again(server):
+    gateways = Gateways(server)
+    async with gateways.open(2) as (one, other):
+        assert await take(one, budget(1))
+        await upkeep(one)
+        assert await take(other, budget(900))
+        line = Line(one)
+        line.lose_next_answer()
+        # It does not fit beside the slice of 99, so it comes out of it. Nothing of it is used.
+        assert await take(one, budget(99), "lost")
+        await one.settle("lost", {})
+        line.heal()
+        session = one._session
+        renew, session.renew_slices = session.renew_slices, line._fail
+        await upkeep(one)
+        line.cut()
+        session.renew_slices = renew
+        assert 901 + await take_all(other, budget) + await take_all(one, budget) <= 1000
+        line.heal()
+        await upkeep(one)
+        await upkeep(one)
+        assert (await one.read([budget(0)]))[0].remaining == 0
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_what_is_refused_after_a_lost_answer_comes_out_of_the_slice_until_redis_tells(server, is_cancelled):
+    gateways = Gateways(server)
+    async with gateways.open(2) as (one, other):
+        assert await take(one, budget(1))
+        await upkeep(one)
+        assert await take(other, budget(899))
+        line = Line(one)
+        if is_cancelled:
+            granted = asyncio.Event()
+
+            async def hold_answer(*commands):
+                await line.send(*commands)
+                granted.set()
+                await asyncio.Event().wait()
+
+            line.link.send = hold_answer
+            reserving = asyncio.create_task(take(one, budget(100)))
+            await granted.wait()
+            reserving.cancel()
+            await asyncio.gather(reserving, return_exceptions=True)
+            line.heal()
+        else:
+            line.lose_next_answer()
+            assert not await take(one, budget(100))
+            line.heal()
+        session = one._session
+        renew, session.renew_slices = session.renew_slices, line._fail
+        await upkeep(one)
+        line.cut()
+        session.renew_slices = renew
+        assert 900 + await take_all(other, budget) + await take_all(one, budget) <= 1000

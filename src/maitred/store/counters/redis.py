@@ -120,22 +120,24 @@ class RedisCounters:
             StoreUnavailable: Redis cannot be reached and the slices do not cover the claims; or a budget is new and the
                 database cannot be reached.
         """
-        session, may_be_granted = self._session, False
+        session, is_in_doubt = self._session, False
         reservation = reservation.spelt_out()
         session.note_use(reservation.claims)
         if session.mode is CounterMode.SHARED:
             try:
                 return await self._reserve_shared(reservation)
             except LinkLost as error:
-                may_be_granted = True
+                is_in_doubt = True  # Redis may have granted the lease and sent its reply too late.
                 session.on_link_lost(error)
+                session.doubt(reservation)
             except asyncio.CancelledError:
+                session.doubt(reservation)
                 session.settle_later(reservation.lease, {})
                 raise
         try:
-            return session.reserve_from_slices(reservation)
+            return session.reserve_from_slices(reservation, is_in_doubt=is_in_doubt)
         except StoreUnavailable:
-            if may_be_granted:  # Redis may have granted the lease and sent its reply too late.
+            if is_in_doubt:
                 session.settle_later(reservation.lease, {})
             raise
 

@@ -89,6 +89,8 @@ class RedisSession:
         self._recent_claims: dict[str, tuple[LimitClaim, float]] = {}
         self._sliced_counters: set[str] = set()
         self._ended_gateways: list[str] = []
+        self._doubted_amounts: dict[str, int] = {}
+        """By counter: what Redis may have taken out of a slice without an answer."""
         self._epoch = ""
         self._is_registered = False
         """Whether Redis has all totals and slices of this gateway since it had no data last."""
@@ -195,15 +197,28 @@ class RedisSession:
                 self._recent_claims.pop(claim.counter, None)
                 self._recent_claims[claim.counter] = claim, now_s
 
-    def reserve_from_slices(self, reservation: Reservation) -> ReservationGranted:
+    def doubt(self, reservation: Reservation) -> None:
+        """Notes that Redis may have granted a reservation, and may have taken it out of the slices.
+
+        Until Redis hears how the lease ended, it keeps what the slices have here beyond what they have there.
+        """
+        for claim in reservation.claims:
+            amount = claim.amount(reservation.output)
+            self._doubted_amounts[claim.counter] = self._doubted_amounts.get(claim.counter, 0) + amount
+
+    def reserve_from_slices(self, reservation: Reservation, *, is_in_doubt: bool) -> ReservationGranted:
         """Takes the claimed amounts from the slices.
+
+        Args:
+            reservation: The reservation.
+            is_in_doubt: Whether Redis may have granted it, too: then nothing of it returns to the slices.
 
         Raises:
             StoreUnavailable: The slices do not cover the claims.
         """
         now_s = self._clock.monotonic_s()
         granted = self.slices.reserve(reservation, now_s)
-        self.lease_records.add(reservation, granted.output, now_s, reported=False, from_slice=True)
+        self.lease_records.add(reservation, granted.output, now_s, reported=False, from_slice=not is_in_doubt)
         return granted
 
     def _set_mode(self, mode: CounterMode) -> None:
@@ -332,6 +347,9 @@ class RedisSession:
     async def report_pending(self) -> None:
         """Reports leases that Redis may not have, then sends the queued settlements, until none is left."""
         lease_records = self.lease_records
+        # Redis gives to others what these settlements free, and only `renew_slices` tells what it holds for this one.
+        while self._doubted_amounts:
+            self.slices.reduce(*self._doubted_amounts.popitem(), self._clock.monotonic_s())
         while True:
             unreported = lease_records.unreported_leases(MAX_PER_CALL)
             if unreported:

@@ -90,6 +90,12 @@ class SliceBook:
         if amount <= 0 and not held_slice.refill_per_s:
             del self._slices[counter]
 
+    def reduce(self, counter: str, amount: int, now_s: float) -> None:
+        """Lowers the amount of a counter by what the shared counters may have taken out of it."""
+        held_slice = self._slices.get(counter)
+        if held_slice is not None:
+            self.lower(counter, max(0, math.floor(held_slice.refill(now_s)) - amount))
+
     def amount_of(self, claim: LimitClaim, now_s: float) -> int:
         """Returns the amount of a counter that this gateway holds."""
         held_slice = self._slices.get(claim.counter)
