@@ -80,7 +80,7 @@ async def test_a_gateway_that_is_back_at_another_address_is_dialed_there(monkeyp
             await asyncio.sleep(0.001)
         addresses[:] = ["127.0.0.3"]
         first.close()
-        for line in list(lines):
+        for line in lines:
             line.close()
         while not any(host == "127.0.0.3" for _, host in dialer._connected):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
