@@ -367,6 +367,50 @@ async def test_replicas_of_another_region_are_used_and_get_no_orders(clock, link
         assert (list(far.there), server.epoch) == (["a-0"], 9)
 
 
+async def test_an_agent_that_is_started_again_in_the_region_of_the_gateway_gets_its_orders(clock, links):
+    async with gateway_of(clock, links[0], region="eu") as gateway:
+        async with agent_of(clock, links[1], gateway, region="us"):
+            await until(lambda: gateway.backend._agents)
+            assert not gateway.backend.facts.max_replicas
+        await until(lambda: not gateway.backend._agents["a"].lines)
+        async with agent_of(clock, links[1], gateway, region="eu") as (agent, _):
+            await until(lambda: gateway.backend.facts.max_replicas == 3)
+            gateway.backend.check_lease()
+            gateway.backend.start("a-0")
+            await until(lambda: "a-0" in agent.there)
+            assert gateway.backend.replicas()["a-0"].region == "eu"
+
+
+async def test_a_start_at_an_agent_that_has_moved_to_another_region_is_forgotten(clock, links):
+    async with gateway_of(clock, links[0], region="eu") as gateway:
+        async with agent_of(clock, links[1], gateway, region="eu") as (_, server):
+            await until(lambda: gateway.backend.facts.max_replicas == 3)
+            gateway.backend.check_lease()
+            server.epoch = 9  # so that it refuses the order
+            gateway.backend.start("a-0")
+            await gateway.until(a_0="starting")
+        async with agent_of(clock, links[1], gateway, region="us"):
+            await gateway.until()
+
+
+async def test_a_start_that_an_agent_does_not_begin_is_forgotten_in_time(clock, links, caplog):
+    async with gateway_of(clock, links[0]) as gateway, agent_of(clock, links[1], gateway) as (agent, server):
+        await until(lambda: gateway.backend.facts.max_replicas == 3)
+        gateway.backend.check_lease()
+        agent.start = lambda name: None
+        gateway.backend.start("a-0")
+        clock.now_s += 9
+        gateway.backend._drop_lost()
+        assert gateway.phases() == {"a-0": "starting"}
+        clock.now_s += 1
+        gateway.backend._drop_lost()
+        assert gateway.phases() == {}
+        assert "has not begun to start a-0" in caplog.text
+        gateway.backend.start("a-0")
+        server.leave()
+        await gateway.until()
+
+
 async def test_a_gateway_that_other_machines_can_reach_needs_a_secret(clock):
     backend = MachineBackend(AgentConfig(listen="tcp:0.0.0.0:0"), LinkConfig(), lambda address: None, clock)
     with pytest.raises(ConfigInvalid, match=r"The gateway would listen on .* Set engine_link\.secret"):

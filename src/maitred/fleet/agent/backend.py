@@ -82,8 +82,8 @@ class AgentBackend:
         """Replicas that are to go, as this process has said; None: it has said nothing."""
         self._addresses: dict[str, str] = {}
         self._replicas: dict[str, BackendReplica] = {}
-        self._starting: set[str] = set()
-        """Replicas whose start was ordered, until the agent has them..."""
+        self._starting: dict[str, float] = {}
+        """Replicas whose start was ordered, with the time of the last order, until the agent has them..."""
         self._stopping: set[str] = set()
         """...and those whose end was ordered, until it has not."""
         self._connections = LocalBackend(lambda name: make_engine(self._addresses[name]), facts, name_of, clock)
@@ -139,7 +139,7 @@ class AgentBackend:
     def start(self, name: str) -> None:
         """Orders the start of a replica. Implements `ReplicaBackend`."""
         if name not in self._replicas:
-            self._starting.add(name)
+            self._starting[name] = self._clock.monotonic_s()
             self._replicas[name] = BackendReplica(
                 name=name,
                 phase=ReplicaPhase.STARTING,
@@ -154,7 +154,7 @@ class AgentBackend:
         """Orders the end of a replica, and leaves its engine. Implements `ReplicaBackend`."""
         if name in self._replicas and name not in self._stopping:
             self._stopping.add(name)
-            self._starting.discard(name)
+            self._starting.pop(name, None)
             self._replicas[name] = replace(
                 self._replicas[name], phase=ReplicaPhase.DRAINING, since_s=self._clock.monotonic_s()
             )
@@ -226,6 +226,7 @@ class AgentBackend:
             leaving = None if self._leaving is None else tuple(sorted(self._leaving))
             self._send(SetDesired(self._kept, leaving=leaving))
         for name in self._starting:
+            self._starting[name] = self._clock.monotonic_s()
             self._send(StartReplica(name))
         for name in self._stopping:
             self._send(StopReplica(name))
@@ -267,8 +268,9 @@ class AgentBackend:
     def _on_state(self, state: AgentState) -> None:
         self.state = state
         found = {replica.name: replica for replica in state.replicas}
-        self._starting.difference_update(found)
-        for name in self._replicas.keys() - found.keys() - self._starting:
+        for name in found.keys() if state.facts.max_replicas else list(self._starting):
+            self._starting.pop(name, None)  # an agent that leaves starts none
+        for name in self._replicas.keys() - found.keys() - self._starting.keys():
             self._connections.stop(name)
         self._update()
         self._is_known.set()
@@ -279,6 +281,16 @@ class AgentBackend:
         if self._starting or self._stopping:
             self._starting.clear()
             self._stopping.clear()
+            self._update()
+
+    def drop_unheard(self, after_s: float) -> None:
+        """Forgets starts that were ordered so long ago while the agent, which is there, has not begun them."""
+        now_s = self._clock.monotonic_s()
+        unheard = [name for name, ordered_s in self._starting.items() if now_s - ordered_s >= after_s]
+        if unheard and self.lines:
+            _log.error("The agent %s has not begun to start %s.", self.hello.name, ", ".join(sorted(unheard)))
+            for name in unheard:
+                del self._starting[name]
             self._update()
 
     def drop_lost(self, after_s: float) -> None:
@@ -296,8 +308,8 @@ class AgentBackend:
         if lost:
             _log.error("The agent %s is away, and so are its replicas %s.", self.hello.name, ", ".join(sorted(lost)))
             self.state = replace(self.state, replicas=[told for told in self.state.replicas if told.name not in lost])
-            self._starting -= lost
             for name in lost:
+                self._starting.pop(name, None)
                 self._connections.stop(name)
             self._update()
 

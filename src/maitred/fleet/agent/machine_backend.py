@@ -240,6 +240,7 @@ class MachineBackend:
         """Gives up replicas and agents that have been away for too long."""
         now_s = self._clock.monotonic_s()
         for name, agent in list(self._agents.items()):
+            agent.drop_unheard(self._config.lost_after_s)
             agent.drop_lost(self._config.lost_after_s)
             is_gone = agent.away_since_s is not None and now_s - agent.away_since_s >= self._config.lost_after_s
             if not agent.replicas() and is_gone:
@@ -317,7 +318,7 @@ class MachineBackend:
                 facts=NO_AGENT,
                 name_of=f"{hello.name}-{{}}".format,
                 clock=self._clock,
-                epoch=lambda: self._order_epoch() if self._is_own(hello) else None,
+                epoch=lambda: self._order_epoch() if self._is_own(self._agents[hello.name].hello) else None,
             )
             agent.on_change(self._update)
         if not agent.lines:
@@ -326,6 +327,8 @@ class MachineBackend:
             if not self._is_own(hello):
                 _log.info("It is in another region than this gateway, which uses its replicas and starts none there.")
         agent.on_message(line, hello)
+        if not self._is_own(hello):
+            agent.forget_orders()  # it was in the region of this gateway before
         agent.on_open(line)
         if (epoch := self._order_epoch()) is not None and epoch == self._claimed:
             agent.claim(self.desired)
