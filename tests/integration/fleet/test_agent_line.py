@@ -19,6 +19,7 @@ from maitred.fleet.pool import ReplicaPool
 from maitred.fleet.pool_member import HEARD_S
 from maitred.scaling.replica_status import ReplicaPhase
 from maitred.scaling.startup_times import StartupTimes
+from maitred.wire.address import parse_address
 from maitred.wire.link.config import LinkConfig
 from tests.integration.fleet.test_agent import LIMIT_S, until
 from tests.support.certificates import Authority
@@ -29,16 +30,17 @@ SECRET = Secret("a secret that both ends know", "{env: A}")
 
 
 class Gateway:
-    """A gateway: its backend, and the connections that it has made to engines."""
+    """A gateway: its backend, and the connections that it has made to engines, at `addresses`."""
 
     def __init__(self, clock, link, port=0, region="", epoch=1):
-        self.connections = []
+        self.connections, self.addresses = [], []
         self.epoch = epoch
         config = AgentConfig(listen=f"tcp:127.0.0.1:{port}", lost_after_s=10.0)
         self.backend = MachineBackend(config, link, self._connect, clock, region)
         self.backend.epoch = lambda: self.epoch
 
     def _connect(self, address):
+        self.addresses.append(address)
         self.connections.append(PaperConnection())
         return self.connections[-1]
 
@@ -409,6 +411,49 @@ async def test_a_start_that_an_agent_does_not_begin_is_forgotten_in_time(clock, 
         gateway.backend.start("a-0")
         server.leave()
         await gateway.until()
+
+
+def serve_at(agent, name, address):
+    """Has an agent say that a replica serves at an address."""
+    agent.start(name)
+    agent.there[name].engine.client.address = parse_address(address)
+    agent.become(name, ReplicaPhase.SERVING)
+
+
+async def test_an_engine_that_is_told_at_another_address_is_connected_there(clock, links):
+    async with gateway_of(clock, links[0]) as gateway, agent_of(clock, links[1], gateway) as (agent, _):
+        serve_at(agent, "a-0", "tcp:127.0.0.1:9200")
+        await until(lambda: gateway.connections)
+        gateway.connections[0].connect()
+        await gateway.until(a_0="serving")
+        phases = []
+        gateway.backend.on_change(lambda: phases.append(gateway.phases().get("a-0")))
+        serve_at(agent, "a-0", "tcp:127.0.0.1:9201")
+        await until(lambda: len(gateway.connections) == 2)
+        assert gateway.addresses == ["tcp:127.0.0.1:9200", "tcp:127.0.0.1:9201"]
+        assert "draining" in phases, "what uses its engine hears that this one goes"
+        gateway.connections[1].connect()
+        await gateway.until(a_0="serving")
+        assert gateway.backend.replicas()["a-0"].engine is gateway.connections[1]
+        assert not gateway.connections[0].is_open
+
+
+async def test_engines_of_another_process_of_an_agent_are_connected_anew(clock, links):
+    async with gateway_of(clock, links[0], epoch=None) as gateway:
+        async with agent_of(clock, links[1], gateway) as (agent, _):
+            serve_at(agent, "a-0", "tcp:127.0.0.1:9200")
+            await until(lambda: gateway.connections)
+            gateway.connections[0].connect()
+            await gateway.until(a_0="serving")
+        await until(lambda: not gateway.backend._agents["a"].lines)
+        backend = PaperBackend(clock, max_replicas=3)
+        serve_at(backend, "a-0", "tcp:127.0.0.1:9200")
+        server = AgentServer(backend, clock, AgentHello(name="a"))
+        async with GatewayDialer(server, [gateway.backend.address], links[1]):
+            await until(lambda: len(gateway.connections) == 2)
+            gateway.connections[1].connect()
+            await gateway.until(a_0="serving")
+            assert gateway.backend.replicas()["a-0"].engine is gateway.connections[1]
 
 
 async def test_a_gateway_that_other_machines_can_reach_needs_a_secret(clock):

@@ -248,7 +248,7 @@ class AgentBackend:
                     line.send(AgentRejection(fault))
                     line.reject(fault)
                 elif message.instance != self.hello.instance:
-                    self.state = replace(self.state, number=0)
+                    self._on_instance()
                 self.hello = message
             case AgentState():
                 if message.number > self.state.number:
@@ -259,6 +259,16 @@ class AgentBackend:
                     self.hello.name,
                     message.epoch,
                 )
+
+    def _on_instance(self) -> None:
+        """Handles another process of the agent: the engines of the one before have ended with it."""
+        self.state = replace(self.state, replicas=[], number=0)
+        self._stopping.clear()
+        for name in list(self._connections.replicas()):
+            self._replicas[name] = replace(
+                self._replicas[name], phase=ReplicaPhase.DRAINING, since_s=self._clock.monotonic_s()
+            )
+            self._connections.stop(name)
 
     def _send(self, order: Order) -> None:
         """Sends an order with the epoch of this process, if it may give orders."""
@@ -350,6 +360,8 @@ class AgentBackend:
         for name, told in found.items():
             if name not in connections and name not in self._stopping:
                 self._adopt(told)
+            elif name in connections and told.address != self._addresses[name]:
+                self._connections.stop(name)  # once that connection has ended, there is one with the new engine
         for name, replica in list(self._replicas.items()):
             if name not in found and name not in connections and name not in self._starting:
                 del self._replicas[name]
@@ -362,8 +374,8 @@ class AgentBackend:
         """Returns the replica as it is now: this process's own connection tells first whether its engine serves."""
         phase, failure = told.phase, told.failure
         if connection is not None and phase is not ReplicaPhase.DRAINING:
-            if connection.phase is ReplicaPhase.SERVING:
-                phase, failure = ReplicaPhase.SERVING, ""
+            if connection.phase in (ReplicaPhase.SERVING, ReplicaPhase.DRAINING):
+                phase, failure = connection.phase, ""
             elif phase is ReplicaPhase.SERVING:
                 phase, failure = connection.phase, connection.failure
         since_s = replica.since_s if phase is replica.phase else self._clock.monotonic_s()
