@@ -21,6 +21,7 @@ from maitred.scaling.config import autoscaling_faults
 from maitred.wire.address import parse_tcp
 from maitred.wire.link.credentials import link_faults, listener_fault
 from maitred.wire.link.handshake import AGENT_LINK
+from maitred.wire.loopback import is_loopback
 
 
 class ConfigConflict(Struct, frozen=True):
@@ -145,12 +146,20 @@ def _agent_conflicts(config: Config) -> Iterator[ConfigConflict]:
             ("model.autoscaling.sleeping_replicas", "model.backend"),
             "Engines of agents cannot sleep, since several gateways use them. Leave it out.",
         )
+    link = config.engine_link
     try:
-        fault = listener_fault(parse_tcp(config.agents.listen), config.engine_link, AGENT_LINK)
+        address = parse_tcp(config.agents.listen)
+        fault = listener_fault(address, link, AGENT_LINK)
     except ConfigInvalid as error:
-        fault = error.message
+        address, fault = None, error.message
     if fault:
         yield ConfigConflict(("agents.listen", "engine_link.secret"), fault)
+    elif address is not None and not is_loopback(address.host) and link.ca_file is None and not link.allow_plaintext:
+        yield ConfigConflict(
+            ("engine_link.ca_file", "engine_link.allow_plaintext"),
+            "Agents on other machines can connect, and this gateway could not connect to their engines: prompts and "
+            "answers must be encrypted. Set ca_file, or allow_plaintext if something else encrypts them.",
+        )
 
 
 def _ray_conflicts(config: Config) -> Iterator[ConfigConflict]:

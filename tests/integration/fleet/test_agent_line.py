@@ -456,6 +456,23 @@ async def test_engines_of_another_process_of_an_agent_are_connected_anew(clock, 
             assert gateway.backend.replicas()["a-0"].engine is gateway.connections[1]
 
 
+async def test_an_engine_to_which_the_settings_allow_no_connection_is_failed_with_the_reason(clock, links, caplog):
+    fault = ConfigInvalid("Set engine_link.ca_file.")
+
+    def connect(address):
+        raise fault
+
+    async with gateway_of(clock, links[0]) as gateway, agent_of(clock, links[1], gateway) as (agent, _):
+        gateway.backend._make_engine = connect
+        serve_at(agent, "a-0", "tcp:10.0.0.1:9200")
+        await gateway.until(a_0="failed")
+        agent.start("a-1")
+        await gateway.until(a_0="failed", a_1="failed")
+        assert gateway.backend.replicas()["a-0"].failure == "Set engine_link.ca_file."
+        assert caplog.text.count("The replica a-0 of an agent cannot be used: Set engine_link.ca_file.") == 1
+        assert not gateway.backend._has_served.is_set()
+
+
 async def test_a_gateway_that_other_machines_can_reach_needs_a_secret(clock):
     backend = MachineBackend(AgentConfig(listen="tcp:0.0.0.0:0"), LinkConfig(), lambda address: None, clock)
     with pytest.raises(ConfigInvalid, match=r"The gateway would listen on .* Set engine_link\.secret"):

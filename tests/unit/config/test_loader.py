@@ -283,7 +283,10 @@ def test_engines_of_agents_have_no_addresses_and_agents_come_through_a_guarded_d
     guarded = "model: {backend: agents}\nagents: {listen: 'tcp:0.0.0.0:9300'}\nengine_link: {secret: {env: LINK}}\n"
     (plain,) = faults(guarded, environment)
     assert "Set engine_link.certificate_file" in plain
-    assert loaded(guarded.replace("}}", "}, certificate_file: gateway.pem}"), environment)
+    (blind,) = faults(guarded.replace("}}", "}, certificate_file: gateway.pem}"), environment)
+    assert "Set ca_file" in blind
+    assert loaded(guarded.replace("}}", "}, certificate_file: gateway.pem, ca_file: ca.pem}"), environment)
+    assert loaded(guarded.replace("}}", "}, allow_plaintext: true}"), environment)
     (addresses,) = faults("model: {backend: agents, engines: [unix:/a]}\n")
     assert "Leave out their addresses" in addresses
     (asleep,) = faults("model: {backend: agents, autoscaling: {enabled: true, sleeping_replicas: 1}}\n")

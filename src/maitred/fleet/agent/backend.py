@@ -81,6 +81,8 @@ class AgentBackend:
         self._leaving: frozenset[str] | None = None
         """Replicas that are to go, as this process has said; None: it has said nothing."""
         self._addresses: dict[str, str] = {}
+        self._faults: dict[str, str] = {}
+        """Why the settings of this process allow no connection to the engine of a replica."""
         self._replicas: dict[str, BackendReplica] = {}
         self._starting: dict[str, float] = {}
         """Replicas whose start was ordered, with the time of the last order, until the agent has them..."""
@@ -329,8 +331,11 @@ class AgentBackend:
         try:
             self._connections.start(replica.name)
         except ConfigInvalid as error:
-            if replica.name not in self._replicas:
+            if self._faults.get(replica.name) != error.message:
                 _log.error("The replica %s of an agent cannot be used: %s", replica.name, error.message)
+            self._faults[replica.name] = error.message
+        else:
+            self._faults.pop(replica.name, None)
         connection = self._connections.replicas().get(replica.name)
         self._replicas[replica.name] = BackendReplica(
             name=replica.name,
@@ -366,6 +371,7 @@ class AgentBackend:
             if name not in found and name not in connections and name not in self._starting:
                 del self._replicas[name]
                 self._stopping.discard(name)
+                self._faults.pop(name, None)
             elif name in found and name not in self._stopping:
                 self._replicas[name] = self._merge(replica, found[name], connections.get(name))
         self._notify()
@@ -373,7 +379,9 @@ class AgentBackend:
     def _merge(self, replica: BackendReplica, told: AgentReplica, connection: BackendReplica | None) -> BackendReplica:
         """Returns the replica as it is now: this process's own connection tells first whether its engine serves."""
         phase, failure = told.phase, told.failure
-        if connection is not None and phase is not ReplicaPhase.DRAINING:
+        if connection is None and told.name in self._faults:
+            phase, failure = ReplicaPhase.FAILED, self._faults[told.name]
+        elif connection is not None and phase is not ReplicaPhase.DRAINING:
             if connection.phase in (ReplicaPhase.SERVING, ReplicaPhase.DRAINING):
                 phase, failure = connection.phase, ""
             elif phase is ReplicaPhase.SERVING:
