@@ -379,10 +379,12 @@ async def test_an_engine_with_another_model_is_refused_and_says_so(caplog):
     async with asyncio.timeout(LIMIT_S), ScriptedEngine(card=card) as far:  # noqa: SIM117 - who lives in whom
         async with RemoteEngine(far.address, check_card=FingerprintCheck(ours).check) as attached:
             await until(lambda: "weights differ" in attached.failure_reason)
+            assert attached.client.is_rejected
             assert not attached.client.is_ready
             with pytest.raises(ReplicaUnavailable):
                 attached.client.card()
             far.card = msgspec.structs.replace(card, digest=ours)
             await attached.wait_started()
             assert attached.client.is_ready
+            assert not attached.client.is_rejected
     assert caplog.text.count("cannot be used") == 1

@@ -473,6 +473,28 @@ async def test_an_engine_to_which_the_settings_allow_no_connection_is_failed_wit
         assert not gateway.backend._has_served.is_set()
 
 
+@pytest.mark.parametrize("is_rejected", [False, True])
+async def test_an_engine_that_only_this_gateway_does_not_reach_stays(clock, links, is_rejected):
+    async with (
+        gateway_of(clock, links[0]) as gateway,
+        agent_of(clock, links[1], gateway) as (agent, _),
+        agent_of(clock, links[1], gateway, name="b"),
+    ):
+        await until(lambda: gateway.backend.facts.max_replicas == 6)
+        gateway.backend.check_lease()
+        serve_at(agent, "a-0", "tcp:127.0.0.1:9200")
+        await until(lambda: gateway.connections)
+        gateway.connections[0].fail("no route", is_rejected=is_rejected)
+        await gateway.until(a_0="failed")
+        clock.now_s += 60
+        gateway.backend._move_failed()
+        if is_rejected:
+            await until(lambda: agent.there["a-0"].phase is ReplicaPhase.DRAINING)
+        else:
+            assert gateway.phases() == {"a-0": "failed"}
+            assert agent.there["a-0"].phase is ReplicaPhase.SERVING
+
+
 async def test_a_gateway_that_other_machines_can_reach_needs_a_secret(clock):
     backend = MachineBackend(AgentConfig(listen="tcp:0.0.0.0:0"), LinkConfig(), lambda address: None, clock)
     with pytest.raises(ConfigInvalid, match=r"The gateway would listen on .* Set engine_link\.secret"):

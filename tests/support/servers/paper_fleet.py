@@ -18,7 +18,7 @@ class PaperClient:
 
     def __init__(self):
         self.address = parse_address("unix:/nowhere")
-        self.is_ready = False
+        self.is_ready = self.is_rejected = False
         self.report = LoadReport()
         self.output_tokens = 0
         self.model_s = 0.0
@@ -171,6 +171,8 @@ class PaperConnection(PaperEngine):
 
     @property
     def phase(self):
+        if self.failure_reason:
+            return ReplicaPhase.FAILED
         return ReplicaPhase.SERVING if self.client.is_ready else ReplicaPhase.STARTING
 
     async def wait_started(self):
@@ -185,4 +187,8 @@ class PaperConnection(PaperEngine):
 
     def connect(self):
         self.client.is_ready = True
+        self.on_transition()
+
+    def fail(self, reason, *, is_rejected=False):
+        self.client.is_ready, self.client.is_rejected, self.failure_reason = False, is_rejected, reason
         self.on_transition()

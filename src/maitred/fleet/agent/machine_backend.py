@@ -250,7 +250,10 @@ class MachineBackend:
                 closing.add_done_callback(self._closing.discard)
 
     def _move_failed(self) -> None:
-        """Stops a replica whose agent cannot start it, if another agent has a place: the pool starts one there."""
+        """Stops a replica whose agent cannot start it, if another agent has a place: the pool starts one there.
+
+        An engine that only this gateway does not reach stays: others may have answers there.
+        """
         now_s = self._clock.monotonic_s()
         if self._order_epoch() is None:
             return
@@ -363,11 +366,14 @@ class MachineBackend:
         }
         now_s = self._clock.monotonic_s()
         for name, replica in self._replicas.items():
-            if replica.phase is ReplicaPhase.FAILED:
-                self._failed_since_s.setdefault(name, now_s)
-            elif replica.phase is ReplicaPhase.SERVING:
+            is_rejected = replica.engine is not None and replica.engine.client.is_rejected
+            if replica.phase is ReplicaPhase.SERVING:
                 self._failed_since_s.pop(name, None)
                 self._has_served.set()
+            elif replica.serves_others and not is_rejected:
+                self._failed_since_s.pop(name, None)
+            elif replica.phase is ReplicaPhase.FAILED:
+                self._failed_since_s.setdefault(name, now_s)
         for name in self._failed_since_s.keys() - self._replicas.keys():
             del self._failed_since_s[name]
         self._notify()

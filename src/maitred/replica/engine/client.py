@@ -57,6 +57,7 @@ class EngineClient:
         start_id: Identifier that the hello must have, so that it comes from the process which was started; empty: any.
         open_streams: Number of open `generate` contexts, over all connections. It is 0 when no request is running.
         on_idle: Called when the last one has ended; None: nobody waits for that.
+        is_rejected: Whether the last engine that answered may not be used, because of its model or its version.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class EngineClient:
         self.start_id = ""
         self.open_streams = 0
         self.on_idle: Callable[[], None] | None = None
+        self.is_rejected = False
         self._connection: EngineConnection | None = None
         self._lifetime_tokens = LifetimeTokenCount()
         self._change_listeners: list[Callable[[], None]] = []
@@ -240,6 +242,9 @@ class EngineClient:
                 except asyncio.CancelledError:
                     connection.end("nobody waits for its hello any more")
                     raise
+                except ReplicaUnavailable:
+                    self.is_rejected = connection.is_rejected
+                    raise
         except TimeoutError:
             hint = "" if connection is None else " Something listens there: it is busy, or it speaks TLS."
             reason = f"No engine answered at {self.address} within {timeout_s:g} s.{hint}"
@@ -251,8 +256,10 @@ class EngineClient:
                 )
             self._check_card(hello.card)
         except ReplicaUnavailable as rejection:
+            self.is_rejected = True
             connection.end(rejection.message)
             raise
+        self.is_rejected = False
         self._lifetime_tokens.on_connect(hello, self.load())
         self._connection = connection
         if self._request_blocks_on_connect:

@@ -126,6 +126,7 @@ class EngineConnection(asyncio.Protocol):
         unreported: Number of submitted requests that the engine had not read when it wrote `load`.
         round_trip: Round-trip time of the connection.
         is_alive: Whether the engine has sent its hello and the connection has not ended.
+        is_rejected: Whether it has ended because the engine is of another version.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class EngineConnection(asyncio.Protocol):
         self.load = LoadReport()
         self.unreported = 0
         self.round_trip = RoundTrip()
-        self.is_alive = False
+        self.is_alive = self.is_rejected = False
         self._transport: asyncio.Transport | None = None
         self._frame_reader: FrameReader[ToGateway] = FrameReader(ToGateway)
         self._streams: dict[str, EngineStream] = {}
@@ -284,6 +285,7 @@ class EngineConnection(asyncio.Protocol):
         if self.hello.done():
             raise ProtocolViolation("The engine said hello twice.")
         if hello.protocol != PROTOCOL_VERSION:
+            self.is_rejected = True
             raise ProtocolViolation(
                 f"The engine speaks protocol {hello.protocol} and this gateway {PROTOCOL_VERSION}. "
                 "Run the same version of maitred on both ends."
