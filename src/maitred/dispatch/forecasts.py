@@ -121,6 +121,8 @@ class ForecastCache:
         """Whether forecasts may be for a part of the replicas, because they are in several regions."""
         self._running_work: dict[_Part, RunningWork] = {}
         self._simulations: dict[tuple[QuotaQueue, _Part], QueueSimulation] = {}
+        self._last_served: EndpointState | None = None
+        """Endpoint that was ready at the last forecast, which may be gone: the next one will be as large and as fast."""
         self.last: _CachedForecast | None = None
         """Last forecast; None: the state has changed since."""
 
@@ -178,6 +180,7 @@ class ForecastCache:
         ahead = queue.fair_queue.ahead(queued, now_s) if queue.waiting else _NO_WORK_AHEAD
         if not ready:
             return self._cold_start_forecast(queued, ahead, now_s)
+        self._last_served = ready[0]
         allocator = self._allocator
         if not ahead.entries and allocator.is_ample(queued.cost, ready):
             return Forecast(ahead, AT_ONCE, self._selector.prefill_s(queued, ready[0], 0, now_s), ample=True)
@@ -228,8 +231,10 @@ class ForecastCache:
         if not coming:
             return Forecast(ahead, PredictedWait(False, 0.0), 0.0)
         cold_s, endpoint_state = min(coming, key=lambda pair: pair[0])
+        if not endpoint_state.credits.total.slots and self._last_served is not None:
+            endpoint_state = self._last_served
         total = endpoint_state.credits.total
-        # The capacity of a replica that has never started is unknown.
+        # The capacity of the first replica is unknown until it has started.
         wait = (
             self._predictor.wait(queued, ahead, total, [endpoint_state], self._predictor.running_work(()), None)
             if total.slots

@@ -7,6 +7,7 @@ import pytest
 
 from maitred.core.errors import DeadlineUnmeetable, ModelLoadFailed, ModelLoading, QueueFull
 from maitred.core.flow import PriorityClass
+from maitred.core.replica import StepTimes
 from maitred.core.request import WaitCause
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.request import Endpoint
@@ -81,6 +82,30 @@ async def test_requests_ahead_add_to_the_predicted_wait_once_their_size_is_known
     for entry in entries:
         await entry.__aexit__(None, None, None)
     setup.assert_empty()
+
+
+async def test_the_next_replica_is_expected_to_be_as_large_and_as_fast_as_the_one_before():
+    """A model that is loaded on demand has another endpoint while it is away, and a new one after each load."""
+
+    async def predicted(*, is_replaced):
+        setup = ColdSetup()
+        setup.replica.become(None)
+        setup.replica.say(times=StepTimes(fixed_s=0.1, token_s=0.001))
+        assert setup.check(0).wait_s == 0.0
+        setup.replica.become(ModelLoading(retry_after_s=8.0))
+        if is_replaced:
+            setup.dispatcher.reconfigure([Endpoint("next", LoadingReplica())], setup.core._config, None)
+        places = []
+        async with AsyncExitStack() as stack:
+            for number in range(1, 8):
+                places.append(setup.check(number))
+                await stack.enter_async_context(setup.enqueue(make_dispatch_request(number)))
+        return [(place.position, place.wait_s, place.ttft_s) for place in places]
+
+    kept = await predicted(is_replaced=False)
+    assert await predicted(is_replaced=True) == kept
+    assert kept[0][2] > 8.1, "a first step is part of the wait for the first token"
+    assert kept[-1][2] > kept[0][2], "and so is what is ahead"
 
 
 def test_a_request_that_may_not_wait_so_long_is_rejected_and_the_load_starts_anyway():
