@@ -297,3 +297,19 @@ async def test_what_is_refused_after_a_lost_answer_comes_out_of_the_slice_until_
         line.cut()
         session.renew_slices = renew
         assert 900 + await take_all(other, budget) + await take_all(one, budget) <= 1000
+
+
+async def test_a_slice_whose_answer_was_lost_is_given_back(server):
+    gateways = Gateways(server)
+    async with gateways.open(2) as (one, other):
+        await take(one, pool(100), "ended")
+        await one.settle("ended", {})
+        line = Line(one)
+        line.lose_next_answer()
+        await upkeep(one)
+        line.heal()
+        gateways.clock.now_s += 61.0
+        one._session._expire()
+        for _ in range(2):
+            await upkeep(one)
+        assert (await other.read([pool(0)]))[0].remaining == 1000

@@ -384,8 +384,10 @@ class RedisSession:
             claims, dropped = wanted[start : start + MAX_PER_CALL], unwanted[start : start + MAX_PER_CALL]
             sent_s = self._clock.monotonic_s()
             self.slices.drop_expired(sent_s)
-            for counter in dropped:  # The reply may be lost, and Redis gives them to others at once.
+            # The reply may be lost: then Redis gives those to others, and keeps these for this gateway.
+            for counter in dropped:
                 self.slices.drop(counter)
+            self._sliced_counters.update(claim.counter for claim in claims)
             reply = await self.call(
                 calls.SLICE,
                 {
@@ -405,6 +407,5 @@ class RedisSession:
             self._sliced_counters.difference_update(dropped)
             for claim, reading, amount, share in zip(claims, *reply[1:4], strict=True):
                 self.slices.update(claim, min(int(reading[4]), int(amount)), now_s, share=share)
-                self._sliced_counters.add(claim.counter)
             kept_s = (1 - _SLICE_MARGIN) * self._config.slice_lease_s
             self.slices.keep_until(sent_s + kept_s, sent_s + kept_s / 2)
