@@ -313,3 +313,24 @@ async def test_a_slice_whose_answer_was_lost_is_given_back(server):
         for _ in range(2):
             await upkeep(one)
         assert (await other.read([pool(0)]))[0].remaining == 1000
+
+
+async def test_two_reports_at_one_time_lose_no_settlement(server):
+    gateways = Gateways(server)
+    async with gateways.open(1) as (one,):
+        for n in range(3):
+            assert await take(one, budget(100), f"lease-{n}")
+        session, line = one._session, Line(one)
+        session.settle_later("lease-0", {"budget": 10})
+
+        async def add_one_more(*commands):
+            line.heal()
+            session.settle_later("lease-1", {"budget": 20})
+            return await line.send(*commands)
+
+        line.link.send = add_one_more
+        await asyncio.gather(session.report_pending(), one.release_gateway("dead-1"), one.release_gateway("dead-2"))
+        await session.report_pending()
+        state = (await one.read([budget(0)]))[0]
+        assert (state.used, state.reserved, session.state().unsettled) == (30, 100, 0)
+        assert not session._ended_gateways

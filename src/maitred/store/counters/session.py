@@ -89,6 +89,9 @@ class RedisSession:
         self._recent_claims: dict[str, tuple[LimitClaim, float]] = {}
         self._sliced_counters: set[str] = set()
         self._ended_gateways: list[str] = []
+        self._report_lock = asyncio.Lock()
+        """This lock exists because two reports at one time would both send the oldest settlements and remove twice as
+        many."""
         self._doubted_amounts: dict[str, int] = {}
         """By counter: what Redis may have taken out of a slice without an answer."""
         self._epoch = ""
@@ -346,6 +349,10 @@ class RedisSession:
 
     async def report_pending(self) -> None:
         """Reports leases that Redis may not have, then sends the queued settlements, until none is left."""
+        async with self._report_lock:
+            await self._report_pending()
+
+    async def _report_pending(self) -> None:
         lease_records = self.lease_records
         # Redis gives to others what these settlements free, and only `renew_slices` tells what it holds for this one.
         while self._doubted_amounts:
