@@ -122,7 +122,7 @@ class ForecastCache:
         self._running_work: dict[_Part, RunningWork] = {}
         self._simulations: dict[tuple[QuotaQueue, _Part], QueueSimulation] = {}
         self._last_served: EndpointState | None = None
-        """Endpoint that was ready at the last forecast, which may be gone: the next one will be as large and as fast."""
+        """Endpoint that was ready at the last forecast and may be gone: the next one will be as large and as fast."""
         self.last: _CachedForecast | None = None
         """Last forecast; None: the state has changed since."""
 

@@ -17,7 +17,7 @@ from maitred.wire.link.credentials import Credentials, dialer_credentials
 from maitred.wire.link.handshake import AGENT_LINK
 
 _CHECK_S = 2.0
-"""Interval at which the addresses of a name are looked up while one is not connected: a gateway may be back elsewhere."""
+"""Time between two look-ups of a name while one of its addresses is not connected: a gateway may be back elsewhere."""
 _CHECKS = 5
 """As many intervals pass between two look-ups while all are connected; gateways come and go behind a name."""
 CONNECT_S = 2.0
