@@ -495,6 +495,24 @@ async def test_an_engine_that_only_this_gateway_does_not_reach_stays(clock, link
             assert agent.there["a-0"].phase is ReplicaPhase.SERVING
 
 
+async def test_an_agent_without_a_region_gets_no_orders_of_gateways_that_have_one(clock, links, caplog):
+    caplog.set_level(logging.WARNING)
+    async with (
+        gateway_of(clock, links[0], region="eu") as eu,
+        gateway_of(clock, links[0], region="us") as us,
+        gateway_of(clock, links[0]) as plain,
+        agent_of(clock, links[1], eu, us, plain) as (_, server),
+    ):
+        await until(lambda: all(f"this gateway is in {region}. Start" in caplog.text for region in ("eu", "us")))
+        await until(lambda: plain.backend.facts.max_replicas == 3)
+        server.epoch = 9
+        plain.epoch = 10
+        plain.backend.check_lease()
+        await until(lambda: server.epoch == 10)
+        assert eu.backend.latest_epoch == us.backend.latest_epoch == 0, "no lease is taken because of it"
+        assert not eu.backend.facts.max_replicas
+
+
 async def test_a_gateway_that_other_machines_can_reach_needs_a_secret(clock):
     backend = MachineBackend(AgentConfig(listen="tcp:0.0.0.0:0"), LinkConfig(), lambda address: None, clock)
     with pytest.raises(ConfigInvalid, match=r"The gateway would listen on .* Set engine_link\.secret"):

@@ -51,7 +51,7 @@ class MachineBackend:
         link: Settings by which agents and gateways know each other.
         make_engine: Makes the connection to the engine at an address.
         clock: The clock.
-        region: Region of this gateway, which gives no orders to agents that tell another one; empty: none.
+        region: Region of this gateway, which gives orders to agents there alone; empty: to those that tell none.
 
     Attributes:
         epoch: Returns the epoch of the lease that this gateway holds; None: it holds none, and only follows.
@@ -304,6 +304,11 @@ class MachineBackend:
         """Returns why an agent may not take part; empty: it may."""
         if fault := version_fault(hello.protocol):
             return fault
+        if self._region and not hello.region:
+            return (
+                f"It tells no region, and this gateway is in {self._region}. Start it with --region, so that gateways of "
+                "one region alone give it orders."
+            )
         known = self._agents.get(hello.name)
         if known is not None and known.lines and known.hello.instance != hello.instance:
             return (
@@ -338,7 +343,7 @@ class MachineBackend:
 
     def _is_own(self, hello: AgentHello) -> bool:
         """Whether an agent is where this gateway starts replicas."""
-        return not hello.region or hello.region == self._region
+        return hello.region == self._region
 
     def _own(self) -> list[AgentBackend]:
         """Returns the agents to which this gateway may give orders."""
