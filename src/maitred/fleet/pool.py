@@ -23,6 +23,7 @@ pool keeps the replicas that it has, and does nothing for requests, steps and re
 import asyncio
 import itertools
 import logging
+import math
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
@@ -48,7 +49,10 @@ from maitred.scaling.startup_times import StartKind, StartupTimes, remaining_s
 _PROMISED_QUANTILE = 0.9
 """Share of the starts that are over within the time that callers are told."""
 _LOOK_S = 0.5
-"""Time between two looks at replicas that wait for the requests of other gateways."""
+"""Time between two looks at replicas that wait for the requests of other gateways, or for decisions."""
+_COUNTED_S = 10.0
+"""Longest time in which no replica is stopped that was started elsewhere and has just been heard of: the last decision
+did not count it."""
 _COMING = "A replica of the model is being started, and requests wait for it. Try again after the time in Retry-After."
 _log = logging.getLogger(__name__)
 
@@ -89,6 +93,8 @@ class ReplicaPool:
         self.engines: dict[str, ManagedEngine] = {}
         self.is_scaled = self.rests = False
         self.past_output_tokens = 0
+        self._is_set = False
+        """Whether the desired numbers were set here, and no other gateway has decided since."""
         self.pause_at_tokens: int | None = None
         self.region: str | None = None
         self._clock = clock
@@ -100,11 +106,13 @@ class ReplicaPool:
         """When the start of each replica was ordered that is no member yet."""
         self._found: set[str] = set()
         """Replicas that the backend had before, until their engines have told whether they sleep."""
+        self._heard_s: dict[str, float] = {}
+        """Replicas that nobody here has started, with the time at which they were heard of, for `_COUNTED_S`."""
         self._stopping: set[str] = set()
         """Replicas that have left the pool and are stopped in this reconciliation."""
         self._reconcile_scheduled = self._is_open = False
         self._look: asyncio.TimerHandle | None = None
-        """When replicas are looked at that wait for the requests of other gateways; None: none does."""
+        """When replicas are looked at that wait for the requests of other gateways, or for decisions; None: none does."""
         self._has_served = False
         """Whether a replica has served, or none was to."""
         self._refusal = refusal or (lambda: ModelLoading(_COMING, retry_after_s=self.ready_in_s()))
@@ -119,6 +127,7 @@ class ReplicaPool:
         self._found = {name for name, replica in replicas.items() if replica.phase is not ReplicaPhase.DRAINING}
         self.is_scaled = self._has_served = self.backend.desired is not None
         self._update_members()  # those that are there are nobody's order
+        self._heard_s.clear()  # they are counted below
         if self.backend.desired is not None:
             self.desired = self.backend.desired
         elif self._found:
@@ -147,17 +156,19 @@ class ReplicaPool:
 
     # --- what is desired ---
 
-    def set_desired(self, serving: int, asleep: int = 0) -> None:
+    def set_desired(self, serving: int, asleep: int = 0, *, counted_s: float = math.inf) -> None:
         """Sets the desired numbers; replicas are started, woken, drained, put to sleep and stopped from now on.
 
         Args:
             serving: Replicas that serve.
             asleep: Replicas that sleep, beyond those; none if the backend's engines cannot sleep.
+            counted_s: Time at which the replicas were counted for this decision.
         """
+        self._heard_s = {name: heard_s for name, heard_s in self._heard_s.items() if heard_s > counted_s}
         desired = DesiredReplicas(serving, asleep)
         if desired != self.desired:
             _log.info("%d replicas are to serve and %d to sleep.", serving, asleep)
-        self.desired = desired
+        self.desired, self._is_set = desired, True
         self.backend.keep_desired(desired)
         self._has_served = self._has_served or not serving
         self.let_requests_wait()
@@ -320,7 +331,9 @@ class ReplicaPool:
         changed = self._update_members()
         if not facts.can_scale:
             self.desired = DesiredReplicas(sum(map(self.is_own, self._members)))  # whatever was desired before
-        if facts.follows and not self.rests:
+        if facts.follows:
+            self._is_set = False
+        if not (self.rests if facts.follows else self._is_set):
             self._follow_others()
         for member in self._members.values():
             if (facts.follows and not self.rests) or not self.is_own(member.name):
@@ -335,6 +348,11 @@ class ReplicaPool:
             can_sleep=facts.can_sleep or self.rests,
         )
         now_s = self._clock.monotonic_s()
+        self._heard_s = {
+            name: heard_s
+            for name, heard_s in self._heard_s.items()
+            if name in self._members and now_s - heard_s < _COUNTED_S
+        }
         own = [
             member.state(must_wait=self._must_wait(member, now_s))
             for member in self._members.values()
@@ -343,6 +361,8 @@ class ReplicaPool:
         orders = [] if facts.follows and not self.rests else reconcile(self._desired_now(), own, limits)
         if facts.follows:  # to sleep is an order to engines, which any gateway may give
             orders = [order for order in orders if order.kind not in (OrderKind.START, OrderKind.STOP)]
+        ending = (OrderKind.DRAIN, OrderKind.STOP)
+        orders = [order for order in orders if order.kind not in ending or order.name not in self._heard_s]
         for order in orders:
             self._obey(order)
         if not facts.follows:
@@ -355,8 +375,9 @@ class ReplicaPool:
             if order.kind is OrderKind.STOP:
                 self.backend.stop(order.name)
                 self._stopping.discard(order.name)
-        if self._look is None and any(
-            member.is_leaving and self._must_wait(member, now_s) for member in self._members.values()
+        if self._look is None and (
+            self._heard_s
+            or any(member.is_leaving and self._must_wait(member, now_s) for member in self._members.values())
         ):
             self._look = asyncio.get_running_loop().call_later(_LOOK_S, self._look_again)
         if changed or orders:
@@ -462,6 +483,8 @@ class ReplicaPool:
                 ordered_s = self._started_s.pop(name, None)
                 self._members[name] = PoolMember(replica, ordered_s)
                 self._follow(int(ordered_s is None))
+                if ordered_s is None and self.backend.facts.outlives_gateway and not self.backend.facts.is_shared:
+                    self._heard_s[name] = self._clock.monotonic_s()
                 if replica.is_leaving:
                     self._drain(self._members[name])  # another gateway has begun it
                 changed = True
@@ -469,7 +492,7 @@ class ReplicaPool:
         return changed
 
     def _follow_others(self) -> None:
-        """Takes over what another gateway desires."""
+        """Takes over what another gateway desires, or has desired before this one, as late agents may tell."""
         if self.backend.desired is not None:
             self.desired, self._has_served = self.backend.desired, True
             if not self.is_scaled:

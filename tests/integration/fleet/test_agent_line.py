@@ -17,7 +17,9 @@ from maitred.fleet.agent.server import AgentServer
 from maitred.fleet.policy.reconciler import DesiredReplicas
 from maitred.fleet.pool import ReplicaPool
 from maitred.fleet.pool_member import HEARD_S
+from maitred.fleet.pool import ReplicaPool
 from maitred.scaling.replica_status import ReplicaPhase
+from maitred.scaling.startup_times import StartKind, StartupTimes
 from maitred.scaling.startup_times import StartupTimes
 from maitred.wire.address import parse_address
 from maitred.wire.link.config import LinkConfig
@@ -511,6 +513,37 @@ async def test_an_agent_without_a_region_gets_no_orders_of_gateways_that_have_on
         await until(lambda: server.epoch == 10)
         assert eu.backend.latest_epoch == us.backend.latest_epoch == 0, "no lease is taken because of it"
         assert not eu.backend.facts.max_replicas
+
+
+async def test_a_gateway_that_an_agent_finds_late_stops_none_of_its_engines(clock, links):
+    backend = PaperBackend(clock, max_replicas=6)
+    server = AgentServer(backend, clock, AgentHello(name="a"))
+    names = [f"a-{number}" for number in range(4)]
+    for name in names:
+        serve_at(backend, name, f"tcp:127.0.0.1:{9200 + int(name[-1])}")
+    async with gateway_of(clock, links[0]) as former, GatewayDialer(server, [former.backend.address], links[1]):
+        await until(lambda: former.backend.facts.max_replicas == 6)
+        former.backend.check_lease()
+        former.backend.keep_desired(DesiredReplicas(4))
+        await until(lambda: former.backend._agents["a"].state.desired is not None)
+    gateway = Gateway(clock, links[0], epoch=2)
+    times = StartupTimes({StartKind.WEIGHTS_CACHED: 4.0})
+    async with asyncio.timeout(LIMIT_S), ReplicaPool(gateway.backend, DesiredReplicas(1), times, clock) as pool:
+        clock.now_s += SETTLE_S
+        gateway.backend.check_lease()
+        async with GatewayDialer(server, [gateway.backend.address], links[1]):
+            await until(lambda: len(gateway.connections) == 4)
+            for connection in gateway.connections:
+                connection.connect()
+            await gateway.until(**{name.replace("-", "_"): "serving" for name in names})
+            await until(lambda: len(pool.replicas()) == 4)
+            clock.now_s += 60
+            gateway.backend.check_lease()
+            pool.refresh()
+            await until(lambda: server.epoch == 2)
+            assert pool.desired == DesiredReplicas(4)
+            assert {replica.phase for replica in backend.there.values()} == {ReplicaPhase.SERVING}
+            await until(lambda: {replica.phase for replica in pool.replicas()} == {ReplicaPhase.SERVING})
 
 
 async def test_a_gateway_that_other_machines_can_reach_needs_a_secret(clock):

@@ -32,7 +32,7 @@ class PaperPool:
         self.orders = []
         self.statuses = [ReplicaStatus(name="replica-0", phase=ReplicaPhase.SERVING, since_s=clock.now_s - 1_000.0)]
 
-    def set_desired(self, serving, asleep=0):
+    def set_desired(self, serving, asleep=0, *, counted_s=None):
         self.desired = DesiredReplicas(serving, asleep)
         self.orders.append((serving, asleep))
 

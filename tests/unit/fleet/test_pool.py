@@ -592,3 +592,48 @@ async def test_requests_of_who_follows_wait_as_soon_as_it_hears_that_somebody_se
         with pytest.raises(ModelLoading):
             endpoint.replica.card()
         assert retry_after_s(pool) == 4.0
+
+
+async def test_numbers_that_an_agent_brings_late_hold_where_nobody_has_set_any(clock):
+    backend = PaperBackend(clock, outlives_gateway=True)
+    async with pool_at(backend, clock, serving=1) as pool:
+        backend.become("r0", ReplicaPhase.SERVING)
+        await settle()
+        backend.desired = DesiredReplicas(4)
+        for name in ("a", "b", "c"):
+            backend.start(name)
+            backend.become(name, ReplicaPhase.SERVING)
+        await settle()
+        clock.now_s += 60
+        pool.refresh()
+        await settle()
+        assert pool.desired == DesiredReplicas(4)
+        assert set(phases(pool).values()) == {"serving"}
+        assert pool.is_scaled
+        pool.set_desired(3)
+        backend.desired = DesiredReplicas(2)
+        pool.refresh()
+        await settle()
+        assert pool.desired == DesiredReplicas(3), "what is set here comes first"
+
+
+@pytest.mark.parametrize("decides", [True, False])
+async def test_replicas_that_are_just_heard_of_stay_until_a_decision_has_counted_them(clock, decides):
+    backend = PaperBackend(clock, outlives_gateway=True)
+    async with pool_at(backend, clock) as pool:
+        pool.set_desired(1)
+        backend.become("r0", ReplicaPhase.SERVING)
+        for name in ("a", "b"):
+            backend.start(name)
+            backend.become(name, ReplicaPhase.SERVING)
+        await settle()
+        clock.now_s += 9
+        pool.set_desired(1, counted_s=clock.now_s - 10)
+        await look(pool)
+        assert phases(pool) == {"r0": "serving", "a": "serving", "b": "serving"}
+        if decides:
+            pool.set_desired(1)
+        else:
+            clock.now_s += 1
+        await look(pool)
+        assert len(phases(pool)) == 1

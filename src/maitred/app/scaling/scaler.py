@@ -278,7 +278,7 @@ class ModelScaler:
             if not await self.lease.decide(decision.desired, decision.asleep, msgspec.msgpack.encode(made)):
                 return
             self._acted = numbers
-            self.pool.set_desired(decision.desired, decision.asleep)
+            self.pool.set_desired(decision.desired, decision.asleep, counted_s=decision.at_s)
         self.decisions.append(made)
 
     def _on_first_token(self, after_s: float) -> None:
