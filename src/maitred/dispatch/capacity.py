@@ -9,7 +9,7 @@ from maitred.dispatch.endpoint import EndpointState
 from maitred.dispatch.policy.credits import NOTHING, Cost, total_cost
 from maitred.dispatch.policy.quotas import Quota, Quotas, TenantHoldings
 from maitred.dispatch.queue import QueuedRequest, QuotaQueue
-from maitred.dispatch.regions import RegionPlanner
+from maitred.dispatch.regions import RegionPlanner, permitted_endpoints
 from maitred.dispatch.selector import ReplicaSelector
 
 _MIN_COST = Cost(1, 1)
@@ -29,7 +29,7 @@ class CapacityAllocator:
         holdings: Slots that each tenant holds.
         headroom: Share of the capacity that is kept for tenants below their fair share.
         shared: Whether the queue order is fair between tenants.
-        regions: Decides in which region a request runs; None: all replicas are in the own region.
+        regions: Decides in which region a request runs; None: each may run at all replicas.
     """
 
     def __init__(self, config: DispatchConfig, selector: ReplicaSelector) -> None:
@@ -122,7 +122,7 @@ class CapacityAllocator:
         lacks_slots = False
         regions = self.regions
         if regions is not None:
-            ready = regions.permitted_endpoints(queued.request, ready)
+            ready = permitted_endpoints(queued.request, ready)
             if not ready:
                 return WaitCause.COLD_START
         tried = ready
@@ -157,7 +157,7 @@ class CapacityAllocator:
         It may hold up nobody meanwhile: smaller requests come in beside those that take turns.
         """
         if self.regions is not None:
-            ready = self.regions.permitted_endpoints(queued.request, ready)
+            ready = permitted_endpoints(queued.request, ready)
             if not ready:
                 return False
         return all(
@@ -179,7 +179,7 @@ class CapacityAllocator:
     ) -> EndpointState | None:
         """Returns an endpoint for a hedge, with free capacity beyond the headroom; None: none has it."""
         if self.regions is not None:
-            others = self.regions.permitted_endpoints(queued.request, others)
+            others = permitted_endpoints(queued.request, others)
         if self.quotas.has_dedicated and not queued.cost.within(
             self.quotas.remaining(queued.queue.quota, total_of(others))
         ):

@@ -11,6 +11,7 @@ its sequences by turns.
 
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 
 from maitred.core.balance import CacheAwareBalancer
@@ -26,7 +27,7 @@ from maitred.core.request import WaitCause
 from maitred.dispatch.arrivals import ArrivalCounter
 from maitred.dispatch.capacity import CapacityAllocator, untried_endpoints
 from maitred.dispatch.config import DispatchConfig
-from maitred.dispatch.endpoint import EndpointState
+from maitred.dispatch.endpoint import EndpointState, outage_of, retry_after_s
 from maitred.dispatch.forecasts import ForecastCache
 from maitred.dispatch.load_estimator import LoadEstimator
 from maitred.dispatch.policy.credits import Cost, request_cost
@@ -34,7 +35,7 @@ from maitred.dispatch.policy.outputs import OutputLengths
 from maitred.dispatch.policy.quotas import Quota
 from maitred.dispatch.predictor import LatencyPredictor
 from maitred.dispatch.queue import Allocation, DispatchCounters, QueuedRequest, QueueState, QuotaQueue
-from maitred.dispatch.regions import RegionPlanner
+from maitred.dispatch.regions import RegionPlanner, out_of_region, permitted_endpoints
 from maitred.dispatch.request import AnyEndpoint, DispatchRequest
 from maitred.dispatch.selector import ReplicaSelector
 
@@ -67,7 +68,10 @@ class DispatchCore:
     ) -> None:
         self.region = region
         self.regions: RegionPlanner | None = None
-        """Decides in which region a request runs; None: all replicas are in the own region."""
+        """Decides in which region a request runs; None: all replicas are in the own region, and no request is bound to
+        others."""
+        self._bounds: Counter[frozenset[str]] = Counter()
+        """Regions that requests are bound to -> number of such requests that wait or run."""
         self.endpoint_states = [EndpointState(endpoint) for endpoint in endpoints]
         self.weights = config.service.weights
         self.predictor = LatencyPredictor(
@@ -186,6 +190,8 @@ class DispatchCore:
                 ready.append(endpoint_state)
             if endpoint_state.region != self.region:
                 is_regional = True
+        if self._bounds and not is_regional:
+            is_regional = any(self.region not in bounds for bounds in self._bounds)
         if is_regional is (self.regions is None):
             self._set_regional(now_s, is_regional=is_regional)
         if ready != self._last_ready:
@@ -194,9 +200,10 @@ class DispatchCore:
         return ready
 
     def _set_regional(self, now_s: float, *, is_regional: bool) -> None:
-        """Begins or ends to choose the region of each request: a replica in another region has come, or the last left.
+        """Begins or ends to choose the region of each request.
 
-        Running and waiting requests stay where they are.
+        That begins with the first replica of another region, or the first request that may not run in the own one. It
+        ends when the last of both has left. Running and waiting requests stay where they are.
         """
         self.regions = None
         if is_regional:
@@ -220,12 +227,12 @@ class DispatchCore:
         self, dispatch_request: DispatchRequest, ready: Sequence[EndpointState]
     ) -> Sequence[EndpointState]:
         """Returns those of the ready endpoints where a request may run."""
-        return ready if self.regions is None else self.regions.permitted_endpoints(dispatch_request, ready)
+        return permitted_endpoints(dispatch_request, ready)
 
     def is_own_demand(self, dispatch_request: DispatchRequest) -> bool:
         """Whether a request may run in the own region, so that replicas there are for it, wherever it runs."""
         regions = dispatch_request.regions
-        return regions is None or self.regions is None or self.region in regions
+        return regions is None or self.region in regions
 
     def new_entry(self, dispatch_request: DispatchRequest) -> QueuedRequest:
         """Returns a queue entry for a request that has not joined a queue yet."""
@@ -276,6 +283,9 @@ class DispatchCore:
         cached = forecast_cache.cached_for(queued, now_s)
         ready = self.refresh(now_s) if cached is None or self.regions is not None else cached.ready
         self.allocator.holdings.observe(queued.tenant, now_s)
+        regions = queued.request.regions
+        if regions is not None and self.regions is None and self.region not in regions:
+            return False  # `join` begins to choose regions
         is_ample = cached is not None and cached.forecast.ample
         if is_ample:
             endpoint_state: EndpointState | None = ready[0]  # the forecast for this entry is still valid
@@ -294,6 +304,8 @@ class DispatchCore:
         if self.arrivals is not None and self.is_own_demand(queued.request):
             self.arrivals.on_arrival(queued)
         forecast_cache.joins.observe(queued.flow, now_s)
+        if regions is not None:
+            self._bounds[regions] += 1
         queue.fair_queue.pass_through(queued, now_s)
         self._start(queued, endpoint_state, queue.quota, now_s)
         if not self.idle_recorded:
@@ -319,12 +331,16 @@ class DispatchCore:
             endpoint_state for endpoint_state in self.endpoint_states if endpoint_state.endpoint.name == replica
         )
         queued.joined_s = now_s
+        if queued.request.regions is not None:
+            self._bounds[queued.request.regions] += 1
         queued.queue.fair_queue.pass_through(queued, now_s)
         self._start(queued, endpoint_state, queued.queue.quota, now_s)
 
     def join(self, queued: QueuedRequest, now_s: float) -> list[EndpointState]:
         """Enqueues an entry. Returns the ready endpoints, so that the caller can dispatch without another refresh."""
         cached = self.forecast_cache.cached_for(queued, now_s)
+        if queued.request.regions is not None:
+            self._bounds[queued.request.regions] += 1
         ready = self.refresh(now_s)
         self.allocator.holdings.observe(queued.tenant, now_s)
         permitted = self.permitted_endpoints(queued.request, ready)
@@ -474,7 +490,7 @@ class DispatchCore:
                         now_s, self._dispatch_queue(queue, self.allocator.quotas.common, ready, changed_requests, now_s)
                     )
         if self.regions is not None:
-            self._fail_out_of_region(self.regions, ready, changed_requests, now_s)
+            self._fail_out_of_region(ready, changed_requests, now_s)
         if self.waiting and self.regions is None:  # while some wait for one region, another one may be idle
             self.predictor.on_saturated(sum(endpoint_state.load.steps for endpoint_state in ready) // len(ready), now_s)
         else:
@@ -494,6 +510,8 @@ class DispatchCore:
             moved: Whether the request was moved to another model.
         """
         state, queued.state = queued.state, QueueState.GONE
+        if queued.request.regions is not None and state not in (QueueState.NEW, QueueState.GONE):
+            self._release_bounds(queued.request.regions)
         queued.failure = None  # its traceback may refer to this entry, which would be a reference cycle
         if state is QueueState.WAITING:
             self._refund(queued)
@@ -513,6 +531,12 @@ class DispatchCore:
                     self.arrivals.on_finished(queued, now_s)
         if state is not QueueState.GONE and not finished:
             self.counters.wasted_tokens += queued.output_tokens
+
+    def _release_bounds(self, regions: frozenset[str]) -> None:
+        """Forgets that a request which has left was bound to these regions."""
+        self._bounds[regions] -= 1
+        if not self._bounds[regions]:
+            del self._bounds[regions]
 
     def on_submitted(self, queued: QueuedRequest) -> None:
         """Records that the next prompt of the request was sent to the replica."""
@@ -685,19 +709,21 @@ class DispatchCore:
             self._start(queued, endpoint_state, quota, now_s)
         changed.append(queued)
 
-    def _fail_out_of_region(
-        self, regions: RegionPlanner, ready: Sequence[EndpointState], changed: list[QueuedRequest], now_s: float
-    ) -> None:
-        """Fails requests over their class's longest wait while none of the replicas where they may run is ready."""
+    def _fail_out_of_region(self, ready: Sequence[EndpointState], changed: list[QueuedRequest], now_s: float) -> None:
+        """Fails requests while none of the replicas where they may run is ready.
+
+        These are the requests over their class's longest wait, or all if no replica will become ready there.
+        """
         longest = self._config.max_wait_s
         for queue in self.queues:
             for lane in list(queue.lanes.values()):
                 entries = [queued for of_tenant in lane.values() for queued in of_tenant]
-                if regions.permitted_endpoints(entries[0].request, ready):
+                if permitted_endpoints(entries[0].request, ready):
                     continue
+                is_hopeless = self._is_hopeless(entries[0])
                 for queued in entries:
-                    if now_s - queued.joined_s > longest.get(queued.flow.priority, float("inf")):
-                        self._fail(queued, regions.unavailable(queued.request, self.retry_after_s), now_s)
+                    if is_hopeless or now_s - queued.joined_s > longest.get(queued.flow.priority, float("inf")):
+                        self._fail(queued, self.unavailable(queued.request), now_s)
                         changed.append(queued)
 
     def _on_idle(self, now_s: float) -> None:
@@ -799,18 +825,23 @@ class DispatchCore:
 
     def _fail_without_replica(self, changed: list[QueuedRequest], now_s: float) -> None:
         """Fails requests over their class's longest wait, or all if no replica will become ready."""
-        hopeless = isinstance(self.outage, ModelLoadFailed | ModelHeld)
         longest = self._config.max_wait_s
         for queue in self.queues:
             over = [
                 queued
                 for entries in queue.tenants.values()
                 for queued in entries
-                if hopeless or _cold_start_wait_s(queued, now_s) > longest.get(queued.flow.priority, float("inf"))
+                if self._is_hopeless(queued)
+                or _cold_start_wait_s(queued, now_s) > longest.get(queued.flow.priority, float("inf"))
             ]
             for queued in over:
                 self._fail(queued, self.unavailable(queued.request), now_s)
                 changed.append(queued)
+
+    def _is_hopeless(self, queued: QueuedRequest) -> bool:
+        """Whether no replica will become ready where a request may run, while none is ready there."""
+        states = permitted_endpoints(queued.request, self.endpoint_states)
+        return isinstance(outage_of(states), ModelLoadFailed | ModelHeld)
 
     @property
     def has_startable_replica(self) -> bool:
@@ -819,17 +850,15 @@ class DispatchCore:
 
     def has_startable(self, dispatch_request: DispatchRequest) -> bool:
         """Whether a replica where a request may run starts for it, or is starting already."""
-        if self.regions is not None:
-            return self.regions.has_startable(dispatch_request)
-        return self.has_startable_replica
+        return any(
+            endpoint_state.ready_in_s is not None
+            for endpoint_state in permitted_endpoints(dispatch_request, self.endpoint_states)
+        )
 
     @property
     def outage(self) -> ReplicaUnavailable | None:
         """Error of the first replica that is not ready; None: no replica reports one."""
-        return next(
-            (endpoint_state.outage for endpoint_state in self.endpoint_states if endpoint_state.outage is not None),
-            None,
-        )
+        return outage_of(self.endpoint_states)
 
     def unavailable(self, dispatch_request: DispatchRequest | None = None) -> ReplicaUnavailable:
         """Returns the error for requests while no replica is ready, with the most specific reason.
@@ -837,8 +866,8 @@ class DispatchCore:
         Args:
             dispatch_request: The request, which may be allowed in some regions only; None: any.
         """
-        if self.regions is not None and dispatch_request is not None and dispatch_request.regions is not None:
-            return self.regions.unavailable(dispatch_request, self.retry_after_s)
+        if dispatch_request is not None and dispatch_request.regions is not None:
+            return out_of_region(dispatch_request, self.endpoint_states)
         outage = self.outage
         if isinstance(outage, ModelLoading | ModelLoadFailed | ModelHeld):
             return type(outage)(outage.message, retry_after_s=self.retry_after_s)
@@ -850,7 +879,7 @@ class DispatchCore:
     @property
     def retry_after_s(self) -> float:
         """Seconds until a replica is expected to be ready, if none is."""
-        return min((s.retry_after_s for s in self.endpoint_states if s.retry_after_s is not None), default=1.0)
+        return retry_after_s(self.endpoint_states)
 
 
 def _cold_start_wait_s(queued: QueuedRequest, now_s: float) -> float:

@@ -15,6 +15,19 @@ _SUSPENSION_BACKOFF = BackoffCeiling(first_s=0.05, most_s=2.0)
 _MAINTENANCE_MESSAGE = "The replica is out of service for maintenance. Try again after the time in Retry-After."
 _MAINTENANCE_RETRY_S = 10.0
 """Retry-After while an operator keeps a replica out of service, because its end is unknown."""
+_UNKNOWN_RETRY_S = 1.0
+"""Retry-After while nothing is known of the replicas."""
+
+
+def outage_of(endpoint_states: Sequence["EndpointState"]) -> ReplicaUnavailable | None:
+    """Returns the error of the first of these replicas that is not ready; None: none reports one."""
+    return next((state.outage for state in endpoint_states if state.outage is not None), None)
+
+
+def retry_after_s(endpoint_states: Sequence["EndpointState"]) -> float:
+    """Returns the seconds until one of these replicas is expected to be ready, while none is."""
+    known = [state.retry_after_s for state in endpoint_states if state.retry_after_s is not None and not state.ready]
+    return min(known, default=_UNKNOWN_RETRY_S)
 
 
 class EndpointState:

@@ -221,7 +221,7 @@ class ForecastCache:
 
     def _cold_start_forecast(self, queued: QueuedRequest, ahead: WorkAhead, now_s: float) -> Forecast:
         """Forecasts an entry while no replica is ready but one is starting; it will start empty."""
-        regions = queued.request.regions if self.is_regional else None
+        regions = queued.request.regions
         coming = [
             (ready_in_s, endpoint_state)
             for endpoint_state in self._endpoint_states

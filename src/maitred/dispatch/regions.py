@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from maitred.core.errors import ModelHeld, ModelLoadFailed, ModelLoading, ReplicaUnavailable
 from maitred.core.flow import PriorityClass, QueuePosition
 from maitred.dispatch.config import RegionsConfig
-from maitred.dispatch.endpoint import EndpointState
+from maitred.dispatch.endpoint import EndpointState, outage_of, retry_after_s
 from maitred.dispatch.policy.overflow import OverflowState
 from maitred.dispatch.predictor import LatencyPredictor
 from maitred.dispatch.queue import QueuedRequest, QueueState, QuotaQueue, SpillReason
@@ -33,6 +33,31 @@ _TOKENS_PER_PRICE = 1e6
 Group = tuple[str, PriorityClass]
 
 
+def permitted_endpoints(
+    dispatch_request: DispatchRequest, endpoint_states: Sequence[EndpointState]
+) -> Sequence[EndpointState]:
+    """Returns those of these replicas where a request may run."""
+    regions = dispatch_request.regions
+    if regions is None:
+        return endpoint_states
+    return [endpoint_state for endpoint_state in endpoint_states if endpoint_state.region in regions]
+
+
+def out_of_region(dispatch_request: DispatchRequest, endpoint_states: Sequence[EndpointState]) -> ReplicaUnavailable:
+    """Returns the error of a request while none of the replicas where it may run is ready."""
+    states = permitted_endpoints(dispatch_request, endpoint_states)
+    retry_s = retry_after_s(states)
+    outage = outage_of(states)
+    if isinstance(outage, ModelLoading | ModelLoadFailed | ModelHeld):
+        return type(outage)(outage.message, retry_after_s=retry_s)
+    names = ", ".join(sorted(dispatch_request.regions or ())) or "none"
+    return ReplicaUnavailable(
+        f"No replica of the model serves in the regions where the request may be computed ({names}), and it may not "
+        "leave them. Try again after the time in Retry-After.",
+        retry_after_s=retry_s,
+    )
+
+
 class _GroupSpill(OverflowState):
     """Whether the requests of one tenant and class leave the own region.
 
@@ -48,7 +73,9 @@ class _GroupSpill(OverflowState):
 
 
 class RegionPlanner:
-    """Decides in which region a request runs. It exists only while a model has replicas in other regions.
+    """Decides in which region a request runs.
+
+    It exists only while a model has replicas in other regions, or requests that may not run in the own one.
 
     Args:
         region: The gateway's own region; None: it has no name.
@@ -79,38 +106,6 @@ class RegionPlanner:
         self._sessions: dict[str, str | None] = {}
         """Session -> region of its last request outside of the own region, the one used last at the end."""
 
-    # --- residency ---
-
-    def permitted_endpoints(
-        self, dispatch_request: DispatchRequest, endpoint_states: Sequence[EndpointState]
-    ) -> list[EndpointState]:
-        """Returns those of these replicas where the request may run."""
-        regions = dispatch_request.regions
-        if regions is None:
-            return list(endpoint_states)
-        return [endpoint_state for endpoint_state in endpoint_states if endpoint_state.region in regions]
-
-    def has_startable(self, dispatch_request: DispatchRequest) -> bool:
-        """Whether a replica where the request may run starts for it, or is starting already."""
-        return any(
-            endpoint_state.ready_in_s is not None
-            for endpoint_state in self.permitted_endpoints(dispatch_request, self._endpoint_states)
-        )
-
-    def unavailable(self, dispatch_request: DispatchRequest, retry_after_s: float) -> ReplicaUnavailable:
-        """Returns the error of a request while none of the replicas where it may run is ready."""
-        states = self.permitted_endpoints(dispatch_request, self._endpoint_states)
-        retry_s = min((s.retry_after_s for s in states if s.retry_after_s is not None), default=retry_after_s)
-        outage = next((s.outage for s in states if s.outage is not None), None)
-        if isinstance(outage, ModelLoading | ModelLoadFailed | ModelHeld):
-            return type(outage)(outage.message, retry_after_s=retry_s)
-        names = ", ".join(sorted(dispatch_request.regions or ())) or "none"
-        return ReplicaUnavailable(
-            f"No replica of the model serves in the regions where the request may be computed ({names}), and it may "
-            "not leave them. Try again after the time in Retry-After.",
-            retry_after_s=retry_s,
-        )
-
     # --- choice of a region ---
 
     def narrow(
@@ -132,10 +127,10 @@ class RegionPlanner:
             Empty: it waits.
         """
         queued.spill_reason = None
-        with_capacity = self.permitted_endpoints(queued.request, with_capacity)
+        with_capacity = permitted_endpoints(queued.request, with_capacity)
         if not with_capacity:
             return with_capacity
-        home = [state for state in self.permitted_endpoints(queued.request, ready) if state.region == self.region]
+        home = [state for state in permitted_endpoints(queued.request, ready) if state.region == self.region]
         if not home:
             return self._leave(queued, with_capacity, now_s, self._reason_away(queued.request))
         at_home = [state for state in with_capacity if state.region == self.region]
@@ -189,7 +184,7 @@ class RegionPlanner:
 
         That is its own region, or all that it allows if it has no replica there.
         """
-        regions = {state.region for state in self.permitted_endpoints(queued.request, ready)}
+        regions = {state.region for state in permitted_endpoints(queued.request, ready)}
         return {self.region} if self.region in regions and not queued.requeues else regions
 
     # --- requests beside the order of the queue ---
@@ -228,7 +223,7 @@ class RegionPlanner:
     ) -> QueuedRequest | None:
         """Returns the request of a tenant that may go to another region now; see `away_candidates`."""
         first = next(iter(entries))
-        permitted = self.permitted_endpoints(first.request, ready)
+        permitted = permitted_endpoints(first.request, ready)
         home = [state for state in permitted if state.region == self.region]
         if not home:
             return first

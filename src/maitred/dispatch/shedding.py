@@ -63,8 +63,8 @@ class LoadShedder:
         """
         core = self._core
         ready: Sequence[EndpointState] = core.refresh(now_s)
-        if core.regions is not None:
-            ready = core.regions.permitted_endpoints(dispatch_request, ready)
+        if dispatch_request.regions is not None:
+            ready = core.permitted_endpoints(dispatch_request, ready)
         if not ready and not core.has_startable(dispatch_request):
             unavailable = core.unavailable(dispatch_request)
             core.counters.on_rejection(unavailable.code)

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from maitred.core.errors import ModelLoading, ReplicaUnavailable
+from maitred.core.errors import ModelHeld, ModelLoadFailed, ModelLoading, ReplicaUnavailable
 from maitred.core.flow import PriorityClass
 from maitred.core.replica import StepTimes
 from maitred.dispatch.config import DispatchConfig, RegionsConfig
@@ -24,7 +24,7 @@ class Setup:
     def __init__(self, *regions, round_trips=(), region="eu", **settings):
         self.clock = FakeClock()
         settings = {"ttft_s": {PriorityClass.STANDARD: 2.0}} | settings
-        config = DispatchConfig(headroom=0.0, unknown_output_share=1.0, regions=RegionsConfig(**settings))
+        self.config = DispatchConfig(headroom=0.0, unknown_output_share=1.0, regions=RegionsConfig(**settings))
         self.replicas = {
             name: ScriptedReplica(replace(CARD, region=name), replace(EMPTY, times=TIMES)) for name in regions
         }
@@ -33,7 +33,7 @@ class Setup:
             Endpoint(f"at-{name}", replica, round_trip_s=lambda name=name: seconds.get(name))
             for name, replica in self.replicas.items()
         ]
-        self.dispatcher = Dispatcher("m", endpoints, config, self.clock, draw=lambda: 0.0, region=region)
+        self.dispatcher = Dispatcher("m", endpoints, self.config, self.clock, draw=lambda: 0.0, region=region)
         self.core = self.dispatcher.core
         self.made = 0
 
@@ -246,3 +246,81 @@ def test_demand_is_that_of_the_own_region():
     setup.fill("eu")
     assert setup.send().region == "us"
     assert meter.read(setup.clock.monotonic_s()).running == SLOTS + 1, "or the own region would never grow"
+
+
+def _serve(setup, *regions):
+    """Keeps the replicas in these regions and removes the others."""
+    endpoints = [state.endpoint for state in setup.core.endpoint_states if state.region in regions]
+    setup.core.reconfigure(endpoints, setup.config, None, setup.clock.monotonic_s())
+    setup.pass_s(0.1)
+
+
+def test_who_waits_for_a_region_does_not_run_at_home_when_its_last_replica_is_removed():
+    setup = Setup("eu", "us")
+    setup.fill("us")
+    waiting = setup.send(regions=frozenset({"us"}))
+    _serve(setup, "eu")
+    assert waiting.queued.state is QueueState.WAITING
+    assert setup.send().region == "eu"  # it is in nobody's way
+    setup.end(waiting)
+    setup.pass_s(0.1)
+    assert setup.core.regions is not None  # those which run there are bound as well
+
+
+def test_who_runs_at_a_removed_replica_goes_on_nowhere_but_in_its_regions():
+    setup = Setup("eu", "us")
+    entry = setup.send(regions=frozenset({"us"}))
+    _serve(setup, "eu")
+    assert not entry.has_other_replica
+    setup.core.requeue(entry.queued, setup.clock.monotonic_s(), prompts=[0], answer_by_s=None, draw=0.0)
+    setup.pass_s(0.1)
+    assert entry.queued.state is QueueState.WAITING
+    setup.end(entry)
+    setup.pass_s(0.1)
+    assert setup.core.regions is None
+
+
+def test_a_request_for_other_regions_finds_nothing_where_all_replicas_are_at_home():
+    setup = Setup("eu")
+    setup.send()
+    with pytest.raises(ReplicaUnavailable, match="may not leave"):
+        setup.check(regions=frozenset({"us"}))
+    entry = setup.send(regions=frozenset({"us"}))
+    assert entry.queued.state is QueueState.WAITING
+    assert setup.send(regions=frozenset({"eu", "us"})).region == "eu"
+
+
+def test_a_region_that_is_down_says_when_to_try_again_whatever_is_ready_elsewhere():
+    setup = Setup("eu", "us")
+    setup.send()
+    setup.replicas["us"].card = _raise(ReplicaUnavailable())
+    with pytest.raises(ReplicaUnavailable) as raised:
+        setup.check(regions=frozenset({"us"}))
+    assert raised.value.retry_after_s == 1.0
+
+
+@pytest.mark.parametrize("outage", [ModelLoadFailed, ModelHeld])
+def test_who_waits_for_a_region_fails_at_once_when_no_replica_will_be_ready_there(outage):
+    setup = Setup("eu", "us")
+    setup.fill("us")
+    waiting = setup.send(regions=frozenset({"us"}))
+    setup.replicas["us"].card = _raise(outage("It cannot."))
+    setup.pass_s(0.1)
+    assert isinstance(waiting.queued.failure, outage)
+
+
+def test_who_waits_for_a_region_does_not_fail_for_an_outage_of_another_one():
+    setup = Setup("eu", "us")
+    setup.fill("us")
+    waiting = setup.send(regions=frozenset({"us"}))
+    setup.replicas["eu"].card = _raise(ModelLoadFailed("It cannot."))
+    setup.replicas["us"].card = _raise(ModelLoading("It comes."))
+    setup.pass_s(0.1)
+    assert waiting.queued.state is QueueState.WAITING
+
+
+def _raise(error):
+    def card():
+        raise error
+
+    return card
