@@ -130,6 +130,7 @@ class CapacityAllocator:
             tried = untried_endpoints(queued, ready) or ready
         for endpoint_state in tried:
             if endpoint_state.region in except_in:
+                lacks_slots = True
                 continue
             reserve = _headroom_cost(endpoint_state.total, headroom, [endpoint_state])
             capped_cost = _first_turn(queued, endpoint_state.total, reserve, endpoint_state.block_tokens)
@@ -196,7 +197,13 @@ class CapacityAllocator:
         return self._selector.select(queued, candidates, now_s) if candidates else None
 
     def select_overtaking(
-        self, queue: QuotaQueue, quota: Quota, ready: Sequence[EndpointState], now_s: float
+        self,
+        queue: QuotaQueue,
+        quota: Quota,
+        ready: Sequence[EndpointState],
+        now_s: float,
+        *,
+        except_in: Set[str | None] = frozenset(),
     ) -> tuple[QueuedRequest, EndpointState] | None:
         """Selects a request that may overtake a blocked head: by class, then by slots per weight.
 
@@ -220,7 +227,7 @@ class CapacityAllocator:
         if best is None:
             return None
         above = self.above_share(best, quota, ready, now_s)
-        endpoint_state = self.endpoint_for(best, quota, ready, now_s, above_share=above)
+        endpoint_state = self.endpoint_for(best, quota, ready, now_s, above_share=above, except_in=except_in)
         return None if isinstance(endpoint_state, WaitCause) else (best, endpoint_state)
 
     def free_capacity(self, queued: QueuedRequest, ready: Sequence[EndpointState], *, above_share: bool) -> Cost:

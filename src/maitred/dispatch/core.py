@@ -43,8 +43,6 @@ _DEADLINE_PASSED_MESSAGE = (
     "The deadline for the first token passed while the request waited. Allow more time, or send it when less is going "
     "on."
 )
-_MOST_TRIED = 64
-"""Most requests that are looked at for another region than that for which the head of a queue waits."""
 _MAX_STALE_DEADLINES = 64
 """The deadline heap is cleaned once it holds this many entries more than twice the waiting requests."""
 
@@ -591,8 +589,8 @@ class DispatchCore:
         now_s: float,
     ) -> tuple[str, WaitCause] | None:
         """Dispatches from the head until it is blocked; returns the head's tenant and wait cause."""
-        if queue.aside and not self.allocator.awaits_turns(next(iter(queue.aside)), ready):
-            queue.call_back(now_s)
+        if queue.aside:
+            self._call_back(queue, ready, now_s)
         if self.regions is not None:
             return self._dispatch_in_regions(self.regions, queue, quota, ready, changed, now_s)
         while (queued := queue.head(now_s)) is not None:
@@ -609,6 +607,16 @@ class DispatchCore:
             self._dispatch_or_fail(queued, endpoint_state, quota, changed, now_s)
         return next(((queued.tenant.id, WaitCause.SLOTS) for queued in queue.aside), None)
 
+    def _call_back(self, queue: QuotaQueue, ready: Sequence[EndpointState], now_s: float) -> None:
+        """Returns requests that were set aside to the order, where others like them take turns no more."""
+        aside = list(queue.aside)
+        if self.regions is None:  # all of them wait for the same replicas
+            returning = [] if self.allocator.awaits_turns(aside[0], ready) else aside
+        else:
+            returning = [queued for queued in aside if not self.allocator.awaits_turns(queued, ready)]
+        for queued in returning:
+            queue.call_back(queued, now_s)
+
     def _dispatch_in_regions(
         self,
         regions: RegionPlanner,
@@ -621,29 +629,36 @@ class DispatchCore:
         """Dispatches in the order of the queue in the own region, and beside it what may run in others.
 
         A request that waits for other regions leaves the order until it is dispatched, so that it is in nobody's way.
+        Nobody behind it takes a place in these regions.
         """
+        blocked: set[str | None] = set()
         if queue.away:
             for returning in regions.returning(queue, ready):
                 queue.call_home(returning, now_s)
-            self._dispatch_away(regions, queue, quota, ready, changed, now_s, blocked=set(), home_blocked=False)
+            self._dispatch_away(regions, queue, quota, ready, changed, now_s, blocked=blocked, home_blocked=False)
         cause: tuple[str, WaitCause] | None = None
-        blocked: set[str | None] = set()
         overtaking: tuple[QueuedRequest, EndpointState] | None
         while (queued := queue.head(now_s)) is not None:
             if self.allocator.awaits_turns(queued, ready):
                 queue.set_aside(queued)
                 continue
             above_share = not queued.requeues and self.allocator.above_share(queued, quota, ready, now_s)
-            endpoint_state = self.allocator.endpoint_for(queued, quota, ready, now_s, above_share=above_share)
+            endpoint_state = self.allocator.endpoint_for(
+                queued, quota, ready, now_s, above_share=above_share, except_in=blocked
+            )
             if isinstance(endpoint_state, WaitCause):
                 waits_for = regions.waits_for(queued, ready)
                 if self.region not in waits_for:
                     queue.set_away(queued)
+                    blocked |= waits_for
                     cause = cause or (queued.tenant.id, endpoint_state)
                     continue
-                overtaking = self.allocator.select_overtaking(queue, quota, ready, now_s) if above_share else None
+                overtaking = None
+                if above_share:
+                    overtaking = self.allocator.select_overtaking(queue, quota, ready, now_s, except_in=blocked)
                 if overtaking is None:
-                    cause, blocked = (queued.tenant.id, endpoint_state), waits_for
+                    cause = queued.tenant.id, endpoint_state
+                    blocked |= waits_for
                     break
                 self._dispatch_or_fail(*overtaking, quota, changed, now_s)
             else:
@@ -675,13 +690,12 @@ class DispatchCore:
             ready: The replicas that are ready.
             changed: Gets the requests that were dispatched or have failed.
             now_s: Now.
-            blocked: Regions for which earlier requests wait.
+            blocked: Regions for which earlier requests wait; gets those for which one of these waits.
             home_blocked: Whether the own region is full, so that late requests may leave it.
         """
-        candidates = regions.away_candidates(queue, ready, now_s, late=home_blocked)
-        for tried, queued in enumerate(candidates):
+        for queued in regions.away_candidates(queue, ready, now_s, late=home_blocked, blocked=blocked):
             open_states = [state for state in ready if state.region not in blocked]
-            if tried == _MOST_TRIED or not any(s.free.slots + s.overcommit_slots > 0 for s in open_states):
+            if not any(state.free.slots + state.overcommit_slots > 0 for state in open_states):
                 return
             above_share = not queued.requeues and self.allocator.above_share(queued, quota, ready, now_s)
             endpoint_state = self.allocator.endpoint_for(
@@ -825,13 +839,14 @@ class DispatchCore:
 
     def _fail_without_replica(self, changed: list[QueuedRequest], now_s: float) -> None:
         """Fails requests over their class's longest wait, or all if no replica will become ready."""
+        hopeless = isinstance(self.outage, ModelLoadFailed | ModelHeld)
         longest = self._config.max_wait_s
         for queue in self.queues:
             over = [
                 queued
                 for entries in queue.tenants.values()
                 for queued in entries
-                if self._is_hopeless(queued)
+                if (hopeless if queued.request.regions is None else self._is_hopeless(queued))
                 or _cold_start_wait_s(queued, now_s) > longest.get(queued.flow.priority, float("inf"))
             ]
             for queued in over:

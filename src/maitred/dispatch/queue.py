@@ -230,11 +230,10 @@ class QuotaQueue:
         self.fair_queue.remove(queued)
         self.aside[queued] = None
 
-    def call_back(self, now_s: float) -> None:
-        """Returns all requests that were set aside to the order, as of their arrival."""
-        for queued in self.aside:
-            self.fair_queue.add(queued, now_s)
-        self.aside.clear()
+    def call_back(self, queued: QueuedRequest, now_s: float) -> None:
+        """Returns a request that was set aside to the order, as of its arrival."""
+        del self.aside[queued]
+        self.fair_queue.add(queued, now_s)
 
     def set_away(self, queued: QueuedRequest) -> None:
         """Takes a waiting request out of the order while it waits for another region."""
@@ -263,6 +262,8 @@ class QuotaQueue:
         """Removes an entry that is dispatched."""
         if queued in self.away:
             self.call_home(queued, now_s)
+        elif queued in self.aside:
+            self.call_back(queued, now_s)
         self.fair_queue.take(queued, now_s)
         self._on_leave(queued, now_s)
 

@@ -9,7 +9,7 @@ there. A request whose own region has no replica that serves goes elsewhere at o
 A request never gets a replica outside of the regions that it allows.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 
 from maitred.core.errors import ModelHeld, ModelLoadFailed, ModelLoading, ReplicaUnavailable
 from maitred.core.flow import PriorityClass, QueuePosition
@@ -23,6 +23,8 @@ from maitred.dispatch.selector import ReplicaSelector
 
 _CHECK_INTERVAL_S = 0.1
 """Time between two predictions for the waiting requests of a group that stays in its own region."""
+_MOST_FUTILE = 64
+"""Requests that may leave the own region and find no room, after which no others are looked at in a pass."""
 _AGEING_S = 10.0
 """Time after which a request that waits for another region counts as of the next class."""
 _MOST_SESSIONS = 4096
@@ -41,6 +43,11 @@ def permitted_endpoints(
     if regions is None:
         return endpoint_states
     return [endpoint_state for endpoint_state in endpoint_states if endpoint_state.region in regions]
+
+
+def _is_open(open_regions: Set[str | None], regions: frozenset[str] | None) -> bool:
+    """Whether a request that is bound to regions, or to none, may run in one of the open regions."""
+    return bool(open_regions) if regions is None else not open_regions.isdisjoint(regions)
 
 
 def out_of_region(dispatch_request: DispatchRequest, endpoint_states: Sequence[EndpointState]) -> ReplicaUnavailable:
@@ -198,31 +205,63 @@ class RegionPlanner:
         ]
 
     def away_candidates(
-        self, queue: QuotaQueue, ready: Sequence[EndpointState], now_s: float, *, late: bool
+        self,
+        queue: QuotaQueue,
+        ready: Sequence[EndpointState],
+        now_s: float,
+        *,
+        late: bool,
+        blocked: Set[str | None],
     ) -> Iterator[QueuedRequest]:
         """Yields requests that may go to other regions: most urgent class first, then least served tenant.
 
         Of a tenant's requests with the same regions it is the first. Of those that wait for the own region it is the
-        first that is predicted to miss its objective there, and only if `late` is set.
+        first that is predicted to miss its objective there, and only if `late` is set. Those whose regions are all
+        blocked are left out, so however many they are, they are in nobody's way.
+
+        Args:
+            queue: The queue.
+            ready: The replicas that are ready.
+            now_s: Now.
+            late: Whether late requests may leave the own region.
+            blocked: Regions for which others wait; the caller adds to them between two candidates.
         """
-        yield from [queued for queued in queue.requeued if queued in queue.away]
-        groups = [entries for lane in queue.lanes.values() for entries in lane.values()]
-        groups.sort(key=lambda entries: self._urgency(queue, next(iter(entries)), now_s))
+        of_ready = {state.region for state in ready}
+        for queued in list(queue.requeued):
+            if queued in queue.away and _is_open(of_ready - blocked, queued.request.regions):
+                yield queued
+        groups = [
+            (regions, entries)
+            for regions, lane in queue.lanes.items()
+            if _is_open(of_ready - blocked, regions)
+            for entries in lane.values()
+        ]
+        groups.sort(key=lambda group: self._urgency(queue, next(iter(group[1])), now_s))
+        futile = 0
         while groups:
             successful = []
-            for entries in groups:
-                queued = self._candidate(entries, ready, now_s, late=late) if entries else None
-                if queued is not None:
-                    yield queued
-                    if queued.state is not QueueState.WAITING:
-                        successful.append(entries)
+            for regions, entries in groups:
+                if not entries or not _is_open(of_ready - blocked, regions):
+                    continue
+                in_order = [queued for queued in entries if queued not in queue.aside] if queue.aside else entries
+                candidate = self._candidate(in_order, ready, now_s, late=late)
+                if candidate is None:
+                    continue
+                yield candidate
+                if candidate.state is QueueState.WAITING:
+                    futile += 1
+                    late = late and futile < _MOST_FUTILE
+                else:
+                    successful.append((regions, entries))
             groups = successful  # those that found room may have more, after one of each other
 
     def _candidate(
         self, entries: Collection[QueuedRequest], ready: Sequence[EndpointState], now_s: float, *, late: bool
     ) -> QueuedRequest | None:
         """Returns the request of a tenant that may go to another region now; see `away_candidates`."""
-        first = next(iter(entries))
+        first = next(iter(entries), None)
+        if first is None:
+            return None
         permitted = permitted_endpoints(first.request, ready)
         home = [state for state in permitted if state.region == self.region]
         if not home:

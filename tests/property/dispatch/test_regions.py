@@ -1,5 +1,6 @@
-"""Replicas in three regions: whatever comes, ends, dies and returns, no request runs where it may not, none waits
-beside an idle replica of its own region, none leaves its region without need, and in the end nothing is left of any.
+"""Replicas in three regions: whatever comes, ends, dies, is removed and returns, no request runs where it may not, none
+waits beside an idle replica of its own region, none leaves its region without need or takes a place there for which
+another one waits, and in the end nothing is left of any.
 """
 
 from hypothesis import settings
@@ -16,6 +17,7 @@ from maitred.fairness.config import QueueOrderConfig
 from tests.support.dispatchers import CARD, EMPTY, ScriptedReplica, make_dispatch_request
 
 OBJECTIVE_S = 2.0
+CROWD = 70
 REGIONS = ("eu", "us", "ap")
 ALLOWED = st.none() | st.frozensets(st.sampled_from(REGIONS), min_size=1)
 CONFIGS = [
@@ -35,8 +37,13 @@ class Engine(ScriptedReplica):
     def hear(self):
         slots = sum(queued.cost.slots for queued in self.runs)
         blocks = sum(queued.cost.blocks for queued in self.runs)
+        running = min(slots, EMPTY.free_sequences)
         self._load = replace(
-            EMPTY, running=slots, free_sequences=EMPTY.free_sequences - slots, free_blocks=EMPTY.total_blocks - blocks
+            EMPTY,
+            running=running,
+            waiting=slots - running,
+            free_sequences=EMPTY.free_sequences - running,
+            free_blocks=max(0, EMPTY.total_blocks - blocks),
         )
 
 
@@ -44,20 +51,23 @@ class RegionMachine(RuleBasedStateMachine):
     @initialize(config=st.sampled_from(CONFIGS), engines=st.lists(st.sampled_from(REGIONS), min_size=1, max_size=4))
     def start(self, config, engines):
         self.engines = {f"{region}-{number}": Engine(region) for number, region in enumerate([*engines, "us"])}
-        endpoints = [Endpoint(name, engine) for name, engine in self.engines.items()]
-        self.core = DispatchCore(endpoints, config, region="eu")
+        self.endpoints = {name: Endpoint(name, engine) for name, engine in self.engines.items()}
+        """Those of the engines that were not removed; requests may still run at the others."""
+        self.config = config
+        self.core = DispatchCore(list(self.endpoints.values()), config, region="eu")
         self.now_s = 1_000_000.0
         self.made = 0
         self.waiting = []
         self.running = []
         self.missed = set()
         """Tenants and classes of which a request has waited for too long."""
+        self.is_crowded = False
 
     @rule(
         org=st.integers(0, 2),
         tokens=st.integers(1, 300),
         max_tokens=st.integers(1, 300),
-        choices=st.integers(1, 3),
+        choices=st.sampled_from([1, 1, 2, 3, 4, 12]),
         priority=st.sampled_from([PriorityClass.STANDARD, PriorityClass.BACKGROUND]),
         session=st.sampled_from([None, None, "a", "b"]),
         regions=ALLOWED,
@@ -71,22 +81,36 @@ class RegionMachine(RuleBasedStateMachine):
             self.core.join(queued, self.now_s)
             self.waiting.append(queued)
 
+    @precondition(lambda self: not self.is_crowded)
+    @rule(region=st.sampled_from(REGIONS))
+    def crowd(self, region):
+        """Many tenants come at once, for one region."""
+        self.is_crowded = True
+        for tenant in range(CROWD):
+            self.join(f"of-{tenant}", max_tokens=300, regions=frozenset({region}))
+
     @rule(passes_s=st.sampled_from([0.0, 0.2, OBJECTIVE_S, 7.0]))
     def turn(self, passes_s):
         self.now_s += passes_s
         for queued in self.waiting:
             if self.now_s - queued.request.arrived_s > OBJECTIVE_S:
                 self.missed.add((queued.tenant.id, queued.flow.priority))
+        away = [queued for queued in self.waiting if queued in queued.queue.away]
         for queued in self.core.run_dispatch_pass(self.now_s):
             self.waiting.remove(queued)
             assert queued.state is QueueState.DISPATCHED
             self._on_dispatched(queued)
+            if queued.spill_reason in (SpillReason.OBJECTIVE, SpillReason.SESSION):
+                region = queued.allocation.endpoint_state.region
+                passed = [other for other in away if other in other.queue.away]
+                assert not any(_may_run_in(region, other) for other in passed), "it has passed one who waits for this"
 
     def _on_dispatched(self, queued):
         state = queued.allocation.endpoint_state
         engine = self.engines[state.endpoint.name]
         regions = queued.request.regions
         assert engine.up
+        assert state.endpoint.name in self.endpoints
         assert regions is None or state.region in regions, "it runs where it may not"
         if state.region == "eu":
             assert queued.spill_reason is None
@@ -105,7 +129,11 @@ class RegionMachine(RuleBasedStateMachine):
         engine.hear()
 
     def _at(self, region):
-        return [engine for engine in self.engines.values() if engine.card_region == region]
+        return [engine for engine in self.served if engine.card_region == region]
+
+    @property
+    def served(self):
+        return [self.engines[name] for name in self.endpoints]
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), finished=st.booleans())
@@ -143,14 +171,30 @@ class RegionMachine(RuleBasedStateMachine):
         for engine in self.engines.values():
             engine.up = True
 
+    @precondition(lambda self: len(self.endpoints) > 1)
+    @rule(data=st.data())
+    def remove(self, data):
+        del self.endpoints[data.draw(st.sampled_from(sorted(self.endpoints)))]
+        self._reconfigure()
+
+    @precondition(lambda self: len(self.endpoints) < 5)
+    @rule(region=st.sampled_from(REGIONS))
+    def add(self, region):
+        name = f"{region}-{len(self.engines)}"
+        self.engines[name] = Engine(region)
+        self.endpoints[name] = Endpoint(name, self.engines[name])
+        self._reconfigure()
+
+    def _reconfigure(self):
+        self.core.reconfigure(list(self.endpoints.values()), self.config, None, self.now_s)
+
     @invariant()
     def nobody_waits_beside_an_idle_replica(self):
         if not hasattr(self, "core"):
             return
         self.turn(0.0)
         for queued in self.waiting:
-            regions = queued.request.regions
-            permitted = [e for e in self.engines.values() if e.up and (regions is None or e.card_region in regions)]
+            permitted = [engine for engine in self.served if engine.up and _may_run_in(engine.card_region, queued)]
             at_home = [engine for engine in permitted if engine.card_region == "eu"]
             assert all(engine.runs for engine in at_home or permitted)
 
@@ -170,7 +214,7 @@ class RegionMachine(RuleBasedStateMachine):
             self.turn(0.0)
             if self.running:
                 self._end(self.running[0])
-        reachable = {engine.card_region for engine in self.engines.values()}
+        reachable = {engine.card_region for engine in self.served}
         for queued in self.waiting:
             assert queued.request.regions is not None
             assert not reachable & queued.request.regions, "it was never served"
@@ -184,6 +228,10 @@ class RegionMachine(RuleBasedStateMachine):
         assert self.core.running == self.core.waiting == self.core.allocator.holdings.slots == 0
         assert all(not (queue.lanes or queue.away or queue.requeued or queue.aside) for queue in self.core.queues)
         assert all(quota.used == (0, 0, 0) for quota in self.core.allocator.quotas.all)
+
+
+def _may_run_in(region, queued):
+    return queued.request.regions is None or region in queued.request.regions
 
 
 Engine.card_region = property(lambda engine: engine._card.region)

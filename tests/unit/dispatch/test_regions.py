@@ -290,6 +290,59 @@ def test_a_request_for_other_regions_finds_nothing_where_all_replicas_are_at_hom
     assert setup.send(regions=frozenset({"eu", "us"})).region == "eu"
 
 
+@pytest.mark.parametrize("first", ["eu", "us"])
+def test_requests_that_take_turns_in_two_regions_wait_for_their_own(first):
+    regions = sorted(["eu", "us"], reverse=first == "us")
+    setup = Setup("eu", "us")
+    running = {region: setup.send(region, choices=3 * SLOTS, regions=frozenset({region})) for region in regions}
+    aside = {region: setup.send(region, choices=3 * SLOTS, regions=frozenset({region})) for region in regions}
+    setup.pass_s(1.0)
+    assert {entry.queued.state for entry in aside.values()} == {QueueState.WAITING}
+    last = regions[1]
+    setup.end(running[last])
+    setup.pass_s(1.0)
+    assert aside[last].region == last
+    assert aside[first].queued.state is QueueState.WAITING
+    setup.end(running[first])
+    setup.pass_s(1.0)
+    assert aside[first].region == first
+
+
+def test_a_large_request_for_another_region_is_not_passed_by_those_that_leave_theirs():
+    setup = Setup("eu", "us")
+    setup.fill("eu", max_tokens=300)
+    there = setup.fill("us", max_tokens=300)
+    large = setup.send("large", choices=SLOTS, regions=frozenset({"us"}))
+    small = [setup.send("small") for _ in range(10)]
+    setup.pass_s(3.0)  # they are late
+    for entry in there:
+        setup.end(entry)
+        setup.pass_s(0.5)
+    assert large.region == "us"
+    assert {entry.queued.state for entry in small} == {QueueState.WAITING}
+
+
+def test_many_tenants_that_wait_for_one_region_do_not_hide_who_waits_for_an_idle_one():
+    setup = Setup("eu", "us", "ap", "in")
+    setup.fill("ap")
+    there = setup.fill("us")
+    for tenant in range(70):
+        setup.send(f"of-{tenant}", regions=frozenset({"ap"}), priority=PriorityClass.INTERACTIVE)
+    waiting = setup.send("other", regions=frozenset({"us"}))
+    setup.end(*there)
+    setup.pass_s(1.0)
+    assert waiting.region == "us"
+
+
+def test_many_late_tenants_do_not_hide_who_waits_for_an_idle_region():
+    setup = Setup("eu", "us", "ap", ttft_s={PriorityClass.INTERACTIVE: 2.0}, margin_s=1e9)  # none gains enough
+    setup.fill("eu", max_tokens=300)
+    for tenant in range(70):
+        setup.send(f"of-{tenant}", priority=PriorityClass.INTERACTIVE)
+    setup.pass_s(3.0)
+    assert setup.send("other", regions=frozenset({"us"})).region == "us"
+
+
 def test_a_region_that_is_down_says_when_to_try_again_whatever_is_ready_elsewhere():
     setup = Setup("eu", "us")
     setup.send()
