@@ -190,22 +190,16 @@ class Admission:
         size = RequestSize(admission_request.prompt_tokens, admission_request.choices)
         readings: Sequence[CounterState] = ()
         if claims := plan.demand.claims:
-            if self._counters.settles_immediately:
-                # The counts were lost with that process. The granted amount must be counted again, without a new
-                # decision.
-                counted = [msgspec.structs.replace(claim, hard=False) for claim in claims]
-                lease_s = self.leases.lease_s
-                answer = await self._counters.reserve(
-                    Reservation(
-                        lease=lease,
-                        claims=counted,
-                        output=max_tokens,
-                        least_output=max_tokens,
-                        lease_s=lease_s,
-                        size=size,
-                    )
+            readings = await self._counters.resume(
+                Reservation(
+                    lease=lease,
+                    claims=claims,
+                    output=max_tokens,
+                    least_output=max_tokens,
+                    lease_s=self.leases.lease_s,
+                    size=size,
                 )
-                readings = answer.readings
+            )
             self.leases.hold(lease)
         return Grant(
             lease,

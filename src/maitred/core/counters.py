@@ -162,6 +162,17 @@ class Counters(Protocol):
         """
         ...
 
+    async def resume(self, reservation: Reservation) -> Sequence[CounterState]:
+        """Takes over the lease of a running request that a dead process was granted, whether it fits or not.
+
+        Returns:
+            The states of the counters; empty if they are unknown.
+
+        Raises:
+            StoreUnavailable: The charged total of a budget cannot be read.
+        """
+        ...
+
     async def settle(self, lease: str, amounts: Mapping[str, int]) -> None:
         """Ends a lease and charges the used amounts; a second call changes nothing.
 

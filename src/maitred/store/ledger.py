@@ -56,9 +56,8 @@ _Result = TypeVar("_Result")
 
 SettleLease = Callable[[str, Mapping[str, int], str], Awaitable[None]]
 """Function that settles a lease with its amounts; the last argument names the dead gateway that held it."""
-ReleaseGateway = Callable[[str], Awaitable[None]]
-"""Function that releases what a dead gateway held besides its leases."""
-"""Function that ends a lease and charges the used amounts, as `maitred.core.counters.Counters.settle`."""
+ReleaseGateway = Callable[[str, Sequence[str]], Awaitable[None]]
+"""Function that releases what a dead gateway held besides its leases; the second argument names those that go on."""
 
 
 class UsageLedger:
@@ -195,8 +194,8 @@ class UsageLedger:
             settle_lease: Called for each event with its id (which is the id of its lease) and the amounts that it
                 charged and took, because shared counters may still hold that lease. Later replays call it too.
             surviving: Requests that are still running after the process that began them has died; see `surviving_ids`.
-            release_gateway: Called with the name of each journal whose events are all settled. Later replays call it
-                too.
+            release_gateway: Called with the name of each journal whose events are all settled, and with the ids of
+                those that survive. Later replays call it too.
 
         Returns:
             Number of events that were found; the database may already have some of them.
@@ -232,7 +231,7 @@ class UsageLedger:
                         self._journal.begin(event)
                         self.surviving_ids.add(event.id)
                 if self._release_gateway is not None:
-                    await self._release_gateway(folder.name)
+                    await self._release_gateway(folder.name, [event.id for event in orphan.surviving])
                 orphan.remove()
                 if count:
                     log.warning(

@@ -266,15 +266,15 @@ async def test_what_was_granted_and_never_heard_of_is_given_back_and_is_no_line(
         settled[lease] = dict(amounts)
         gateways.add(gateway)
 
-    async def release(gateway):
-        released.append((gateway, len(settled)))
+    async def release(gateway, surviving):
+        released.append((gateway, len(settled), surviving))
 
     # A request may have been granted something twice: the first it has not heard of, and with the second it runs.
     asking = {event.request_id for event in (runs, unheard, ended)}
     async with opened(store_config, folder) as (database, ledger):
         assert await ledger.replay(settle, SurvivingWork({runs.id}, asking), release_gateway=release) == 2
         assert gateways == {orphaned}
-        assert released == [(orphaned, 3)], "what it held otherwise is released last"
+        assert released == [(orphaned, 3, [runs.id])], "what it held otherwise is released last"
         assert ledger.surviving_ids == {runs.id}
         assert ids(await stored(database)) == [ended.id, dead.id]
         assert settled.keys() == {unheard.id, ended.id, dead.id}

@@ -334,3 +334,38 @@ async def test_two_reports_at_one_time_lose_no_settlement(server):
         state = (await one.read([budget(0)]))[0]
         assert (state.used, state.reserved, session.state().unsettled) == (30, 100, 0)
         assert not session._ended_gateways
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+async def test_a_lease_that_was_taken_over_lasts_as_long_as_its_new_gateway_may_spend_it(server, is_resumed):
+    gateways = Gateways(server)
+    async with gateways.open(3) as (dead, heir, other):
+        assert await take(dead, budget(800), "survives")
+        await upkeep(dead)
+        Line(dead).cut()
+        await heir.release_gateway("gateway-0", ["survives"])
+        if is_resumed:
+            await heir.resume(Reservation("survives", [budget(800)], 0, 0, 30.0))
+            await heir.renew(["survives"], 30.0)
+        await upkeep(heir)
+        line = Line(heir)
+        line.cut()
+        heir._session.on_link_lost(LinkLost("no route"))
+        gateways.clock.now_s += 35.0
+        assert await take_all(other, budget) <= 200
+        await heir.settle("survives", {"budget": 700})
+        line.heal()
+        await upkeep(heir)
+        state = (await heir.read([budget(0)]))[0]
+        assert (state.used >= 700, state.used + state.reserved <= 1000) == (True, True)
+
+
+async def test_an_emptied_redis_is_told_of_a_lease_that_was_taken_over(server):
+    gateways = Gateways(server)
+    async with gateways.open(2) as (heir, other):
+        await heir.resume(Reservation("survives", [budget(800)], 0, 0, 30.0))
+        empty(server)
+        for counters in (heir, other):
+            counters._session.on_link_lost(LinkLost("it was emptied"))
+            await upkeep(counters)
+        assert await take_all(other, budget) <= 200

@@ -9,6 +9,8 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+import msgspec
+
 from maitred.core.clock import Clock
 from maitred.core.counters import CounterState, LimitClaim, Reservation, ReservationDenied, ReservationGranted
 from maitred.store.counters.table import CounterTable, CounterTableSize
@@ -78,6 +80,15 @@ class MemoryCounters:
         while (result := self._table.reserve(reservation, int(clock.monotonic_s() * 1e6), clock.wall_s())) is None:
             await self._ensure_open(reservation.claims)
         return result
+
+    async def resume(self, reservation: Reservation) -> Sequence[CounterState]:
+        """Counts again what a dead process had granted, without a new decision. Implements `Counters.resume`.
+
+        Raises:
+            StoreUnavailable: As for `reserve`.
+        """
+        counted = [msgspec.structs.replace(claim, hard=False) for claim in reservation.claims]
+        return (await self.reserve(msgspec.structs.replace(reservation, claims=counted))).readings
 
     async def settle(self, lease: str, amounts: Mapping[str, int]) -> None:
         """Ends a lease and charges what was used. Implements `Counters.settle`."""

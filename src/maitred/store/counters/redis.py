@@ -141,6 +141,11 @@ class RedisCounters:
                 session.settle_later(reservation.lease, {})
             raise
 
+    async def resume(self, reservation: Reservation) -> Sequence[CounterState]:
+        """Takes over a lease of a dead gateway. Implements `Counters.resume`."""
+        self._session.take_over(reservation.spelt_out())
+        return ()
+
     async def settle(self, lease: str, amounts: Mapping[str, int]) -> None:
         """Ends a lease and charges what was used. Implements `Counters.settle`.
 
@@ -152,9 +157,14 @@ class RedisCounters:
         """Ends a lease of a dead gateway, as `settle`; one that Redis never saw is charged to that gateway's slices."""
         await self._settle(lease, amounts, gateway)
 
-    async def release_gateway(self, gateway: str) -> None:
-        """Gives the slices of a dead gateway back, after all its leases were settled; if Redis is away, later."""
-        await self._session.release_gateway(gateway)
+    async def release_gateway(self, gateway: str, surviving: Sequence[str] = ()) -> None:
+        """Gives the slices of a dead gateway back, after all its leases were settled; if Redis is away, later.
+
+        Args:
+            gateway: The dead gateway.
+            surviving: Its leases whose requests still run: they are those of this gateway from now on.
+        """
+        await self._session.release_gateway(gateway, surviving)
 
     async def _settle(self, lease: str, amounts: Mapping[str, int], gateway: str | None = None) -> None:
         session = self._session

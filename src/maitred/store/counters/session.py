@@ -88,7 +88,8 @@ class RedisSession:
         self._prefix = f"{{{config.namespace}}}"
         self._recent_claims: dict[str, tuple[LimitClaim, float]] = {}
         self._sliced_counters: set[str] = set()
-        self._ended_gateways: list[str] = []
+        self._ended_gateways: list[tuple[str, Sequence[str]]] = []
+        """Dead gateways, each with the leases that this one has taken over."""
         self._report_lock = asyncio.Lock()
         """This lock exists because two reports at one time would both send the oldest settlements and remove twice as
         many."""
@@ -262,9 +263,16 @@ class RedisSession:
             # include this amount.
             self._changed.set()
 
-    async def release_gateway(self, gateway: str) -> None:
+    def take_over(self, reservation: Reservation) -> None:
+        """Holds a lease that a dead gateway was granted; the upkeep tells Redis."""
+        self.lease_records.add(
+            reservation, reservation.output, self._clock.monotonic_s(), reported=False, from_slice=False
+        )
+        self._changed.set()
+
+    async def release_gateway(self, gateway: str, surviving: Sequence[str]) -> None:
         """Gives the slices of a dead gateway back, when Redis has the settlements that are queued."""
-        self._ended_gateways.append(gateway)
+        self._ended_gateways.append((gateway, surviving))
         if self.mode is CounterMode.SHARED:
             try:
                 await self.report_pending()
@@ -378,7 +386,12 @@ class RedisSession:
                     lease_records.unsettled.popleft()
             elif self._ended_gateways:
                 ended = self._ended_gateways[:MAX_PER_CALL]
-                await self.call(calls.RELEASE, {"ended": ended})
+                # While nobody holds a lease who is heard, it ends in time, even if this gateway is cut off now.
+                surviving = [lease for _, leases in ended for lease in leases]
+                for start in range(0, len(surviving), MAX_PER_CALL):
+                    renewed = surviving[start : start + MAX_PER_CALL]
+                    await self.call(calls.RENEW, {"leases": renewed, "lease_s": self._config.slice_lease_s})
+                await self.call(calls.RELEASE, {"ended": [gateway for gateway, _ in ended]})
                 del self._ended_gateways[: len(ended)]
             else:
                 return

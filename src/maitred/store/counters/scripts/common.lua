@@ -314,15 +314,15 @@ local function free_entries(entries, only_pools)
   end
 end
 
--- Takes again what was given back when the gateway of a lease was missed.
-local function revive(id, gateway, entries)
+-- Takes again what was given back when the gateway of a lease was missed; the caller has the lease now.
+local function revive(id, entries)
   for _, entry in ipairs(entries) do
     if entry[2] == 'pool' then
       take(load(entry[1], entry[2], entry[4], entry[5]), entry[3])
       touch(entry[1])
     end
   end
-  write_lease(id, gateway, entries)
+  write_lease(id, call.gateway, entries)
 end
 
 -- A lease has expired: it is freed, unless its gateway may be cut off and still spend it.

@@ -24,7 +24,11 @@ for _, lease in ipairs(call.leases) do
     if left_s > 0 then
       if held then
         local gateway, kept, missing = read_lease(id)
-        if missing then revive(id, gateway, kept) end
+        if missing then
+          revive(id, kept)
+        elseif gateway ~= call.gateway then
+          write_lease(id, call.gateway, kept)
+        end
       else
         for _, entry in ipairs(entries) do
           take(load(entry[1], entry[2], entry[4], entry[5]), entry[3])

@@ -1,4 +1,4 @@
--- Puts off the end of leases that have not expired. Returns {'renewed', leases}.
+-- Puts off the end of leases that have not expired; they belong to the caller from then on. Returns {'renewed', leases}.
 local refusal = barred(false)
 if refusal then return refusal end
 
@@ -7,7 +7,11 @@ for _, lease in ipairs(call.leases) do
   local ends = redis.call('ZSCORE', ENDS, 'l' .. lease)
   if ends and tonumber(ends) > now then
     local gateway, entries, missing = read_lease(lease)
-    if missing then revive(lease, gateway, entries) end
+    if missing then
+      revive(lease, entries)
+    elseif gateway ~= call.gateway then
+      write_lease(lease, call.gateway, entries)
+    end
     redis.call('ZADD', ENDS, now + call.lease_s, 'l' .. lease)
     renewed[#renewed + 1] = lease
   end
