@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 _POLL_TIMEOUT_S = 5.0
 """Timeout of one question in seconds; a store without an answer counts as unreachable."""
+_SPACE = " \t"
+"""White space around the value of a header (RFC 9110, section 5.5); other bytes may belong to a key."""
 
 
 class DirectoryRefresher:
@@ -235,7 +237,7 @@ class Identity:
         principal = None
         if credential.startswith(PREFIX):
             principal = self._key_owner(parse(credential))
-        elif (foreign := parse_foreign(credential)) is not None and self._directory.key(foreign[0]) is not None:
+        elif (foreign := self._foreign_key(credential)) is not None:
             principal = self._key_owner(foreign)
         elif self._issuers is not None and self._issuers.is_issued(credential):
             principal = await self._issuers.principal_for(credential)
@@ -276,6 +278,11 @@ class Identity:
     def _is_expired(self, key: ApiKey) -> bool:
         return key.expires_s is not None and self._clock.wall_s() >= key.expires_s
 
+    def _foreign_key(self, credential: str) -> tuple[str, str] | None:
+        """Returns the public id and the secret of a known key of another gateway."""
+        parsed = parse_foreign(_sent_text(credential))
+        return parsed if parsed is not None and self._directory.key(parsed[0]) is not None else None
+
     def _key_owner(self, parsed: tuple[str, str] | None) -> Principal | None:
         """Returns who has the key with this public id and secret; None if it is not valid."""
         if parsed is None:
@@ -295,11 +302,16 @@ def read_credential(header: Header) -> str | None:
     """Returns the credential of a request; None if it has none."""
     authorization = header(b"authorization")
     if authorization is not None:
-        scheme, _, credential = authorization.strip().partition(" ")
-        if scheme.lower() == "bearer" and (credential := credential.strip()):
+        scheme, _, credential = authorization.strip(_SPACE).partition(" ")
+        if scheme.lower() == "bearer" and (credential := credential.strip(_SPACE)):
             return credential
     for name in (b"x-api-key", b"api-key"):
         value = header(name)
-        if value is not None and (value := value.strip()):
+        if value is not None and (value := value.strip(_SPACE)):
             return value
     return None
+
+
+def _sent_text(value: str) -> str:
+    """Returns the text of a header as its sender wrote it, in UTF-8; other bytes become surrogates."""
+    return value if value.isascii() else value.encode("latin-1", "replace").decode("utf-8", "surrogateescape")

@@ -112,6 +112,7 @@ async def _declare_keys(connection: AsyncConnection, version: int, declared: Seq
             "name": key.name,
             "scopes": key.scopes,
             "cache_controls": key.cache_controls,
+            "expires_s": key.expires_s,
             "version": version,
         }
         await connection.execute(update(keys).where(keys.c.id == key.id).values(values))

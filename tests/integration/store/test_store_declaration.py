@@ -81,6 +81,14 @@ async def test_cache_controls_of_a_key_are_those_that_are_declared(store):
         assert (await store.key(KEY.id)).cache_controls == controls
 
 
+async def test_a_key_ends_when_it_is_declared_to_and_later_if_it_is_changed(store):
+    for expires_s in (None, 1_900_000_000.0, 1_950_000_000.0, None):
+        version = (await store.changes(0)).version
+        await store.declare([ACME], [structs.replace(KEY, expires_s=expires_s)], [])
+        assert (await store.key(KEY.id)).expires_s == expires_s
+        assert [key.expires_s for key in (await store.changes(version)).keys] == [expires_s]
+
+
 async def test_a_key_does_not_move(store):
     for tenant in ("acme", "other"):
         await store.create_tenant(Tenant(id=tenant))

@@ -4,6 +4,7 @@ import hashlib
 
 import pytest
 
+from maitred.api.headers import Headers
 from maitred.core.errors import Unauthenticated
 from maitred.core.tenancy import ANONYMOUS, ApiKey, DirectoryChanges, KeySecret, Tenant
 from maitred.identity.directory import Directory
@@ -44,6 +45,19 @@ async def test_other_texts_are_as_before():
     assert await fixture.who("k" * 10_000) is ANONYMOUS
     with pytest.raises(Unauthenticated):
         await fixture.who("sk-mtd-" + OLD_KEY)
+
+
+@pytest.mark.parametrize(
+    "key", [b"schl\xc3\xbcssel-1", b"cl\xc3\xa0", b"\xff\xfe-key\x85"], ids=["UTF-8", "NBSP", "bytes"]
+)
+@pytest.mark.parametrize("name", [b"authorization", b"x-api-key"])
+async def test_a_key_is_the_bytes_that_were_sent(key, name):
+    fixture, digest = Fixture(), hashlib.sha256(key).digest()
+    stored = ApiKey(id=foreign_id(digest), tenant="acme", secrets=(KeySecret(digest),))
+    fixture.directory.apply(DirectoryChanges(2, (), (stored,)))
+    value = key if name == b"x-api-key" else b"Bearer \t" + key + b" "
+    found = await fixture.identity.identify(Headers([(name, value)]))
+    assert found.key == stored.id
 
 
 async def test_the_beginning_of_the_digest_is_not_enough():
