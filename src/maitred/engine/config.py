@@ -184,6 +184,16 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         int,
         Meta(ge=0, le=4096, description="CPU threads of a step; 0 takes one per core, less one for the gateway."),
     ] = 0
+    drain_grace_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=3600,
+            description="Time for the running answers of an engine that is told to end (SIGTERM), unless whoever has "
+            "started it ends it before.",
+            extra={"unit": "seconds"},
+        ),
+    ] = 30.0
     machine_share: Annotated[
         float,
         Meta(

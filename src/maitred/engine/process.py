@@ -79,6 +79,7 @@ def serve(
             vitals=ProcessStats(clock, _gpu_index(card)),
             model_s=model_s,
             start_id=os.environ.get(START_ID_VARIABLE, ""),
+            drain_grace_s=config.drain_grace_s,
         )
         server.watch_signals()
         listener.listen(128)

@@ -47,7 +47,6 @@ from maitred.wire.frames import (
 )
 from maitred.wire.link.credentials import Credentials
 
-DRAIN_GRACE_S = 30.0
 HANDSHAKE_TIMEOUT_S = 30.0
 """Timeout of a handshake, which takes several iterations of the loop, and so several steps."""
 MAX_PENDING_HANDSHAKES = 64
@@ -133,6 +132,7 @@ class EngineServer:
         stranger_s: Seconds that a connection may stay open without a completed handshake.
         model_s: Seconds that the process has taken to make the model ready, for `EngineHello`.
         start_id: Identifier of this start of the process, for `EngineHello`.
+        drain_grace_s: Seconds that a drain gives to the running requests.
     """
 
     def __init__(
@@ -147,8 +147,10 @@ class EngineServer:
         stranger_s: float = HANDSHAKE_TIMEOUT_S,
         model_s: float = 0.0,
         start_id: str = "",
+        drain_grace_s: float = 30.0,
     ) -> None:
         self._engine = engine
+        self._drain_grace_s = drain_grace_s
         self._model_s = model_s
         self._start_id = start_id
         self._vitals = vitals or ProcessStats(clock)
@@ -181,7 +183,7 @@ class EngineServer:
 
     def drain(self) -> None:
         """Refuses new requests, and stops when all requests are done or the grace period is over."""
-        self._drain_until_s = self._clock.monotonic_s() + DRAIN_GRACE_S
+        self._drain_until_s = self._clock.monotonic_s() + self._drain_grace_s
 
     def stop(self) -> None:
         """Stops before the next step."""

@@ -89,7 +89,7 @@ class Gateway:
 
 
 class Serving:
-    def __init__(self):
+    def __init__(self, **options):
         self.pool = BlockPool(64)
         scheduler = make_scheduler(
             self.pool, block_tokens=4, max_sequences=8, step_tokens=32, context_tokens=256, eos_token_ids=(0,)
@@ -98,7 +98,7 @@ class Serving:
         self.engine = Engine(scheduler, self.runner, SystemClock(), vocab_size=VOCAB_SIZE, max_choices=8)
         listener = socket.create_server(("127.0.0.1", 0))
         self.address = listener.getsockname()
-        self.server = EngineServer(self.engine, CARD, listener, SystemClock())
+        self.server = EngineServer(self.engine, CARD, listener, SystemClock(), **options)
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
         self.gateways: list[Gateway] = []
@@ -118,9 +118,9 @@ class Serving:
         return self.engine.load()
 
 
-@pytest.fixture
-def serving():
-    serving = Serving()
+@pytest.fixture(params=[{}])
+def serving(request):
+    serving = Serving(**request.param)
     yield serving
     serving.server.stop()
     if serving.runner.permits:
@@ -265,6 +265,20 @@ def test_draining_finishes_what_runs_and_refuses_the_rest(serving):
     tokens = [token for step in steps for output in step.outputs for token in output.delta.tokens]
     assert tokens == [3, 4, 5]
     assert [(rejection.request_id, rejection.retryable) for rejection in rejections] == [("late", True)]
+    serving.thread.join(10)
+    assert not serving.thread.is_alive()
+
+
+@pytest.mark.parametrize("serving", [{"drain_grace_s": 0.0}], indirect=True)
+def test_a_drain_that_has_no_time_for_it_ends_what_runs(serving):
+    serving.runner.permits = threading.Semaphore(1)
+    gateway = serving.connect()
+    gateway.send(Submit(request("a", max_tokens=4)))
+    assert isinstance(gateway.next(), Step)
+    serving.server.drain()
+    serving.runner.permits.release(1)
+    tokens = [token for step in gateway.rest() for output in step.outputs for token in output.delta.tokens]
+    assert tokens == [3]
     serving.thread.join(10)
     assert not serving.thread.is_alive()
 

@@ -51,7 +51,7 @@ class Site:
         }
         self.environment = {"ADMIN": ADMIN_KEY, "LINK": "a secret that both ends know"}
 
-    def machine(self, name, *ports, most=3, sequences=64):
+    def machine(self, name, *ports, most=3, sequences=64, **settings):
         """Starts an agent that dials gateways on these ports."""
         log = self._folder / f"{name}.log"
         command = [
@@ -59,6 +59,7 @@ class Site:
             *("--first-port", str(free_port()), "--zone", name),
             *(argument for port in ports for argument in ("--gateway", f"127.0.0.1:{port}")),
             *(f"--set={key}={value}" for key, value in self._link["agent"].items()),
+            *(f"--set=engine.{key}={value}" for key, value in settings.items()),
             *("--set=engine.kv_memory_bytes=32MiB", "--set=engine.threads=1", f"--max-sequences={sequences}"),
         ]
         with log.open("ab") as output:
@@ -196,7 +197,7 @@ async def test_a_stream_through_one_gateway_goes_on_while_another_gateway_lets_i
     site.environment |= {"DATABASE": postgres_url, "REDIS": redis.url.reveal()}
     shared = {"store.url.env": "DATABASE", "counters.url.env": "REDIS", "dispatch.recoveries": 0}
     ports = free_port(), free_port()
-    machine = site.machine("a", *ports)
+    machine = site.machine("a", *ports, drain_grace_s=0)  # an engine that is told to end cuts what runs there
     async with site.gateway(ports[0], **shared) as first, site.gateway(ports[1], **shared) as second:
         await first.wait_phases(serving=1)
         undisturbed = await all_kinds(first.client)

@@ -15,6 +15,9 @@ from maitred.wire.address import TcpAddress
 from maitred.wire.link.config import LinkConfig
 from maitred.wire.link.credentials import dialer_credentials
 
+_END_S = 5.0
+"""Time for the end of an engine's process, after its last answers."""
+
 
 class ApplicationArguments(RayReplicaConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Arguments of the Serve application."""
@@ -80,6 +83,7 @@ def engine_arguments(arguments: ApplicationArguments, listen: str) -> list[str]:
     command += ["--listen", listen, "--set", "log.format=json"]
     if arguments.config:
         command += ["--config", arguments.config]
+    command += ["--set", f"engine.drain_grace_s={max(0.0, arguments.stop_grace_s - _END_S):g}"]
     if not arguments.num_gpus:
         # Ray reserves the cores and does not enforce it: an engine would take all of the machine.
         command += ["--set", f"engine.threads={max(1, int(arguments.num_cpus))}"]

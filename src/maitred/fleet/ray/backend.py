@@ -104,7 +104,7 @@ class RayBackend:
         """Does nothing: the application keeps its target. Implements `ReplicaBackend`."""
 
     def keep_leaving(self, names: Collection[str]) -> None:
-        """Does nothing: a target of 0 tells other gateways, and the engine waits for theirs. See `ReplicaBackend`."""
+        """Does nothing: a target of 0 tells other gateways, and the engine gives their answers first."""
 
     def replicas(self) -> Mapping[str, BackendReplica]:
         """Returns the replicas that exist, by name. Implements `ReplicaBackend`."""
@@ -386,6 +386,7 @@ class RayBackend:
             start_kind=self._facts.start_kind,
             start_phases=slot.start_phases,
             failure=failure,
+            serves_others=slot.is_serving,
         )
         self._notify()
 

@@ -51,10 +51,11 @@ class RayReplicaConfig(Struct, frozen=True, kw_only=True):
         Meta(
             gt=0,
             le=3600,
-            description="Time for the answers that an engine still gives when Ray stops it, which takes at most 30 s.",
+            description="Time for the answers that an engine still gives when Ray stops it: those of all gateways. It "
+            "refuses new requests, and ends with the last answer.",
             extra={"unit": "seconds"},
         ),
-    ] = 35.0
+    ] = 600.0
     scaling: Annotated[
         Literal["external", "policy"],
         Meta(

@@ -11,8 +11,8 @@ from maitred.wire.loopback import is_loopback
 
 FIRST_EPHEMERAL_PORT = 32768
 """Least port that Linux gives to whoever asks for any, unless ``ip_local_port_range`` says otherwise."""
-ENGINE_DRAIN_S = 30.0
-"""Longest time that an engine takes for its last answers."""
+LEAST_GRACE_S = 30.0
+"""Time that the last answers of an engine should get."""
 
 
 class RayTrap(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,13 +43,12 @@ def config_traps(config: RayConfig) -> Iterator[RayTrap]:
             "connections.",
             remedy=f"Choose first_port so that all ports are below {FIRST_EPHEMERAL_PORT}.",
         )
-    if config.replica.stop_grace_s < ENGINE_DRAIN_S:
+    if config.replica.stop_grace_s < LEAST_GRACE_S:
         yield RayTrap(
             setting="ray.replica.stop_grace_s",
             summary="Answers are broken off when Ray stops a replica by itself; they go on elsewhere, if somewhere.",
-            evidence=f"An engine takes up to {ENGINE_DRAIN_S:g} s for its last answers, and gets "
-            f"{config.replica.stop_grace_s:g} s.",
-            remedy=f"Set it to {ENGINE_DRAIN_S:g} or more.",
+            evidence=f"An engine gets {config.replica.stop_grace_s:g} s for its last answers.",
+            remedy=f"Set it to {LEAST_GRACE_S:g} or more.",
         )
 
 
@@ -100,12 +99,11 @@ def application_traps(config: RayConfig, application: ServeApplication) -> Itera
     deployments = {name: found for name, found in application.deployments.items() if found.port is not None}
     for name, found in deployments.items():
         grace_s = found.deployment_config.graceful_shutdown_timeout_s
-        if grace_s < ENGINE_DRAIN_S:
+        if grace_s < LEAST_GRACE_S:
             yield RayTrap(
                 setting=name,
                 summary="Answers are broken off when Ray stops this replica by itself.",
-                evidence=f"Its graceful_shutdown_timeout_s is {grace_s:g}, and an engine takes up to "
-                f"{ENGINE_DRAIN_S:g} s for its last answers.",
+                evidence=f"Its graceful_shutdown_timeout_s is {grace_s:g}; answers should get {LEAST_GRACE_S:g} s.",
                 remedy="Take the option out of the application's configuration.",
             )
     hosts = {actor.node_ip for found in deployments.values() for actor in found.replicas if actor.node_ip}

@@ -32,6 +32,7 @@ def test_the_command_has_every_setting_and_no_secret(monkeypatch):
     values = [value for flag, value in pairwise(command) if flag == "--set"]
     assert values == [
         "log.format=json",
+        "engine.drain_grace_s=595",
         "engine.threads=4",
         "engine.max_sequences=9",
         "engine_link.secret.env=LINK",

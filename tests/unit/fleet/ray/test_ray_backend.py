@@ -259,6 +259,8 @@ async def test_everything_stays_as_it_is_while_serve_does_not_answer_or_has_forg
             backend.start("engine-1")
             await serve.polled(3)
             await reached(backend, engine_0="serving", engine_1="starting")
+            assert backend.replicas()["engine-0"].serves_others, "its requests count, whoever has sent them"
+            assert not backend.replicas()["engine-1"].serves_others
             kept, serve.applications = serve.applications, {}
             serve.is_down = False
             await serve.polled(3)
