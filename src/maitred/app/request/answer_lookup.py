@@ -59,7 +59,8 @@ class AnswerLookup:
         choices: Number of choices of the answer.
         most_tokens: See above.
         digest: Digest of the request and of who shares its answer while it is made. Who may get the answer of a similar
-            question shares with nobody who may not, or who wants no answer of that age.
+            question shares with nobody who may not, or who wants no answer of that age; and nobody with who allows
+            other regions, where it may be computed.
         question: See above.
         on_stored: Called with the deltas of the answer, when it has been computed and is kept; None: nobody listens.
         compute_copy: Computes the answer beside the requests of clients; None: nobody will.
@@ -99,6 +100,9 @@ class AnswerLookup:
         self.digest = key.digest
         if question is not None:
             self.digest = answer_digest([key.digest, "similar", repr(control.max_age_s)])
+        regions = principal.regions_for(request.regions)
+        if regions is not None:
+            self.digest = answer_digest([self.digest, "regions", *sorted(regions)])
         self.on_stored: Callable[[Sequence[TextDelta]], None] | None = None
         self.compute_copy: ComputeCopy | None = None
 

@@ -50,13 +50,14 @@ class GatedReplica(MemoryReplica):
     def __init__(self, text="one two three"):
         super().__init__(*([TokenDelta(0, [token])] for token in ids(text)), [TokenDelta(0, [EOS], finish=STOP)])
         self.digest = DIGEST
+        self.region = None
         self.gate = asyncio.Semaphore(0)
         self.prompt_tokens = self.output_tokens = 0
         self.may_end = asyncio.Event()
         self.may_end.set()
 
     def card(self):
-        return replace(super().card(), digest=self.digest)
+        return replace(super().card(), digest=self.digest, region=self.region)
 
     @asynccontextmanager
     async def generate(self, request):
@@ -838,3 +839,19 @@ async def test_a_removal_that_is_not_known_any_more_counts_as_one_of_all():
     log.add(AnswerSelection(tenant="t"), 300.0)
     assert log.has_removed(key, 300.0)
     assert not log.has_removed(key, 300.1)
+
+
+@pytest.mark.parametrize("by_tenant", [True, False])
+async def test_who_is_bound_to_regions_shares_only_with_those_who_are_bound_to_the_same(by_tenant):
+    def start(*regions):
+        if by_tenant:
+            return gateway.start(greedy(), replace(ALICE, regions=frozenset(regions)))
+        return gateway.start(replace(greedy(), regions=frozenset(regions)))
+
+    gateway = Gateway()
+    gateway.replica.region = "eu"
+    asked = [gateway.start(), start("eu"), start("eu"), start("eu", "us")]
+    await settle()
+    assert gateway.sharing.coalesced_count == 3, "it may be computed elsewhere for the others"
+    gateway.replica.let()
+    assert [text_of(parts) for parts, _ in await asyncio.gather(*asked)] == ["one two three"] * 4
