@@ -82,12 +82,21 @@ class RegionMachine(RuleBasedStateMachine):
             self.waiting.append(queued)
 
     @precondition(lambda self: not self.is_crowded)
-    @rule(region=st.sampled_from(REGIONS))
-    def crowd(self, region):
-        """Many tenants come at once, for one region."""
+    @rule(regions=st.permutations(REGIONS[1:]))
+    def crowd(self, regions):
+        """Many tenants come at once for one region, and behind them one for another that is full."""
         self.is_crowded = True
+        crowded, other = regions
+        self.join("large", choices=4, regions=frozenset({other}))
         for tenant in range(CROWD):
-            self.join(f"of-{tenant}", max_tokens=300, regions=frozenset({region}))
+            self.join(f"of-{tenant}", max_tokens=300, regions=frozenset({crowded}))
+        self.join("last", regions=frozenset({other}))
+
+    @rule(regions=st.permutations(REGIONS))
+    def come_by_turns(self, regions):
+        """In two regions, two requests have more sequences than there are slots."""
+        for region in 2 * regions[:2]:
+            self.join("of-turns", choices=12, regions=frozenset({region}))
 
     @rule(passes_s=st.sampled_from([0.0, 0.2, OBJECTIVE_S, 7.0]))
     def turn(self, passes_s):
@@ -140,6 +149,11 @@ class RegionMachine(RuleBasedStateMachine):
     def end(self, data, finished):
         queued = data.draw(st.sampled_from(self.running))
         self._end(queued, finished=finished)
+
+    @rule(data=st.data())
+    def end_all(self, data):
+        for queued in list(self.engines[data.draw(st.sampled_from(sorted(self.engines)))].runs):
+            self._end(queued)
 
     def _end(self, queued, *, finished=True):
         self.running.remove(queued)
