@@ -369,3 +369,21 @@ async def test_an_emptied_redis_is_told_of_a_lease_that_was_taken_over(server):
             counters._session.on_link_lost(LinkLost("it was emptied"))
             await upkeep(counters)
         assert await take_all(other, budget) <= 200
+
+
+async def test_a_slice_is_refilled_in_place_of_the_rest_of_a_rate_and_not_beside_it(server):
+    gateways = Gateways(server, slice_share=0.5)
+    async with gateways.open(3) as (one, two, three):
+        for counters in (one, two, three):
+            assert await take(counters, rate(4))
+        for counters in (one, two):
+            await upkeep(counters)
+        Line(two).cut()  # Its slice is 12 less than half.
+        for _ in range(30):
+            gateways.clock.now_s += 1.0
+            for counters in (one, three):
+                await upkeep(counters)
+        taken = 0
+        for counters in (one, two, three):
+            taken += await take_all(counters, rate)
+        assert taken <= 600 + 1

@@ -108,8 +108,8 @@ class SliceBook:
         """
         self._ends_s, self._pools_end_s = ends_s, pools_end_s
 
-    def to_rows(self, now_s: float) -> list[tuple[str, str, float, float, int, float]]:
-        """Returns all slices in the form in which the scripts take them: counter, kind, refill, end, amount, share."""
+    def to_rows(self, now_s: float) -> list[tuple[str, str, float, float, int, float, float]]:
+        """Returns all slices in the form in which `scripts/register.lua` takes them."""
         return [
             (
                 counter,
@@ -118,6 +118,7 @@ class SliceBook:
                 held_slice.claim.ends_s or 0.0,
                 self.amount_of(held_slice.claim, now_s),
                 held_slice.share,
+                held_slice.capacity if held_slice.refill_per_s else 0.0,
             )
             for counter, held_slice in self._slices.items()
         ]

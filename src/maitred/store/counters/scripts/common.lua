@@ -8,7 +8,7 @@
 --   <prefix>:counter:<name>  the state of one counter
 --   <prefix>:lease:<id>      {gateway, {{counter, kind, amount, refill_per_s, ends_s}, ...}, missing}
 --   <prefix>:settled:<id>    this lease has ended; a call that arrives late must not begin it again
---   <prefix>:slices:<gateway>  counter -> {amount, since_s, share}: what this gateway holds of it in advance
+--   <prefix>:slices:<gateway>  counter -> {amount, since_s, share, most}: what this gateway holds of it in advance
 --   <prefix>:heard           sorted set of gateways by the time at which they renewed their slices last; below 0: a
 --                            gateway is missing, because its slices expired then
 --   <prefix>:ends            sorted set of 'l' .. lease and 's' .. gateway by the time at which they expire
@@ -56,7 +56,8 @@ local states, changed = {}, {}
 -- A state as Redis keeps it, by kind; all begin with the kind and what slices hold.
 local function packed(state)
   if state.kind == 'bucket' then
-    return cmsgpack.pack({'bucket', state.held, state.missing, state.at, state.refill, state.withheld, state.full_at})
+    return cmsgpack.pack({'bucket', state.held, state.missing, state.at, state.refill, state.withheld, state.full_at,
+                         state.owed})
   elseif state.kind == 'pool' then
     return cmsgpack.pack({'pool', state.held, state.reserved})
   end
@@ -68,7 +69,7 @@ local function unpacked(raw)
   local kind, held = kept[1], kept[2]
   if kind == 'bucket' then
     return {kind = kind, held = held, missing = kept[3], at = kept[4], refill = kept[5],
-            withheld = kept[6] or 0, full_at = kept[7] or kept[4]}
+            withheld = kept[6] or 0, full_at = kept[7] or kept[4], owed = kept[8] or 0}
   elseif kind == 'pool' then
     return {kind = kind, held = held, charged = 0, reserved = kept[3]}
   end
@@ -99,7 +100,7 @@ local function load(name, kind, refill, ends)
   end
   if kind and (not state or state.kind ~= kind) then
     if kind == 'bucket' then
-      state = {kind = kind, held = 0, missing = 0, at = now, refill = 0, withheld = 0, full_at = now}
+      state = {kind = kind, held = 0, missing = 0, at = now, refill = 0, withheld = 0, full_at = now, owed = 0}
     else
       state = {kind = kind, held = 0, charged = 0, reserved = 0, seeded = false, ends = 0}
     end
@@ -109,7 +110,8 @@ local function load(name, kind, refill, ends)
   if state.kind == 'bucket' then
     if now > state.at then
       -- The part of the rate that slices may be refilled with meanwhile is not here; see `credit`.
-      state.missing = math.max(0, state.missing - (now - state.at) * state.refill * math.max(0, 1 - state.withheld))
+      local refill = (now - state.at) * state.refill * math.max(0, 1 - state.withheld)
+      state.missing = math.max(state.owed, state.missing - refill)
       state.at = now
       if state.missing == 0 then state.full_at = now end
     end
@@ -156,7 +158,7 @@ end
 
 local function give_back(state, amount)
   if state.kind == 'bucket' then
-    state.missing = math.max(0, state.missing - amount)
+    state.missing = math.max(state.owed, state.missing - amount)
   else
     state.reserved = math.max(0, state.reserved - amount)
   end
@@ -164,7 +166,7 @@ end
 
 local function charge(state, amount)
   if state.kind == 'bucket' then
-    state.missing = math.max(0, state.missing + amount)
+    state.missing = math.max(state.owed, state.missing + amount)
   elseif state.kind == 'budget' then
     state.charged = state.charged + amount
   end
@@ -179,12 +181,17 @@ local function unpacked_slice(raw)
   if not raw then return NOTHING end
   if string.find(raw, '^%d+$') then return {amount = tonumber(raw), since = now, share = 0} end  -- of an earlier release
   local kept = cmsgpack.unpack(raw)
-  return {amount = kept[1], since = kept[2], share = kept[3]}
+  return {amount = kept[1], since = kept[2], share = kept[3], most = kept[4] or 0}
 end
+
+local function packed_slice(slice) return cmsgpack.pack({slice.amount, slice.since, slice.share, slice.most}) end
+
+-- What the refill may still add to a slice of a rate. As long as it may, that much is missing for the others.
+local function owed(slice) return math.max(0, (slice.most or 0) - slice.amount) end
 
 local function write_slice(name, slice)
   own[name] = slice
-  redis.call('HSET', slices_key(call.gateway), name, cmsgpack.pack({slice.amount, slice.since, slice.share}))
+  redis.call('HSET', slices_key(call.gateway), name, packed_slice(slice))
 end
 
 -- Reads what the caller holds of many counters at once; rows have the name first.
@@ -214,7 +221,7 @@ end
 -- Gives the refill that slices withheld until now back to a rate.
 local function refill_withheld(name, state)
   if state.kind ~= 'bucket' then return end
-  state.missing = math.max(0, state.missing - credit(name, state))
+  state.missing = math.max(0, state.owed - owed(own_slice(name)), state.missing - credit(name, state))
   if state.missing == 0 then state.full_at = now end
 end
 
@@ -223,14 +230,23 @@ local function release_slice(state, slice)
   if state.kind == 'bucket' then
     state.withheld = state.withheld - slice.share
     if state.withheld < 1e-9 then state.withheld = 0 end
+    state.owed = math.max(0, state.owed - owed(slice))
   end
+end
+
+-- Lowers the amount of a slice to what is left of it.
+local function shrink(state, slice, amount)
+  local before = owed(slice)
+  state.held = math.max(0, state.held + amount - slice.amount)
+  slice.amount = amount
+  if state.kind == 'bucket' then state.owed = state.owed + owed(slice) - before end
 end
 
 -- Lowers what the caller holds to what a reservation leaves of it.
 local function lower_slice(name, state, amount)
   local slice = own_slice(name)
-  state.held = math.max(0, state.held + amount - slice.amount)
-  write_slice(name, {amount = amount, since = slice.since, share = slice.share})
+  shrink(state, slice, amount)
+  write_slice(name, slice)
   touch(name)
 end
 
@@ -251,13 +267,19 @@ local function free_share(name, state)
   return math.max(0, math.min(call.share, 1 - (state.withheld - (own_slice(name).share or 0))))
 end
 
-local function take_slice(name, state, amount, share)
+-- `most`: what the slice of a rate may be refilled to.
+local function take_slice(name, state, amount, share, most)
   local slice = own_slice(name)
   refill_withheld(name, state)
   if slice.since then release_slice(state, slice) end
   state.held = state.held + amount
-  if state.kind == 'bucket' then state.withheld = state.withheld + share end
-  write_slice(name, {amount = amount, since = now, share = share})
+  local taken_slice = {amount = amount, since = now, share = share, most = most}
+  if state.kind == 'bucket' then
+    state.withheld = state.withheld + share
+    state.owed = state.owed + owed(taken_slice)
+    state.missing = math.max(state.missing, state.owed)
+  end
+  write_slice(name, taken_slice)
   touch(name)
 end
 
@@ -403,7 +425,9 @@ end
 local function room(claim)
   local state = states[claim[1]]
   local used = taken(state)
-  if state.kind == 'bucket' then used = math.max(0, used - credit(claim[1], state)) end
+  if state.kind == 'bucket' then
+    used = math.max(0, state.owed - owed(own_slice(claim[1])), used - credit(claim[1], state))
+  end
   return claim[3] - used - state.held + own_slice(claim[1]).amount
 end
 

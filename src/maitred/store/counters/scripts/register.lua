@@ -1,5 +1,5 @@
 -- Tells what a gateway held before Redis was away: totals {{counter, charged, ends_s}, ...}, slices
--- {{counter, kind, refill_per_s, ends_s, amount, share}, ...} and leases {{id, seconds left, entries}, ...}. What Redis knows already stays; a lease that it does not know is taken whether it
+-- {{counter, kind, refill_per_s, ends_s, amount, share, most}, ...} and leases {{id, seconds left, entries}, ...}. What Redis knows already stays; a lease that it does not know is taken whether it
 -- fits or not; one without time left is remembered, so that settling it charges. Returns {'registered'}.
 local refusal = barred(false)
 if refusal then return refusal end
@@ -12,7 +12,8 @@ end
 for _, slice in ipairs(call.slices) do
   local name = slice[1]
   local state, held = load(name, slice[2], slice[3], slice[4]), own_slice(name)
-  take_slice(name, state, math.max(held.amount, slice[5]), math.max(held.share or 0, slice[6]))
+  local share, most = math.max(held.share or 0, slice[6]), math.max(held.most or 0, slice[7])
+  take_slice(name, state, math.max(held.amount, slice[5]), share, most)
 end
 -- If the gateway is cut off before it renews its slices, it is known to be missing.
 redis.call('ZADD', HEARD, 'NX', now, call.gateway)

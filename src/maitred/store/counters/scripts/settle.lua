@@ -14,9 +14,8 @@ local function charge_slices(gateway, amounts)
     if raw and state and state.kind ~= 'pool' then
       local slice = unpacked_slice(raw)
       local spent = math.min(used, slice.amount)
-      slice.amount = slice.amount - spent
-      redis.call('HSET', slices_key(gateway), name, cmsgpack.pack({slice.amount, slice.since, slice.share}))
-      state.held = math.max(0, state.held - spent)
+      shrink(state, slice, slice.amount - spent)
+      redis.call('HSET', slices_key(gateway), name, packed_slice(slice))
       charge(state, spent)
       touch(name)
     end

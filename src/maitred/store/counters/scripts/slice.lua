@@ -21,7 +21,8 @@ for i, claim in ipairs(call.claims) do
   if unknown[name] then wanted = 0 end
   wanted = math.min(wanted, free)
   all_wanted[i], shares[i] = wanted, free_share(name, state)
-  take_slice(name, state, math.max(wanted, math.min(own_slice(name).amount, call.holding[i])), shares[i])
+  local most = state.kind == 'bucket' and claim[3] * shares[i] or 0
+  take_slice(name, state, math.max(wanted, math.min(own_slice(name).amount, call.holding[i])), shares[i], most)
 end
 redis.call('ZADD', ENDS, now + call.slice_lease_s, 's' .. call.gateway)
 redis.call('ZADD', HEARD, now, call.gateway)
