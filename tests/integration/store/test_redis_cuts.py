@@ -23,7 +23,6 @@ from tests.support.servers.redis_server import redis_server
 
 BUDGET, POOL, RATE = 3000, 400, 900
 REFILL_PER_S = 2.0
-SHARE = 0.1
 LEASE_S = 30.0
 SLICE_LEASE_S = 60.0
 LONGEST_REQUEST_S = 0.4 * SLICE_LEASE_S
@@ -60,7 +59,7 @@ class Gateway:
         config = CountersConfig(
             url=machine.server.url,
             namespace=machine.namespace,
-            slice_share=SHARE,
+            slice_share=machine.share,
             slice_lease_s=SLICE_LEASE_S,
             recovery_s=0.0,
             answer_timeout_s=10.0,
@@ -76,7 +75,7 @@ class Gateway:
         self.session = self.counters._session
         self.link = self.session._link
         self.open, self.send = self.link.open, self.link.send
-        self.is_cut, self.lost_replies = False, 0
+        self.is_cut, self.lost_replies, self.answers_left = False, 0, None
         self.link.open, self.link.send = self.open_if_whole, self.send_if_whole
         self.running = {}  # lease -> (claims, output, when it began)
         self.journal = {}  # lease -> what it used
@@ -87,9 +86,13 @@ class Gateway:
         await self.open()
 
     async def send_if_whole(self, *commands):
+        if self.answers_left == 0:
+            self.is_cut, self.answers_left = True, None
         if self.is_cut:
             raise LinkLost("no route")
         replies = await self.send(*commands)
+        if self.answers_left:
+            self.answers_left -= 1
         if self.lost_replies:
             self.lost_replies -= 1
             raise LinkLost("the reply was lost")
@@ -120,12 +123,16 @@ def claims_of(amount, clamps):
 
 
 class Cuts(RuleBasedStateMachine):
-    """Random spends, cuts, lost replies, crashes and times."""
+    """Random spends, cuts, lost replies, crashes, take-overs and times."""
 
     server = None
 
-    @initialize(paces=st.lists(st.sampled_from([1 - DRIFT, 1.0, 1 + DRIFT]), min_size=2, max_size=3))
-    def begin(self, paces):
+    @initialize(
+        paces=st.lists(st.sampled_from([1 - DRIFT, 1.0, 1 + DRIFT]), min_size=2, max_size=4),
+        share=st.sampled_from([0.1, 0.1, 0.5]),
+    )
+    def begin(self, paces, share):
+        self.share = share
         self.runner = asyncio.Runner()
         self.namespace = uuid4().hex
         self.now_s = 0.0
@@ -143,7 +150,7 @@ class Cuts(RuleBasedStateMachine):
         return gateway
 
     @rule(
-        n=st.integers(0, 2),
+        n=st.integers(0, 3),
         which=st.sets(st.integers(0, 2), min_size=1),
         amount=st.sampled_from([0, 3, 20, 80]),
         output=st.sampled_from([0, 30, 200]),
@@ -156,7 +163,7 @@ class Cuts(RuleBasedStateMachine):
         for _ in range(count):
             self.ask(gateway, claims, output)
 
-    @rule(ns=st.lists(st.integers(0, 2), min_size=1, max_size=3), which=st.integers(0, 2), settles=st.booleans())
+    @rule(ns=st.lists(st.integers(0, 3), min_size=1, max_size=4), which=st.integers(0, 2), settles=st.booleans())
     def take_all(self, ns, which, settles):
         """Takes all that each of the gateways gives of one counter."""
         for n in ns:
@@ -201,7 +208,7 @@ class Cuts(RuleBasedStateMachine):
         gateway.journal[lease] = used
         self.runner.run(gateway.counters.settle(lease, used))
 
-    @rule(n=st.integers(0, 2), which=st.integers(0, 9), part=st.sampled_from([0.0, 0.5, 1.0]))
+    @rule(n=st.integers(0, 3), which=st.integers(0, 9), part=st.sampled_from([0.0, 0.5, 1.0]))
     def settle(self, n, which, part):
         gateway = self.gateways[n % len(self.gateways)]
         if gateway.running:
@@ -219,19 +226,19 @@ class Cuts(RuleBasedStateMachine):
                 self.runner.run(gateway.counters.renew(list(gateway.running), LEASE_S))
                 self.runner.run(gateway.upkeep())
 
-    @rule(n=st.integers(0, 2))
+    @rule(n=st.integers(0, 3))
     def cut(self, n):
         self.gateways[n % len(self.gateways)].is_cut = True
 
     @rule(
-        n=st.integers(0, 2),
+        n=st.integers(0, 3),
         which=st.integers(0, 2),
         seconds=st.sampled_from([0.5, 30.0, 70.0]),
         first=st.sampled_from(["nobody", "the one that is cut off", "all"]),
     )
     def cut_while_all_is_taken(self, n, which, seconds, first):
         """Cuts one off that holds slices, and takes all there is of one counter before and after a time."""
-        everybody = [0, 1, 2][: len(self.gateways)]
+        everybody = [*range(len(self.gateways))]
         for gateway in self.gateways:
             self.ask(gateway, [claims_of(4, clamps=False)[which]], 0)
             self.runner.run(gateway.upkeep())
@@ -242,21 +249,74 @@ class Cuts(RuleBasedStateMachine):
         self.wait(seconds)
         self.take_all([*(each for each in everybody if each != one), one], which, settles=False)
 
-    @rule(n=st.integers(0, 2))
+    @rule(n=st.integers(0, 3))
     def heal(self, n):
         gateway = self.gateways[n % len(self.gateways)]
         gateway.is_cut = False
         self.runner.run(gateway.upkeep())
 
-    @rule(n=st.integers(0, 2), replies=st.integers(1, 3))
+    @rule(n=st.integers(0, 3), answers=st.integers(1, 3))
+    def heal_and_cut_again(self, n, answers):
+        """Heals a line, which is cut again after a few answers, and takes what there is of each counter."""
+        gateway = self.gateways[n % len(self.gateways)]
+        gateway.is_cut, gateway.answers_left = False, answers
+        self.runner.run(gateway.upkeep())
+        gateway.is_cut, gateway.answers_left = True, None
+        self.runner.run(gateway.upkeep())
+
+    @rule(
+        n=st.integers(0, 3),
+        which=st.sampled_from([0, 2]),
+        amount=st.sampled_from([20, 80, 300]),
+        answers=st.integers(1, 3),
+        part=st.sampled_from([None, 0.0, 1.0]),
+    )
+    def lose_a_grant_and_cut_again(self, n, which, amount, answers, part):
+        """Loses the answer to a reservation out of a slice, ends it if it runs, and cuts the line twice."""
+        everybody = [*range(len(self.gateways))]
+        one = n % len(self.gateways)
+        gateway = self.gateways[one]
+        gateway.is_cut = False
+        for _ in range(2):
+            self.ask(gateway, [claims_of(4, clamps=False)[which]], 0)
+            self.runner.run(gateway.upkeep())
+        others = [each for each in everybody if each != one]
+        self.take_all(others, which, settles=True)
+        gateway.lost_replies = 1
+        lease = self.ask(gateway, [claims_of(amount, clamps=False)[which]], 0)
+        if lease is not None and part is not None:
+            self.end(gateway, lease, part)
+        self.heal_and_cut_again(one, answers)
+        self.take_all([*others, one], which, settles=False)
+
+    @rule(n=st.integers(0, 3), replies=st.integers(1, 3))
     def lose_replies(self, n, replies):
         self.gateways[n % len(self.gateways)].lost_replies = replies
 
-    @rule(n=st.integers(0, 2))
+    @rule(n=st.integers(0, 3))
     def upkeep(self, n):
         self.runner.run(self.gateways[n % len(self.gateways)].upkeep())
 
-    @rule(n=st.integers(0, 2), adopted=st.booleans())
+    @rule(n=st.integers(0, 3), seconds=st.sampled_from([0.5, 40.0]), which=st.integers(0, 2))
+    def take_over_and_cut(self, n, seconds, which):
+        """A gateway dies while its requests go on at another one, which is cut off."""
+        dead = self.gateways.pop(n % len(self.gateways))
+        self.runner.run(dead.link.close())
+        heir = self.add(1.0)
+        heir.is_cut = dead.is_cut
+        for lease, used in dead.journal.items():
+            self.runner.run(heir.counters.settle_orphan(lease, used, dead.id))
+        self.runner.run(heir.counters.release_gateway(dead.id, list(dead.running)))
+        heir.journal = dead.journal
+        for lease, (claims, output, _) in dead.running.items():
+            self.runner.run(heir.counters.resume(Reservation(lease, claims, output, output, LEASE_S)))
+        heir.running = dead.running
+        self.runner.run(heir.upkeep())
+        heir.is_cut = True
+        self.wait(seconds)
+        self.take_all([*range(len(self.gateways))], which, settles=False)
+
+    @rule(n=st.integers(0, 3), adopted=st.booleans())
     def crash(self, n, adopted):
         dead = self.gateways.pop(n % len(self.gateways))
         self.runner.run(dead.link.close())
@@ -283,7 +343,7 @@ class Cuts(RuleBasedStateMachine):
         assert reserved["pool"] <= POOL
         self.refill()
         # Clocks that run too fast refill slices too fast; and whole tokens are rounded once per gateway.
-        assert self.missing <= RATE + 3 + DRIFT * SHARE * REFILL_PER_S * 3 * self.now_s
+        assert self.missing <= RATE + len(self.gateways) + DRIFT * min(1.0, self.share * 4) * REFILL_PER_S * self.now_s
 
     def teardown(self):
         if hasattr(self, "runner"):
