@@ -4,6 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from uuid import uuid4
 
+import msgspec
 import pytest
 
 from maitred.core.counters import CounterKind, LimitClaim, Reservation, ReservationGranted
@@ -387,3 +388,33 @@ async def test_a_slice_is_refilled_in_place_of_the_rest_of_a_rate_and_not_beside
         for counters in (one, two, three):
             taken += await take_all(counters, rate)
         assert taken <= 600 + 1
+
+
+async def test_a_call_that_arrives_after_a_cut_tells_nothing_of_the_cut(server):
+    gateways = Gateways(server)
+    async with gateways.open(2) as (one, other):
+        assert await take(one, rate(1))
+        for counters in (one, other):
+            await upkeep(counters)
+        taken = 1 + await take_all(other, rate)
+        line, late = Line(one), []
+
+        async def keep(*commands):
+            late.append(commands)
+            line.cut()
+            raise LinkLost("no route")
+
+        line.link.send = keep
+        await upkeep(one)
+        assert not one.healthy
+        for _ in range(20):
+            gateways.clock.now_s += 1.0
+            taken += await take_all(one, rate)
+        # The old connection was not ended, and its line is whole again.
+        *words, arguments = late[0][0]
+        arguments = {**msgspec.msgpack.decode(arguments), "offset_s": gateways.offset_s()}
+        await other._session._link.send((*words, msgspec.msgpack.encode(arguments)))
+        for _ in range(2):
+            await upkeep(other)
+            taken += await take_all(other, rate)
+        assert taken <= 600 + 20 * 10.0 + 1

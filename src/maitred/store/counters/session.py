@@ -96,6 +96,8 @@ class RedisSession:
         self._doubted_amounts: dict[str, int] = {}
         """By counter: what Redis may have taken out of a slice without an answer."""
         self._epoch = ""
+        self._redis_ahead_s = 0.0
+        """By how much the clock of Redis is ahead of the monotonic one, at the least: an answer takes its time."""
         self._is_registered = False
         """Whether Redis has all totals and slices of this gateway since it had no data last."""
         self._since_s = clock.wall_s()
@@ -153,6 +155,7 @@ class RedisSession:
             "gateway": self._gateway_id,
             "offset_s": self._offset_s(),
             "absence_s": self._config.absence_s,
+            "sent_s": self._clock.monotonic_s() + self._redis_ahead_s,
             # Then Redis has all leases and settlements of this gateway.
             "told": self.mode is CounterMode.SHARED,
         }
@@ -322,7 +325,8 @@ class RedisSession:
         await self._link.open()
         while True:
             hello = {"fresh": secrets.token_hex(8), "grace_s": self._config.recovery_s, "offset_s": self._offset_s()}
-            epoch, opens_in_s = await calls.HELLO.run(self._link, self._prefix, hello)
+            epoch, opens_in_s, redis_s = await calls.HELLO.run(self._link, self._prefix, hello)
+            self._redis_ahead_s = redis_s - self._clock.monotonic_s()
             if epoch != self._epoch:
                 self.lease_records.mark_unreported()
                 self._epoch, self._is_registered = epoch, False
@@ -421,6 +425,7 @@ class RedisSession:
                 },
             )
             now_s = self._clock.monotonic_s()
+            self._redis_ahead_s = reply[4] - now_s
             # Amounts that were granted from the slices in the meantime must not be added to them again
             if self.mode is not CounterMode.SHARED:
                 return

@@ -22,6 +22,9 @@ local call = cmsgpack.unpack(ARGV[1])
 local clock = redis.call('TIME')
 local now = tonumber(clock[1]) + tonumber(clock[2]) / 1000000 + call.offset_s
 
+-- When it was sent, at the latest: what the caller did then is told. TCP delivers calls of before a cut after it.
+local sent = math.min(now, call.sent_s or now)
+
 local BUDGET_KEPT_S = 3 * 86400   -- after its window
 local BUCKET_KEPT_S = 600         -- after it is full
 local BUCKET_AT_MOST_S = 30 * 86400
@@ -31,6 +34,8 @@ local RECLAIMED = 100             -- expired leases that one call frees
 local SILENT_S = 3                -- who was not heard for longer may be cut off
 
 local ENDS, HEARD = prefix .. ':ends', prefix .. ':heard'
+
+if now - sent > SILENT_S then call.told = false end
 
 local function counter_key(name) return prefix .. ':counter:' .. name end
 local function lease_key(lease) return prefix .. ':lease:' .. lease end
@@ -215,7 +220,7 @@ end
 local function credit(name, state)
   local slice = own_slice(name)
   if state.kind ~= 'bucket' or not call.told or not slice.since then return 0 end
-  return math.max(0, now - math.max(slice.since, state.full_at)) * state.refill * slice.share
+  return math.max(0, sent - math.max(slice.since, state.full_at)) * state.refill * slice.share
 end
 
 -- Gives the refill that slices withheld until now back to a rate.
@@ -273,7 +278,7 @@ local function take_slice(name, state, amount, share, most)
   refill_withheld(name, state)
   if slice.since then release_slice(state, slice) end
   state.held = state.held + amount
-  local taken_slice = {amount = amount, since = now, share = share, most = most}
+  local taken_slice = {amount = amount, since = sent, share = share, most = most}
   if state.kind == 'bucket' then
     state.withheld = state.withheld + share
     state.owed = state.owed + owed(taken_slice)

@@ -1,5 +1,5 @@
 -- Renews the caller's slices: of each claim as much as `share` says, as far as there is room, and nothing of what it
--- wants no more. Returns {'sliced', readings, wanted, shares}; the shares are the parts of the rates at which the slices
+-- wants no more. Returns {'sliced', readings, wanted, shares, now}; the shares are the parts of the rates at which the slices
 -- may be refilled.
 --
 -- The reply may be lost, and the caller then goes on with what it had. So a slice is never less here than the caller
@@ -24,8 +24,8 @@ for i, claim in ipairs(call.claims) do
   local most = state.kind == 'bucket' and claim[3] * shares[i] or 0
   take_slice(name, state, math.max(wanted, math.min(own_slice(name).amount, call.holding[i])), shares[i], most)
 end
-redis.call('ZADD', ENDS, now + call.slice_lease_s, 's' .. call.gateway)
-redis.call('ZADD', HEARD, now, call.gateway)
-local answer = cmsgpack.pack({'sliced', readings(call.claims), all_wanted, shares})
+redis.call('ZADD', ENDS, sent + call.slice_lease_s, 's' .. call.gateway)
+redis.call('ZADD', HEARD, sent, call.gateway)
+local answer = cmsgpack.pack({'sliced', readings(call.claims), all_wanted, shares, now})
 save()
 return answer
