@@ -249,6 +249,20 @@ class Cuts(RuleBasedStateMachine):
         self.wait(seconds)
         self.take_all([*(each for each in everybody if each != one), one], which, settles=False)
 
+    @rule(seconds=st.sampled_from([30.0, 50.0]))
+    def cut_all(self, seconds):
+        """Cuts all off that have a slice of the rate, which they take as it is refilled."""
+        everybody = [*range(len(self.gateways))]
+        for gateway in self.gateways:
+            self.ask(gateway, [claims_of(4, clamps=False)[2]], 0)
+        for gateway in self.gateways:
+            self.runner.run(gateway.upkeep())
+        for gateway in self.gateways:
+            gateway.is_cut = True
+        self.take_all(everybody, 2, settles=True)
+        self.wait(seconds)
+        self.take_all(everybody, 2, settles=True)
+
     @rule(n=st.integers(0, 3))
     def heal(self, n):
         gateway = self.gateways[n % len(self.gateways)]
