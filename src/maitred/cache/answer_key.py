@@ -39,8 +39,10 @@ _PARSED = frozenset(
 EXCLUDED_FIELDS = _ROUTED | _SCHEDULED | _PARSED | {"cache", "prompts", "prefix"}
 """Fields of `InferenceRequest` that are not in the digest as they are. The prompts are in it as tokens or messages; a
 request with the beginning of an answer is not kept."""
-EXCLUDED_CARD_FIELDS = frozenset({"name", "max_sequences", "kv_capacity_tokens", "max_choices", "embedding_dimensions"})
-"""Fields of `ModelCard` that say how much a replica can do at once. The name is that of its folder."""
+EXCLUDED_CARD_FIELDS = frozenset(
+    {"name", "max_sequences", "kv_capacity_tokens", "max_choices", "embedding_dimensions", "region"}
+)
+"""Fields of `ModelCard` that say how much a replica can do at once, and where. The name is that of its folder."""
 EXCLUDED_TOOL_FIELDS = frozenset({"param"})
 """Fields of `Tool`: the place of the tool in the request, for messages."""
 EXCLUDED_SENT_FIELDS = frozenset(

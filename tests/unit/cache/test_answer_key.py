@@ -118,6 +118,7 @@ OTHER_CARD = {
     "embedding_dimensions": 8,
     "pooling": "mean",
     "feature_version": 1,
+    "region": "us",
     "digest": ModelFingerprint("a", "b", "c", "e"),
 }
 OTHER_FINGERPRINT = {"shape": "x", "tokenizer": "x", "weights": "x", "content": "x"}

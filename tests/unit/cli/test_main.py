@@ -142,15 +142,14 @@ def test_a_model_that_is_not_there_is_not_downloaded(command: list[str]) -> None
 
 
 def test_engine_runs_the_bundled_model_with_its_own_sections(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[tuple[Path, EngineConfig, str, ServiceWeights, LinkConfig]] = []
+    given: list[tuple[Path, EngineConfig, str, ServiceWeights, LinkConfig, str | None]] = []
     process = ModuleType("maitred.engine.process")
     process.serve = lambda *arguments: given.append(arguments)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "maitred.engine.process", process)
-    result = run(
-        "engine", "", "--listen", "tcp:127.0.0.1:9", "--threads", "3", env={"MAITRED__SERVER__HOST": "0.0.0.0"}
-    )
+    flags = ("--listen", "tcp:127.0.0.1:9", "--threads", "3", "--set", "region=eu")
+    result = run("engine", "", *flags, env={"MAITRED__SERVER__HOST": "0.0.0.0"})
     assert result.exit_code == 0, result.output
-    assert given == [(BUNDLED_MODEL, EngineConfig(threads=3), "tcp:127.0.0.1:9", ServiceWeights(), LinkConfig())]
+    assert given == [(BUNDLED_MODEL, EngineConfig(threads=3), "tcp:127.0.0.1:9", ServiceWeights(), LinkConfig(), "eu")]
 
 
 def test_engine_checks_its_address_before_it_loads_anything() -> None:
@@ -213,7 +212,7 @@ def test_an_engine_runs_with_what_a_gateway_passes_and_nothing_else(monkeypatch:
     monkeypatch.setenv("MAITRED__ENGINE__MAX_SEQUENCES", "9")
     assert command[:3] == [sys.executable, "-m", local_engine.__name__]
     assert local_engine.main(command[3:]) == 0
-    assert served == [(BUNDLED_MODEL, passed, "tcp:127.0.0.1:9", weights, None)]
+    assert served == [(BUNDLED_MODEL, passed, "tcp:127.0.0.1:9", weights, None, None)]
     root = logging.getLogger()
     assert root.level == logging.ERROR
     assert isinstance(root.handlers[0].formatter, JsonFormatter), "the gateway reads it"
@@ -227,7 +226,7 @@ def test_an_engine_of_its_own_counts_tokens_as_the_gateways_queue_does(monkeypat
     Path("maitred.yaml").write_text("dispatch: {service: {output: 7}}")
     result = run("engine", "--listen", "tcp:127.0.0.1:9")
     assert result.exit_code == 0, result.output
-    assert [weights for *_, weights, _ in served] == [ServiceWeights(output=7.0)]
+    assert [weights for *_, weights, _, _ in served] == [ServiceWeights(output=7.0)]
 
 
 def test_a_separate_engine_gets_the_secret_and_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +238,7 @@ def test_a_separate_engine_gets_the_secret_and_certificates(monkeypatch: pytest.
     flags = "--secret-file secret --cert-file a.pem --key-file a.key --ca-file ca.pem"
     result = run("engine", "--listen", "tcp:0.0.0.0:9", *flags.split())
     assert result.exit_code == 0, result.output
-    link = served[0][-1]
+    link = served[0][-2]
     assert isinstance(link, LinkConfig)
     assert (link.certificate_file, link.key_file, link.ca_file) == ("a.pem", "a.key", "ca.pem")
     assert link.secret == Secret("a secret of many characters", "{file: secret}")

@@ -59,8 +59,7 @@ class AnswerLookup:
         choices: Number of choices of the answer.
         most_tokens: See above.
         digest: Digest of the request and of who shares its answer while it is made. Who may get the answer of a similar
-            question shares with nobody who may not, or who wants no answer of that age; and nobody with who allows
-            other regions, where it may be computed.
+            question shares with nobody who may not, or who wants no answer of that age.
         question: See above.
         on_stored: Called with the deltas of the answer, when it has been computed and is kept; None: nobody listens.
         compute_copy: Computes the answer beside the requests of clients; None: nobody will.
@@ -100,9 +99,6 @@ class AnswerLookup:
         self.digest = key.digest
         if question is not None:
             self.digest = answer_digest([key.digest, "similar", repr(control.max_age_s)])
-        regions = principal.regions_for(request.regions)
-        if regions is not None:
-            self.digest = answer_digest([self.digest, "regions", *sorted(regions)])
         self.on_stored: Callable[[Sequence[TextDelta]], None] | None = None
         self.compute_copy: ComputeCopy | None = None
 
@@ -293,6 +289,9 @@ def _make_lookup(
         return None  # a number or a character that has no place in the digest
     scope = scope_of(policy.scope, principal)
     shared: list[bytes | str] = [target.pool, producer, cache.config.epoch, request.cache.namespace, *scope]
+    regions = principal.regions_for(request.regions)
+    if regions is not None:
+        shared += ["regions", *sorted(regions)]  # no answer that was computed where this request may not be
     digest_bytes = answer_digest([*shared, asked])
     question = None
     if policy.is_semantic and is_kept and native is None and not (request.cache.no_cache or request.cache.no_store):
