@@ -137,6 +137,8 @@ class LabelledPair(msgspec.Struct, frozen=True, array_like=True):
     same: bool
     surroundings: tuple[float, float, float]
     """Surroundings of the pair, as in `SimilarQuestion`."""
+    regions: list[str] | None = None
+    """Regions where the questions may be read, empty for a region without a name; None: everywhere."""
 
 
 class VerifierTraining(msgspec.Struct, frozen=True, array_like=True, tag="training"):

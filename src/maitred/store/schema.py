@@ -337,6 +337,7 @@ semantic_labels = Table(
     Column("cached", StoredText, nullable=False),
     Column("same", Boolean, nullable=False),
     Column("surroundings", JSON, nullable=False),
+    Column("regions", JSON),
     _of_scope(),
     Index(None, "scope", "encoder"),
 )

@@ -122,7 +122,7 @@ class SemanticStore:
     async def labels(self, scope: str, encoder: str, limit: int) -> list[LabelledPair]:
         """Returns the newest labels of a scope, the newest first."""
         columns = semantic_labels.c
-        query = select(columns.asked, columns.cached, columns.same, columns.surroundings)
+        query = select(columns.asked, columns.cached, columns.same, columns.surroundings, columns.regions)
         query = query.where(_is(semantic_labels, scope, encoder)).order_by(columns.id.desc()).limit(limit)
         async with self._database.begin_read() as connection:
             rows = (await connection.execute(query)).all()

@@ -32,7 +32,7 @@ from maitred.app.semantic.encoder import QuestionEncoder
 from maitred.app.semantic.question import UserQuestion
 from maitred.cache.answer import CachedAnswer
 from maitred.cache.answer_cache import AnswerCache
-from maitred.cache.answer_key import AnswerKey
+from maitred.cache.answer_key import AnswerKey, answer_digest
 from maitred.cache.config import CacheConfig
 from maitred.cache.semantic.scope import LEAST_COSINE, SemanticScope, apply_outcomes
 from maitred.core.clock import Clock
@@ -105,9 +105,12 @@ class SemanticLookup:
     ) -> None:
         assert lookup.question is not None
         assert lookup.compute_copy is not None
-        self.question: UserQuestion = lookup.question
         self.principal = lookup.principal
         self.context = context
+        self.question: UserQuestion = lookup.question
+        if self.regions is not None:  # a label is of two questions that may be read in the same regions
+            partition = answer_digest([self.question.partition, "regions", *sorted(self.regions)])
+            self.question = replace(self.question, partition=partition)
         self.flow = flow
         self.answers = lookup
         self.compute_copy = lookup.compute_copy
@@ -382,7 +385,9 @@ class SemanticCache:
         search = SimilarSearch(
             question.text, question.partition, question.scope, count=_CANDIDATES, least_cosine=LEAST_COSINE
         )
-        return await self._encoder.search(search, tokens, lookup.flow, lookup.principal.tenants[-1])
+        return await self._encoder.search(
+            search, tokens, lookup.flow, lookup.principal.tenants[-1], regions=lookup.regions
+        )
 
     async def _best(
         self, found: Sequence[SimilarQuestion], lookup: SemanticLookup
@@ -417,9 +422,10 @@ class SemanticCache:
         match machine.phase:
             case ScopePhase.LEARNING if best is not None and machine.wants_label(best.question.cosine):
                 found, asked = best.question, lookup.question.text
+                regions = self._encoder.regions_of_label(lookup.regions)
 
                 def record_label(is_same: bool) -> None:
-                    pair = LabelledPair(asked, found.question, is_same, found.surroundings)
+                    pair = LabelledPair(asked, found.question, is_same, found.surroundings, regions)
                     scope.outcomes.append(LookupLabel(pair, attempt))
                     self._labels[model, is_same] += 1
 
@@ -529,12 +535,15 @@ class SemanticCache:
             if not await self._store.claim_training(name, encoder, attempt, _TRAINING_LEASE_S):
                 return
             labels = await self._store.labels(name, encoder, self._answers.config.semantic.training_labels)
-            weights = await self._encoder.train(labels)
+            readable = [label for label in labels if self._encoder.may_learn_from(label)]
+            weights = await self._encoder.train(readable)
             if self._encoder.version != encoder:
                 return  # it is another one, which had begun before the training did
             if weights:
                 await self._store.set_verifier(name, encoder, attempt, _digest_of(weights), weights)
                 await self._load(name)
+            elif len(readable) < len(labels):
+                _log.warning("No verifier can be trained for %s here: most of its labels stay in other regions.", name)
             else:
                 await self._store.give_up_training(name, encoder, attempt)
                 _log.warning(

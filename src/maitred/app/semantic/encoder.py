@@ -75,13 +75,43 @@ class QuestionEncoder:
             state.region == core.region or state.region in regions for state in core.endpoint_states
         )
 
-    async def search(self, search: SimilarSearch, tokens: list[int], flow: Flow, organisation: str) -> SimilarQuestions:
+    def regions_of_label(self, regions: frozenset[str] | None) -> list[str] | None:
+        """Returns the regions where questions may be read of which this encoder has compared the answers.
+
+        These are the regions of their requests and that of this gateway, which has read them. None: everywhere.
+
+        Args:
+            regions: Regions in which their requests may be computed; None: in all regions.
+        """
+        return None if regions is None else sorted(regions | {self._encoder.dispatcher.core.region or ""})
+
+    def may_learn_from(self, label: LabelledPair) -> bool:
+        """Whether the encoder may get the questions of a label, which another gateway may have made."""
+        states = self._encoder.dispatcher.core.endpoint_states
+        return label.regions is None or all((state.region or "") in label.regions for state in states)
+
+    async def search(
+        self,
+        search: SimilarSearch,
+        tokens: list[int],
+        flow: Flow,
+        organisation: str,
+        regions: frozenset[str] | None = None,
+    ) -> SimilarQuestions:
         """Returns the cached questions that are similar to one.
+
+        Args:
+            search: What to search for.
+            tokens: Tokens of the question.
+            flow: Flow of its request.
+            organisation: Organisation of the caller.
+            regions: Regions beside that of the gateway where the question may be read; None: everywhere.
 
         Raises:
             MaitredError: The encoder is down, or was lost.
         """
         id_ = new_object_id("similar")
+        home = self._encoder.dispatcher.core.region
         dispatch_request = DispatchRequest(
             id=id_,
             organisation=organisation,
@@ -91,6 +121,7 @@ class QuestionEncoder:
             max_tokens=0,
             choices=1,
             arrived_s=self._clock.monotonic_s(),
+            regions=None if regions is None or home is None else regions | {home},
         )
         request = EngineRequest(id=id_, prompt=tokens, sampling=_SAMPLING, flow=flow, similar=search, known_as=id_)
         async with self._encoder.dispatcher.enqueue(dispatch_request) as entry:

@@ -91,6 +91,12 @@ class ScriptedEncoder:
     def may_read(self, regions):
         return regions is None or self.region is None or self.region in regions
 
+    def regions_of_label(self, regions):
+        return None if regions is None else sorted(regions)
+
+    def may_learn_from(self, label):
+        return label.regions is None or self.region in label.regions
+
     def restart(self):
         self.epoch += 1
         self.index, self.recent, self.verifiers = {}, set(), {}
@@ -104,7 +110,7 @@ class ScriptedEncoder:
             raise ReplicaUnavailable
         return [1, 2] if len(text) <= self.longest else None
 
-    async def search(self, search, tokens, flow, organisation):
+    async def search(self, search, tokens, flow, organisation, regions):
         if not self.is_up:
             raise ReplicaUnavailable
         self.searches += 1
@@ -389,6 +395,33 @@ async def test_a_question_that_may_not_go_to_the_region_of_the_encoder_is_not_kn
     assert world.encoder.searches == searches + 1
 
 
+async def test_labels_are_of_questions_with_the_same_regions_and_only_an_encoder_there_learns_from_them(world):
+    card = world.replica.card()
+    world.replica.card = lambda: replace(card, region="eu")
+    world.encoder.region = "eu"
+    bound = replace(ALICE, regions=frozenset({"eu"}))
+    await world.begin(ScopeRecord(encoder=ENCODER))
+    await world.ask(question(1))
+    await world.ask(question(1, 1), principal=bound)
+    await world.ask(question(1, 2))
+    await world.ask(question(1, 3), principal=bound)
+    await world.store_now()
+    labels = await world.store.labels(SCOPE, ENCODER, 9)
+    assert {(label.cached, label.asked): label.regions for label in labels} == {
+        (question(1), question(1, 2)): None,
+        (question(1, 1), question(1, 3)): ["eu"],
+    }
+    world.encoder.region, world.encoder.weights = "us", b""
+    record = await world.record()
+    await world.store.change(SCOPE, ENCODER, lambda before: (replace(before, labels=CERTIFIED.labels), []))
+    await world.semantic.forget(SCOPE)
+    await world.semantic.store()
+    await until(lambda: world.encoder.trained)
+    assert [label.regions for label in world.encoder.trained[0]] == [None]
+    await until(lambda: world.semantic._scopes[SCOPE].train_at_s < math.inf)
+    assert (await world.record()).untaught == record.untaught, "another gateway may learn from the others"
+
+
 async def test_an_operator_lets_a_tripped_scope_begin_anew(world):
     await world.begin(TRIPPED)
     assert (await world.ask(question(1)))[1].semantic_state is CertificationState.TRIPPED
@@ -523,7 +556,7 @@ async def test_an_encoder_that_takes_too_long_is_not_waited_for(world):
     await certified(world)
     world.cache.reconfigure(replace(world.cache.config, semantic=replace(SETTINGS, timeout_s=0.005)))
 
-    async def search(*_):
+    async def search(*_, **__):
         await asyncio.Event().wait()
 
     world.encoder.search = search
