@@ -17,10 +17,8 @@ from maitred.fleet.agent.server import AgentServer
 from maitred.fleet.policy.reconciler import DesiredReplicas
 from maitred.fleet.pool import ReplicaPool
 from maitred.fleet.pool_member import HEARD_S
-from maitred.fleet.pool import ReplicaPool
 from maitred.scaling.replica_status import ReplicaPhase
 from maitred.scaling.startup_times import StartKind, StartupTimes
-from maitred.scaling.startup_times import StartupTimes
 from maitred.wire.address import parse_address
 from maitred.wire.link.config import LinkConfig
 from tests.integration.fleet.test_agent import LIMIT_S, until
