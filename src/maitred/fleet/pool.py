@@ -112,7 +112,7 @@ class ReplicaPool:
         """Replicas that have left the pool and are stopped in this reconciliation."""
         self._reconcile_scheduled = self._is_open = False
         self._look: asyncio.TimerHandle | None = None
-        """When replicas are looked at that wait for the requests of other gateways, or for decisions; None: none does."""
+        """Look at replicas that wait for the requests of other gateways, or for decisions; None: none does."""
         self._has_served = False
         """Whether a replica has served, or none was to."""
         self._refusal = refusal or (lambda: ModelLoading(_COMING, retry_after_s=self.ready_in_s()))

@@ -306,8 +306,8 @@ class MachineBackend:
             return fault
         if self._region and not hello.region:
             return (
-                f"It tells no region, and this gateway is in {self._region}. Start it with --region, so that gateways of "
-                "one region alone give it orders."
+                f"It tells no region, and this gateway is in {self._region}. Start it with --region, so that "
+                "gateways of one region alone give it orders."
             )
         known = self._agents.get(hello.name)
         if known is not None and known.lines and known.hello.instance != hello.instance:
