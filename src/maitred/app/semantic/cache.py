@@ -425,7 +425,7 @@ class SemanticCache:
                 regions = self._encoder.regions_of_label(lookup.regions)
 
                 def record_label(is_same: bool) -> None:
-                    pair = LabelledPair(asked, found.question, is_same, found.surroundings, regions)
+                    pair = LabelledPair(asked, found.question, is_same, found.surroundings, regions=regions)
                     scope.outcomes.append(LookupLabel(pair, attempt))
                     self._labels[model, is_same] += 1
 
