@@ -351,7 +351,9 @@ class ReplicaPool:
         self._heard_s = {
             name: heard_s
             for name, heard_s in self._heard_s.items()
-            if name in self._members and now_s - heard_s < _COUNTED_S
+            if (heard := self._members.get(name)) is not None
+            and not heard.backend.is_leaving  # whoever lets it go has counted it
+            and now_s - heard_s < _COUNTED_S
         }
         own = [
             member.state(must_wait=self._must_wait(member, now_s))
