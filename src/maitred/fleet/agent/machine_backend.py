@@ -187,7 +187,7 @@ class MachineBackend:
     # --- life ---
 
     async def __aenter__(self) -> Self:
-        """Listens for agents.
+        """Listens for agents at the address of the settings.
 
         Raises:
             ConfigInvalid: The address cannot be had, or other machines could reach it without a secret or TLS.
