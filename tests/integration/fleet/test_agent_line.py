@@ -142,6 +142,7 @@ async def test_all_gateways_drain_what_one_lets_go_and_the_next_one_goes_on_with
                 connection.connect()
         for pool in (leader, follower):
             await until(lambda pool=pool: shows(pool, _0="serving", _1="serving"))
+        clock.now_s += 60.0  # what was heard of is counted
         for gateway in (leading, following):  # the follower has a request at each
             for connection in gateway.connections:
                 connection.client.tell(running=1)
