@@ -37,7 +37,7 @@ class HorizonSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForecastSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Knowledge of a forecast that outlives its process. Forecasts whose outcome was not known yet are not part of it."""
+    """Knowledge of a forecast that outlives its process. Forecasts whose outcome is not known yet are left out."""
 
     version: int = VERSION
     window_s: float
