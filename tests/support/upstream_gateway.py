@@ -1,6 +1,7 @@
 """A gateway in the test's own event loop whose one model is run by another server: real HTTP on both sides."""
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -19,7 +20,7 @@ from maitred.api.in_flight import InFlightLimiter
 from maitred.api.routes import Route
 from maitred.app.address import bind, format_url
 from maitred.app.admin.rollouts import RolloutAdmin
-from maitred.app.models.router import Router, read_routes
+from maitred.app.models.router import Router, home_region, read_routes
 from maitred.app.models.upstreams import open_upstreams
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.request.pipeline import Pipeline
@@ -170,7 +171,13 @@ async def upstream_gateway(
         admission = Admission(Limits(*limited), MemoryCounters(clock), ledger, admitting, clock)
         dispatchers = {
             name: Dispatcher(
-                *(name, endpoints, replace(dispatching, reports=reports), clock),
+                *(
+                    name,
+                    [dataclasses.replace(each, region=home_region(name, system_config)) for each in endpoints],
+                    replace(dispatching, reports=reports),
+                    clock,
+                ),
+                region=home_region(name, system_config),
                 balancer=None
                 if balance is None
                 else PrefixCacheBalancer(Balancer(balance, ServiceWeights(), random.random)),

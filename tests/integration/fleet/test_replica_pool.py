@@ -178,6 +178,8 @@ async def test_requests_wait_for_the_first_replica_and_whoever_cannot_wait_is_to
         assert hasty.status_code == 429
         assert float(hasty.headers["retry-after"]) >= expected_s
         assert not waiting.done()
+        while not (await asyncio.to_thread(fleet_.server.metrics)).get("maitred_dispatch_waiting"):
+            pass  # it must be told the time before the start is ordered
         await fleet_.scale(1)
         (replica,) = (await fleet_.pool())["replicas"]
         assert replica["phase"] == "starting"
