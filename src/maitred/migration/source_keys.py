@@ -105,3 +105,14 @@ def leaf_paths(value: object, path: str = "") -> Iterator[str]:
             yield from leaf_paths(child, f"{path}[{index}]")
     else:
         yield path
+
+
+def read_number(value: object) -> float | None:
+    """Returns a number, also one that is written as text; None: it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if abs(number) < 1e15 else None

@@ -10,7 +10,7 @@ from maitred.migration.litellm.address import UpstreamAddress, is_url, may_carry
 from maitred.migration.litellm.credentials import ENVIRONMENT_PREFIX, CredentialNames, is_secret_name
 from maitred.migration.litellm.notes import DEPLOYMENT_NOTES, MODEL_NOTES, note_rest
 from maitred.migration.litellm.providers import PROVIDERS, UNSUPPORTED_PROVIDERS, Provider, split_model
-from maitred.migration.source_keys import SourceKey
+from maitred.migration.source_keys import SourceKey, read_number
 
 _PARAMETERS = frozenset(
     {
@@ -332,7 +332,7 @@ class DeploymentReader:
     def _add_timeouts(self, params: SourceKey, upstream: dict[str, Any], place: str) -> None:
         for name, setting in _TIMEOUTS.items():
             key = params.child(name)
-            seconds = _number(self._credentials.resolve(key.value))
+            seconds = read_number(self._credentials.resolve(key.value))
             if seconds is not None and 0 < seconds <= 86_400:
                 upstream[setting] = seconds
                 key.approximate(f"{place}.{setting}", "LiteLLM's time ends one attempt; so does this one, to its end.")
@@ -353,7 +353,7 @@ class DeploymentReader:
         for word, setting in _LIMITS.items():
             for place in places:
                 key = place.child(word)
-                value = _number(self._credentials.resolve(key.value))
+                value = read_number(self._credentials.resolve(key.value))
                 if value is None or value < 1:
                     if key.value is not None:
                         key.refuse("It is no number above 0.")
@@ -376,7 +376,7 @@ class DeploymentReader:
         for word, setting in _PRICES.items():
             for place in places:
                 key = place.child(word)
-                value = _number(self._credentials.resolve(key.value))
+                value = read_number(self._credentials.resolve(key.value))
                 if value is None:
                     if key.value is not None:
                         key.refuse("It is no number.")
@@ -388,7 +388,7 @@ class DeploymentReader:
         return found
 
     def _context(self, info: SourceKey, pool: str) -> int | None:
-        prompt, output = (_number(info.child(word).value) for word in ("max_input_tokens", "max_output_tokens"))
+        prompt, output = (read_number(info.child(word).value) for word in ("max_input_tokens", "max_output_tokens"))
         info.child("max_tokens").ignore("The limit of one answer is the server's own.")
         if prompt is None:
             info.child("max_output_tokens").ignore("The limit of one answer is the server's own.")
@@ -438,17 +438,6 @@ _HANDLED = frozenset(
     }
 )
 """Settings of a deployment that are no fields of requests."""
-
-
-def _number(value: object) -> float | None:
-    """Returns a number, also one that is written as text; None: it is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        number = float(value)
-    except ValueError:
-        return None
-    return number if abs(number) < 1e15 else None
 
 
 def _may_be_secret(value: object) -> bool:

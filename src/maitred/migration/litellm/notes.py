@@ -104,7 +104,7 @@ DEPLOYMENT_NOTES: dict[str, Note] = {
     **_refuse("It belongs to a provider that is not spoken.", "adapter_id", "adapter_source", "adapter_base"),
     **_refuse("It belongs to a provider that is not spoken.", "project_id", "space_id", "voice", "input_type"),
 }
-"""Of `litellm_params`."""
+"""Notes on settings of `litellm_params`."""
 
 MODEL_NOTES: dict[str, Note] = {
     **_refuse("List the models in `tenants.NAME.models`.", "access_groups", "team_id", "team_public_model_name"),
@@ -124,7 +124,7 @@ MODEL_NOTES: dict[str, Note] = {
     **_ignore("It describes the model for `/model/info`.", "version", "metadata", "supported_endpoints", "tier"),
     **_ignore("It describes the model for `/model/info`.", "description", "created_at", "updated_at", "db_model"),
 }
-"""Of `model_info`."""
+"""Notes on settings of `model_info`."""
 
 GENERAL_NOTES: dict[str, Note] = {
     **_refuse(
@@ -194,7 +194,7 @@ GENERAL_NOTES: dict[str, Note] = {
     **_refuse(_CALLBACKS, "datadog_api_key"),
     **_refuse("Teams are made by an operator only.", "default_team_disabled"),
 }
-"""Of `general_settings`."""
+"""Notes on settings of `general_settings`."""
 
 LITELLM_NOTES: dict[str, Note] = {
     **_refuse(
@@ -277,7 +277,7 @@ LITELLM_NOTES: dict[str, Note] = {
     **_refuse(_UI, "ui_theme_config"),
     **_refuse("`--keys-from` takes its keys, teams and budgets. A database of our own is `store.url`.", "database_url"),
 }
-"""Of `litellm_settings`."""
+"""Notes on settings of `litellm_settings`."""
 
 ROUTER_NOTES: dict[str, Note] = {
     **_refuse(_TAGS, "enable_tag_filtering", "tag_filtering_match_any"),
@@ -300,7 +300,7 @@ ROUTER_NOTES: dict[str, Note] = {
     **_ignore("It only says what is logged; see `log.level`.", "set_verbose", "debug_level"),
     **_refuse(_ALERTS, "alerting_config"),
 }
-"""Of `router_settings`."""
+"""Notes on settings of `router_settings`."""
 
 SECTION_NOTES: dict[str, Note] = {
     **_refuse(_GUARDRAILS, "guardrails", "policies", "policy_attachments"),

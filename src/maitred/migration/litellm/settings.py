@@ -7,7 +7,7 @@ from urllib.parse import quote
 from maitred.migration.litellm.credentials import CredentialNames
 from maitred.migration.litellm.models import ImportedModels
 from maitred.migration.litellm.notes import GENERAL_NOTES, LITELLM_NOTES, ROUTER_NOTES, note_rest
-from maitred.migration.source_keys import SourceKey
+from maitred.migration.source_keys import SourceKey, read_number
 
 _CHAINS = {
     "fallbacks": "general",
@@ -162,7 +162,7 @@ class SettingsReader:
             )
         elif fails.value is not None:
             fails.refuse("It is no number. Set `health.breaker.max_fails`.")
-        seconds = _real(cooldown.value)
+        seconds = read_number(cooldown.value)
         if seconds is not None and seconds > 0:
             self._set("health.breaker.first_open_s", seconds)
             most = max(seconds, 60.0)
@@ -179,7 +179,7 @@ class SettingsReader:
     def _timeouts(self, keys: tuple[SourceKey, ...], setting: str = "total_timeout_s") -> None:
         """Reads times that hold for all models: they become those of all upstreams without one."""
         for key in keys:
-            seconds = _real(self._credentials.resolve(key.value))
+            seconds = read_number(self._credentials.resolve(key.value))
             if seconds is not None and 0 < seconds <= 86_400:
                 for model in self._models.models.values():
                     for upstream in model["upstreams"]:
@@ -245,7 +245,7 @@ class SettingsReader:
             params.child("type").approximate("cache", kind_why)
         params.child("type").map_to("cache")
         for word in ("ttl", "default_in_memory_ttl", "default_in_redis_ttl"):
-            seconds = _real(params.child(word).value)
+            seconds = read_number(params.child(word).value)
             if seconds is not None and 0 < seconds <= 30 * 86_400:
                 self._set("cache.ttl_s", seconds)
                 params.child(word).map_to("cache.ttl_s")
@@ -266,7 +266,7 @@ class SettingsReader:
 
     def _budget(self, amount: SourceKey, duration: SourceKey) -> None:
         """Reads the budget of the whole proxy."""
-        value = _real(self._credentials.resolve(amount.value))
+        value = read_number(self._credentials.resolve(amount.value))
         window = _BUDGETS.get(str(duration.value or ""))
         if value is None or value <= 0 or window is None:
             amount.refuse("Set `identity.limits.usd_per_month`, or another window.")
@@ -290,7 +290,7 @@ class SettingsReader:
             self._set("identity.limits.concurrent_requests", value)
             most.map_to("identity.limits.concurrent_requests")
         size = general.child("max_request_size_mb")
-        megabytes = _real(size.value)
+        megabytes = read_number(size.value)
         if megabytes is not None and _LEAST_BODY_MIB <= megabytes <= _MOST_BODY_MIB:
             self._set("server.max_body_bytes", int(megabytes * (1 << 20)))
             size.map_to("server.max_body_bytes")
@@ -327,18 +327,8 @@ def _redis_url(values: Mapping[str, object]) -> str | None:
 
 
 def _whole(value: object) -> int | None:
-    number = _real(value)
+    number = read_number(value)
     return int(number) if number is not None and number == int(number) else None
-
-
-def _real(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        number = float(value)
-    except ValueError:
-        return None
-    return number if abs(number) < 1e15 else None
 
 
 def _word(name: object) -> str:
