@@ -352,6 +352,16 @@ local function revive(id, entries)
   write_lease(id, call.gateway, entries)
 end
 
+-- The caller has a lease from now on, whoever had it before.
+local function take_over(id)
+  local gateway, entries, missing = read_lease(id)
+  if missing then
+    revive(id, entries)
+  elseif gateway ~= call.gateway then
+    write_lease(id, call.gateway, entries)
+  end
+end
+
 -- A lease has expired: it is freed, unless its gateway may be cut off and still spend it.
 local function end_lease(id)
   local gateway, entries, missing = read_lease(id)

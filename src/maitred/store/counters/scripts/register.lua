@@ -1,6 +1,7 @@
 -- Tells what a gateway held before Redis was away: totals {{counter, charged, ends_s}, ...}, slices
--- {{counter, kind, refill_per_s, ends_s, amount, share, most}, ...} and leases {{id, seconds left, entries}, ...}. What Redis knows already stays; a lease that it does not know is taken whether it
--- fits or not; one without time left is remembered, so that settling it charges. Returns {'registered'}.
+-- {{counter, kind, refill_per_s, ends_s, amount, share, most}, ...} and leases {{id, seconds left, entries}, ...}. What
+-- Redis knows already stays; a lease that it does not know is taken whether it fits or not; one without time left is
+-- remembered, so that settling it charges. Returns {'registered'}.
 local refusal = barred(false)
 if refusal then return refusal end
 
@@ -24,12 +25,7 @@ for _, lease in ipairs(call.leases) do
     local held = redis.call('ZSCORE', ENDS, 'l' .. id)
     if left_s > 0 then
       if held then
-        local gateway, kept, missing = read_lease(id)
-        if missing then
-          revive(id, kept)
-        elseif gateway ~= call.gateway then
-          write_lease(id, call.gateway, kept)
-        end
+        take_over(id)
       else
         for _, entry in ipairs(entries) do
           take(load(entry[1], entry[2], entry[4], entry[5]), entry[3])

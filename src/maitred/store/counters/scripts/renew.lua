@@ -6,12 +6,7 @@ local renewed = {}
 for _, lease in ipairs(call.leases) do
   local ends = redis.call('ZSCORE', ENDS, 'l' .. lease)
   if ends and tonumber(ends) > now then
-    local gateway, entries, missing = read_lease(lease)
-    if missing then
-      revive(lease, entries)
-    elseif gateway ~= call.gateway then
-      write_lease(lease, call.gateway, entries)
-    end
+    take_over(lease)
     redis.call('ZADD', ENDS, now + call.lease_s, 'l' .. lease)
     renewed[#renewed + 1] = lease
   end
