@@ -26,8 +26,8 @@ class ArrivalCounter:
         self._expected_tokens = 0.0
         self._finished = 0.0
         self._finished_tokens = 0.0
-        self._ended: list[tuple[int, float]] = []
-        """Output tokens and slot seconds of requests that have ended where they began."""
+        self._ended = FinishedWork()
+        """Requests that have ended where they began."""
         self._refused: dict[tuple[str, str, float], None] = {}
         """Organisation, id and time of arrival of requests that were refused lately, in the order of their refusal."""
 
@@ -53,16 +53,17 @@ class ArrivalCounter:
         self._finished += 1
         self._finished_tokens += queued.output_tokens
         if not queued.requeues:
-            self._ended.append((queued.output_tokens, queued.cost.slots * (now_s - queued.dispatched_s)))
+            ended = self._ended
+            self._ended = FinishedWork(
+                requests=ended.requests + 1,
+                output_tokens=ended.output_tokens + queued.output_tokens,
+                slot_s=ended.slot_s + queued.cost.slots * (now_s - queued.dispatched_s),
+            )
 
     def take_finished(self) -> FinishedWork:
         """Returns what has ended since the last call."""
-        ended, self._ended = self._ended, []
-        return FinishedWork(
-            requests=len(ended),
-            output_tokens=sum(tokens for tokens, _ in ended),
-            slot_s=sum(slot_s for _, slot_s in ended),
-        )
+        ended, self._ended = self._ended, FinishedWork()
+        return ended
 
     def expected_output(self, queued: QueuedRequest) -> float:
         """Returns the output tokens that were expected of a request when it arrived."""

@@ -23,7 +23,7 @@ class AgentLoad(Struct, frozen=True, kw_only=True):
     replicas: int = 0
     """Replicas that it has, in any phase."""
     starting: int = 0
-    """Those of them that start."""
+    """Replicas that start."""
     is_failing: bool = False
     """Whether one of them has failed."""
 
