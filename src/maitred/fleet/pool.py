@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from maitred.core.clock import Clock
 from maitred.core.errors import ModelLoading, ReplicaUnavailable
 from maitred.dispatch.request import AnyEndpoint, Endpoint
-from maitred.fleet.backend import BackendReplica, ManagedEngine, ReplicaBackend
+from maitred.fleet.backend import BackendFacts, BackendReplica, ManagedEngine, ReplicaBackend
 from maitred.fleet.policy.reconciler import (
     DesiredReplicas,
     OrderKind,
@@ -329,42 +329,9 @@ class ReplicaPool:
         """Brings the pool up to date, and gives the orders that are due."""
         facts = self.backend.facts
         changed = self._update_members()
-        if not facts.can_scale:
-            self.desired = DesiredReplicas(sum(map(self.is_own, self._members)))  # whatever was desired before
-        if facts.follows:
-            self._is_set = False
-        if not (self.rests if facts.follows else self._is_set):
-            self._follow_others()
-        for member in self._members.values():
-            if (facts.follows and not self.rests) or not self.is_own(member.name):
-                self._follow_leaving(member)
-        going = sum(
-            name not in self._members and replica.region in (None, self.region)
-            for name, replica in self.backend.replicas().items()
-        )
-        limits = PoolLimits(
-            max_replicas=facts.max_replicas - going,
-            max_starts=facts.max_starts,
-            can_sleep=facts.can_sleep or self.rests,
-        )
+        self._follow_backend(facts)
         now_s = self._clock.monotonic_s()
-        self._heard_s = {
-            name: heard_s
-            for name, heard_s in self._heard_s.items()
-            if (heard := self._members.get(name)) is not None
-            and not heard.backend.is_leaving  # whoever lets it go has counted it
-            and now_s - heard_s < _COUNTED_S
-        }
-        own = [
-            member.state(must_wait=self._must_wait(member, now_s))
-            for member in self._members.values()
-            if self.is_own(member.name)
-        ]
-        orders = [] if facts.follows and not self.rests else reconcile(self._desired_now(), own, limits)
-        if facts.follows:  # to sleep is an order to engines, which any gateway may give
-            orders = [order for order in orders if order.kind not in (OrderKind.START, OrderKind.STOP)]
-        ending = (OrderKind.DRAIN, OrderKind.STOP)
-        orders = [order for order in orders if order.kind not in ending or order.name not in self._heard_s]
+        orders = self._due_orders(facts, now_s)
         for order in orders:
             self._obey(order)
         if not facts.follows:
@@ -386,6 +353,47 @@ class ReplicaPool:
             self._schedule()  # an order may make the next one due
             for listener in self._change_listeners:
                 listener()
+
+    def _follow_backend(self, facts: BackendFacts) -> None:
+        """Takes over what others decide: how many replicas there are to be, and which of them go."""
+        if not facts.can_scale:
+            self.desired = DesiredReplicas(sum(map(self.is_own, self._members)))  # whatever was desired before
+        if facts.follows:
+            self._is_set = False
+        if not (self.rests if facts.follows else self._is_set):
+            self._follow_others()
+        for member in self._members.values():
+            if (facts.follows and not self.rests) or not self.is_own(member.name):
+                self._follow_leaving(member)
+
+    def _due_orders(self, facts: BackendFacts, now_s: float) -> list[ReplicaOrder]:
+        """Returns the orders that are due to the replicas as they are now."""
+        going = sum(
+            name not in self._members and replica.region in (None, self.region)
+            for name, replica in self.backend.replicas().items()
+        )
+        limits = PoolLimits(
+            max_replicas=facts.max_replicas - going,
+            max_starts=facts.max_starts,
+            can_sleep=facts.can_sleep or self.rests,
+        )
+        self._heard_s = {
+            name: heard_s
+            for name, heard_s in self._heard_s.items()
+            if (heard := self._members.get(name)) is not None
+            and not heard.backend.is_leaving  # whoever lets it go has counted it
+            and now_s - heard_s < _COUNTED_S
+        }
+        own = [
+            member.state(must_wait=self._must_wait(member, now_s))
+            for member in self._members.values()
+            if self.is_own(member.name)
+        ]
+        orders = [] if facts.follows and not self.rests else reconcile(self._desired_now(), own, limits)
+        if facts.follows:  # to sleep is an order to engines, which any gateway may give
+            orders = [order for order in orders if order.kind not in (OrderKind.START, OrderKind.STOP)]
+        ending = (OrderKind.DRAIN, OrderKind.STOP)
+        return [order for order in orders if order.kind not in ending or order.name not in self._heard_s]
 
     def _must_wait(self, member: PoolMember, now_s: float) -> bool:
         """Whether a replica may not end yet for the sake of other gateways; a shared backend sees to that itself."""
