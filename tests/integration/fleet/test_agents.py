@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from contextlib import ExitStack, asynccontextmanager
 
-import httpx
 import pytest
 
 from maitred.testing.server_process import free_port, serving
@@ -17,6 +16,7 @@ from tests.integration.gateway.test_drain import ADMIN_KEY, DECLARED
 from tests.integration.gateway.test_replicas import all_kinds
 from tests.support.certificates import Authority
 from tests.support.processes import living_children
+from tests.support.servers.operator_client import operator_client
 from tests.support.servers.redis_server import redis_server
 
 
@@ -90,20 +90,12 @@ class Site:
             },
             environment={**self.environment, "MAITRED__STORE__FOLDER": str(self._folder / f"data-{port}")},
         )
-        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
-        started = await asyncio.to_thread(server.__enter__)
         try:
-            async with (
-                asyncio.timeout(LIMIT_S),
-                httpx.AsyncClient(base_url=started.url, timeout=LIMIT_S, headers=headers) as client,
-            ):
+            async with operator_client(server, ADMIN_KEY, LIMIT_S) as (started, client):
                 yield Gateway(started, client)
         except BaseException:
-            print(started.log.read_text())
             print(*(log.read_text() for log in self._folder.glob("*.log")))
             raise
-        finally:
-            await asyncio.to_thread(server.__exit__, None, None, None)
 
 
 class Gateway(Fleet):

@@ -6,7 +6,6 @@ import random
 from collections import Counter
 from contextlib import asynccontextmanager
 
-import httpx
 import psutil
 import pytest
 
@@ -14,6 +13,7 @@ from maitred.testing.server_process import serving
 from tests.integration.gateway.test_drain import ADMIN_KEY, DECLARED
 from tests.integration.gateway.test_replicas import KINDS, Midst, all_kinds, stream
 from tests.support.processes import living_children
+from tests.support.servers.operator_client import operator_client
 
 MODEL = "maitred-tiny"
 LIMIT_S = 500.0
@@ -117,19 +117,8 @@ class Load:
 @asynccontextmanager
 async def fleet(*arguments, **settings):
     server = serving(*arguments, settings={**SETTINGS, **DECLARED, **settings}, environment={"ADMIN": ADMIN_KEY})
-    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
-    started = await asyncio.to_thread(server.__enter__)
-    try:
-        async with (
-            asyncio.timeout(LIMIT_S),
-            httpx.AsyncClient(base_url=started.url, timeout=LIMIT_S, headers=headers) as client,
-        ):
-            yield Fleet(started, client)
-    except BaseException:
-        print(started.log.read_text())
-        raise
-    finally:
-        await asyncio.to_thread(server.__exit__, None, None, None)
+    async with operator_client(server, ADMIN_KEY, LIMIT_S) as (started, client):
+        yield Fleet(started, client)
 
 
 def kill_one(server, draw):

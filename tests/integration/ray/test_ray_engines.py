@@ -16,6 +16,7 @@ from tests.integration.fleet.test_replica_pool import Fleet, Load
 from tests.integration.gateway.test_drain import ADMIN_KEY, DECLARED
 from tests.integration.gateway.test_replicas import all_kinds
 from tests.support.processes import living_children
+from tests.support.servers.operator_client import operator_client
 
 if find_spec("ray") is None:
     pytest.skip("Ray is not installed: pip install 'maitred[ray]'", allow_module_level=True)
@@ -71,19 +72,8 @@ async def gateway(cluster, application, port, **further):
     """A gateway. When it ends, the engines stay."""
     environment = {"ADMIN": ADMIN_KEY, "RAY_TOKEN": cluster.token, "MAITRED_LINK_SECRET": cluster.secret}
     server = serving(settings=settings(cluster, application, port, **further), environment=environment)
-    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
-    started = await asyncio.to_thread(server.__enter__)
-    try:
-        async with (
-            asyncio.timeout(LIMIT_S),
-            httpx.AsyncClient(base_url=started.url, timeout=LIMIT_S, headers=headers) as client,
-        ):
-            yield RayFleet(started, client, cluster)
-    except BaseException:
-        print(started.log.read_text())
-        raise
-    finally:
-        await asyncio.to_thread(server.__exit__, None, None, None)
+    async with operator_client(server, ADMIN_KEY, LIMIT_S) as (started, client):
+        yield RayFleet(started, client, cluster)
 
 
 @asynccontextmanager
