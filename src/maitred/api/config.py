@@ -209,6 +209,15 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             extra={"unit": "retries"},
         ),
     ] = 10
+    litellm_compatibility: Annotated[
+        bool,
+        Meta(
+            description="Serve the administration of LiteLLM's proxy (`/key/*`, `/team/*`, `/user/*`, `/budget/*`, "
+            "`/spend/*`, `/model/info`, `/health/*`) on the tenants, keys and limits of this server, send its "
+            "`x-litellm-*` headers and read them in requests; see [the guide](migration-litellm.md#scripts-that-call-"
+            "litellm). Where a file of LiteLLM's is served or imported, it is on."
+        ),
+    ] = False
     strict: Annotated[
         bool,
         Meta(

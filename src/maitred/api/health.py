@@ -101,15 +101,16 @@ class ServiceRoutes:
 
     async def ready(self, exchange: HttpExchange) -> None:
         """Answers whether a request that came now would be accepted and would run."""
+        health = self.health()
+        code = 200 if health.status in ("ok", "degraded") else 503
+        await exchange.respond(msgspec.json.encode(health), status=code)
+
+    def health(self) -> HealthStatus:
+        """Returns whether a request that came now would be accepted and would run."""
         away = [store for store, up in self._stores_up().items() if not up]
         if self._gate.draining:
-            status = "draining"
-        elif not self._answering.ready():
-            status = "no_replica"
-        else:
-            status = self._with_stores(away)
-        code = 200 if status in ("ok", "degraded") else 503
-        await exchange.respond(msgspec.json.encode(HealthStatus(status, away)), status=code)
+            return HealthStatus("draining", away)
+        return HealthStatus(self._with_stores(away) if self._answering.ready() else "no_replica", away)
 
     def _with_stores(self, away: Sequence[str]) -> str:
         try:

@@ -56,7 +56,7 @@ def test_old_keys_work_after_one_command(litellm_database: str, tmp_path: Path):
         done = subprocess.run(
             [sys.executable, "-m", "maitred", *arguments], cwd=tmp_path, capture_output=True, text=True, check=True
         )
-        assert "database:keys[0].token -> tenants.research.keys.ci.sha256" in done.stdout
+        assert "database:keys[0].token -> tenants.t1.teams.key-ci.keys.ci.sha256" in done.stdout
         environment = {"LITELLM_MASTER_KEY": MASTER}
         with serving("--config", str(tmp_path / "maitred.yaml"), environment=environment) as server:
             status, models = asked(f"{server.url}/v1/models", KEY)

@@ -4,12 +4,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from maitred.admission.policy.ladder import DegradationLadder
+from maitred.admission.prices import PriceList
 from maitred.api.admin.directory_admin import DirectoryAdmin
 from maitred.api.admin.routes import admin_routes
 from maitred.api.application import api_routes, build_app
 from maitred.api.console import ConsoleRoutes, OwnUseBody
 from maitred.api.feedback import FeedbackRoutes
 from maitred.api.health import ServiceRoutes
+from maitred.api.litellm.routes import litellm_routes
 from maitred.api.responses.routes import ResponsesRoutes
 from maitred.api.routes import Route
 from maitred.app.admin.caller_usage import CallerUsage
@@ -117,8 +119,9 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
     watching: list[RequestObserver] = [parts.observer_batch, parts.recent.batch, RequestLog()]
     if traces is not None:
         watching.append(traces)
+    directory_admin = DirectoryAdmin(stores.directory, parts.controller.reload_directory, clock, access.identity.holds)
     admin = admin_routes(
-        DirectoryAdmin(stores.directory, parts.controller.reload_directory, clock, access.identity.holds),
+        directory_admin,
         usage=stores.usage,
         budgets=admission.budgets,
         replicas=parts.replica_admin,
@@ -158,9 +161,22 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
             *admin,
         ],
     )
+    further: list[Route] = []
+    if config.server.litellm_compatibility:
+        further = litellm_routes(
+            directory_admin,
+            stores.usage,
+            admission.budgets,
+            parts.replica_admin,
+            answering=pipeline,
+            prices=PriceList(config.admission.prices),
+            cache=parts.cache_admin,
+            identity=access.identity,
+            readiness=lambda: service.health().status,
+        )
     edge = build_app(
         config.server,
-        [*routes, *console_routes],
+        [*routes, *console_routes, *further],  # what stands later takes the place of `/health`
         identity=access.identity,
         in_flight=parts.in_flight,
         observers=watching,

@@ -1,8 +1,8 @@
 """LiteLLM's virtual keys, teams, users and budgets as tenants of ours.
 
-Keys go on working: LiteLLM keeps their SHA-256, which is all that a foreign key needs. A team becomes an organisation.
-A key without a team belongs to the organisation ``litellm``, or to a team of its user in it, if that user has limits. A
-key with models of its own, or one that is blocked, gets a team of its own, because tenants have these and keys do not.
+Keys go on working: LiteLLM keeps their SHA-256, which is all that a foreign key needs. A team becomes an organisation,
+and so does a user who has keys without a team; keys with neither belong to the organisation ``litellm``. Each key is a
+team of its own there, because tenants have models, blocks and limits. So does the administration in LiteLLM's words.
 """
 
 import hashlib
@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from maitred.core.tenancy import is_id
 from maitred.migration.source_keys import SourceKey, SourceKeys
+from maitred.wire.litellm.ids import KEY_PREFIX, OWN_ORGANISATION, USER_PREFIX, is_team, tenant_id_of
 
 TABLES = {
     "keys": "LiteLLM_VerificationToken",
@@ -20,8 +22,6 @@ TABLES = {
     "organizations": "LiteLLM_OrganizationTable",
 }
 """Sections of an export, with the tables that their rows are from."""
-OWN_ORGANISATION = "litellm"
-"""Organisation of keys without a team."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _RATES = {
     "rpm_limit": "requests_per_minute",
@@ -81,7 +81,8 @@ class AccountsReader:
 
     def _add_team(self, tenants: dict[str, Any], row: SourceKey) -> None:
         team_id, alias = (str(row.child(name).value or "") for name in ("team_id", "team_alias"))
-        tenant_id = self._new_id(alias or team_id or "team")
+        keeps_id = is_id(team_id) and is_team(team_id)
+        tenant_id = self._new_id(team_id if keeps_id else alias or team_id or "team")
         place = f"tenants.{tenant_id}"
         tenant: dict[str, Any] = {"name": (alias or team_id)[:256]}
         self._read_tenant(row, tenant, place)
@@ -104,20 +105,12 @@ class AccountsReader:
             return
         name = str(row.child("key_alias").value or row.child("key_name").value or digest[:16])[:256]
         key: dict[str, Any] = {"sha256": digest}
-        tenant, place = self._tenant_of(tenants, row, team)
-        if self._needs_own_tenant(row):
-            own = self._new_id(f"key-{row.child('key_alias').value or digest[:8]}")
-            parent, place = tenant, f"{place}.teams.{own}"
-            tenant = parent.setdefault("teams", {}).setdefault(own, {"name": name})
-            self._read_tenant(row, tenant, place)
-        else:
-            row.child("models").ignore("It is for all models of its team.")
-            limits = self._limits(row, f"{place}.keys.{name}")
-            if limits:
-                key["limits"] = limits
-        while name in tenant.setdefault("keys", {}):
-            name += "'"
-        place = f"{place}.keys.{name}"
+        organisation, place = self._organisation_of(tenants, row, team)
+        own = self._new_id(f"{KEY_PREFIX}{row.child('key_alias').value or digest[:8]}")
+        tenant: dict[str, Any] = {"name": name}
+        organisation.setdefault("teams", {})[own] = tenant
+        self._read_tenant(row, tenant, f"{place}.teams.{own}")
+        place = f"{place}.teams.{own}.keys.{name}"
         expires = row.child("expires")
         if isinstance(expires.value, str) and expires.value:
             key["expires_at"] = _with_zone(expires.value)
@@ -126,36 +119,30 @@ class AccountsReader:
         if isinstance(controls.value, list) and controls.value:
             key["cache_controls"] = [each for each in _CONTROLS if each in controls.value]
             controls.map_to(f"{place}.cache_controls")
-        tenant["keys"][name] = key
+        tenant["keys"] = {name: key}
         row.child("token").map_to(f"{place}.sha256")
         for field in ("key_alias", "key_name", "team_id", "user_id", "budget_id"):
             row.child(field).map_to(place)
         _settle_rest(row)
 
-    def _tenant_of(self, tenants: dict[str, Any], row: SourceKey, team: str) -> tuple[dict[str, Any], str]:
-        """Returns the tenant of a key, and where it stands."""
+    def _organisation_of(self, tenants: dict[str, Any], row: SourceKey, team: str) -> tuple[dict[str, Any], str]:
+        """Returns the organisation of a key, and where it stands."""
         known = self._places.get(f"team {team}")
         if team and known is not None:
             return known, next(f"tenants.{name}" for name, each in tenants.items() if each is known)
-        organisation = tenants.setdefault(OWN_ORGANISATION, {"name": "LiteLLM"})
         user_id = str(row.child("user_id").value or "")
-        user = self._users.get(user_id)
-        if user is None or self._needs_own_tenant(row):
-            return organisation, f"tenants.{OWN_ORGANISATION}"
+        if not user_id:
+            return tenants.setdefault(OWN_ORGANISATION, {"name": "LiteLLM"}), f"tenants.{OWN_ORGANISATION}"
         if f"user {user_id}" not in self._places:
-            tenant: dict[str, Any] = {"name": str(user.child("user_alias").value or user_id)[:256]}
-            tenant_id = self._new_id(f"user-{user.child('user_alias').value or user_id}")
-            self._read_tenant(user, tenant, f"tenants.{OWN_ORGANISATION}.teams.{tenant_id}")
-            _settle_rest(user)
-            organisation.setdefault("teams", {})[tenant_id] = tenant
-            self._places[f"user {user_id}"] = tenant
+            tenant_id = self._new_id(tenant_id_of(user_id, USER_PREFIX))
+            self._places[f"user {user_id}"] = tenants[tenant_id] = {"name": user_id[:256]}
+            if (user := self._users.get(user_id)) is not None:
+                self._read_tenant(user, tenants[tenant_id], f"tenants.{tenant_id}")
+                user.child("user_id").map_to(f"tenants.{tenant_id}")
+                user.child("user_alias").ignore("The organisation has the id of the user as its name.")
+                _settle_rest(user)
         tenant = self._places[f"user {user_id}"]
-        tenant_id = next(name for name, each in organisation["teams"].items() if each is tenant)
-        return tenant, f"tenants.{OWN_ORGANISATION}.teams.{tenant_id}"
-
-    def _needs_own_tenant(self, row: SourceKey) -> bool:
-        """Whether a key has what only tenants have."""
-        return row.child("blocked").value is True or _own_models(row) is not None
+        return tenant, next(f"tenants.{name}" for name, each in tenants.items() if each is tenant)
 
     def _read_tenant(self, row: SourceKey, tenant: dict[str, Any], place: str) -> None:
         """Reads models, blocks and limits of a row."""

@@ -128,6 +128,7 @@ def _convert(config: dict[str, Any], roots: list[SourceKey], credentials: Creden
     limits_hold = any(_limits_hold(root.child("router_settings")) for root in roots)
     reader = DeploymentReader(credentials, missing, limits_hold=limits_hold)
     models = read_models([root.child("model_list") for root in roots], reader)
+    config["server"] = {"litellm_compatibility": True}
     config["models"] = models.models
     for root in roots:
         SettingsReader(config, models, credentials).read(root)

@@ -304,6 +304,7 @@ class SettingsReader:
                 )
                 master = {"secret": secret, "foreign": True, "scopes": ["admin", "inference", "metrics"]}
                 self._config["tenants"] = {"litellm": {"name": "LiteLLM", "keys": {"master": master}}}
+                self._set("server.allow_unauthenticated", False)  # as in LiteLLM, which asks everybody for a key then
                 key.approximate(
                     "tenants.litellm.keys.master",
                     "It goes on working. The console wants one of ours: `maitred keys create --scope admin`.",

@@ -73,36 +73,45 @@ def test_the_result_declares_keys_that_go_on_working(tmp_path: Path):
     assert len(stored) == 7  # and the master key
     disabled = {tenant.id for tenant in directory.tenants if tenant.disabled}
     assert disabled == {"t2", "key-gone"}
+    assert {key.tenant for key in directory.keys if "admin" not in key.scopes} == {
+        *("key-ci", "key-personal", "key-gone"),
+        *(f"key-{digest(f'sk-{number}')[:8]}" for number in (2, 5, 6)),
+    }
     spent = {
         (limit.subject.partition(":")[2], limit.kind, limit.value) for limit in directory.limits if limit.kind.spend
     }
     assert spent == {
-        ("research-co", LimitKind.USD_PER_MONTH, to_nano_usd(100)),
-        (digest("sk-1")[:16], LimitKind.USD_TOTAL, to_nano_usd(7)),
-        ("user-ann", LimitKind.USD_TOTAL, to_nano_usd(14.75)),
-        (digest("sk-5")[:16], LimitKind.USD_TOTAL, to_nano_usd(0.01)),
-        (digest("sk-6")[:16], LimitKind.USD_PER_DAY, to_nano_usd(1.5)),
+        ("t1", LimitKind.USD_PER_MONTH, to_nano_usd(100)),
+        ("key-ci", LimitKind.USD_TOTAL, to_nano_usd(7)),
+        ("user-u1", LimitKind.USD_TOTAL, to_nano_usd(14.75)),
+        (f"key-{digest('sk-5')[:8]}", LimitKind.USD_TOTAL, to_nano_usd(0.01)),
+        (f"key-{digest('sk-6')[:8]}", LimitKind.USD_PER_DAY, to_nano_usd(1.5)),
     }
 
 
 def test_teams_and_keys_keep_their_models_and_limits():
     tenants = migrated().config["tenants"]
-    own = tenants["research-co"]["teams"]
-    assert [(team["models"], team["limits"]) for team in own.values()] == [(["b"], {"tokens_per_minute": 500})]
-    (key,) = next(iter(own.values()))["keys"].values()
+    assert tenants["t1"]["name"] == "Research & Co"
+    own = tenants["t1"]["teams"]
+    (team,) = [team for team in own.values() if "models" in team]
+    assert (team["models"], team["limits"]) == (["b"], {"tokens_per_minute": 500})
+    (key,) = team["keys"].values()
     assert key == {"sha256": digest("sk-2"), "expires_at": "2099-01-01T00:00:00Z"}
     assert tenants["t2"] == {"name": "t2", "models": ["a"], "disabled": True, "limits": {"requests_per_minute": 60}}
-    assert tenants["litellm"]["teams"]["user-ann"]["keys"] == {
-        "personal": {"sha256": digest("sk-3"), "limits": {"concurrent_requests": 2}}
+    assert tenants["user-u1"]["teams"]["key-personal"] == {
+        "name": "personal",
+        "limits": {"concurrent_requests": 2},
+        "keys": {"personal": {"sha256": digest("sk-3")}},
     }
-    assert tenants["litellm"]["keys"][digest("sk-5")[:16]]["cache_controls"] == ["no-cache", "ttl"]
+    fifth = tenants["litellm"]["teams"][f"key-{digest('sk-5')[:8]}"]
+    assert fifth["keys"][digest("sk-5")[:16]]["cache_controls"] == ["no-cache", "ttl"]
     assert "master" in tenants["litellm"]["keys"]
 
 
 def test_a_budget_that_is_used_up_leaves_nothing():
     export = {"keys": [{"token": digest("sk-1"), "max_budget": 1.0, "spend": 1.5}]}
-    (key,) = (key for name, key in migrated(export).config["tenants"]["litellm"]["keys"].items() if name != "master")
-    assert key["limits"] == {"usd_total": 1e-9}
+    (team,) = migrated(export).config["tenants"]["litellm"]["teams"].values()
+    assert team["limits"] == {"usd_total": 1e-9}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"models": []}'])
@@ -116,4 +125,4 @@ def test_rows_may_stand_below_the_names_of_their_tables(tmp_path: Path):
     file = tmp_path / "keys.json"
     file.write_text(json.dumps({"LiteLLM_VerificationToken": EXPORT["keys"][:1]}))
     tenants = yaml.safe_load(migrated(read_accounts(str(file))).yaml())["tenants"]
-    assert tenants["litellm"]["keys"]["ci"]["sha256"] == digest("sk-1")
+    assert tenants["litellm"]["teams"]["key-ci"]["keys"]["ci"]["sha256"] == digest("sk-1")

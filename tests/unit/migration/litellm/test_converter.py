@@ -254,7 +254,7 @@ def test_settings_become_ours():
     assert config["dispatch"]["retries"] == 3
     assert config["cache"] == {"mode": "exact", "url": {"env": "MAITRED_CACHE_URL"}, "ttl_s": 600.0}
     assert config["identity"]["limits"] == {"usd_per_month": 100.0, "concurrent_requests": 50}
-    assert config["server"] == {"max_body_bytes": 8 << 20}
+    assert config["server"] == {"litellm_compatibility": True, "max_body_bytes": 8 << 20}
     assert migration.environment["MAITRED_CACHE_URL"] == "redis://:secret@cache.example:6379/0"
     assert "secret" not in migration.yaml() + migration.report.text()
     assert fate_of(migration, "litellm_settings.drop_params") is KeyFate.HARMLESS

@@ -1,0 +1,1 @@
+"""Routes of LiteLLM's administration, on our tenants, keys, limits and ledger."""

@@ -1,0 +1,1 @@
+"""Bodies and queries of LiteLLM's administration, for the compatibility layer."""
