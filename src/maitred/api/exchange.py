@@ -139,6 +139,8 @@ class HttpExchange:
         retries: How often the client has sent the same request before, as far as this is known.
         sent_s: When a stream last sent something, in monotonic seconds; 0 before that.
         error_events: Writes the last events of a stream that an error has ended; None: the dialect writes one.
+        late_headers: Returns further headers of the response when it is sent, by its status, or 0 for a stream; None:
+            there are none.
         on_disconnect: Called when the client disconnects, for work that continues without a client; None: the
             disconnect cancels the work.
     """
@@ -152,6 +154,7 @@ class HttpExchange:
     sent_s = 0.0
     on_disconnect: Callable[[], None] | None = None
     error_events: Callable[[MaitredError], bytes] | None = None
+    late_headers: Callable[["HttpExchange", int], Sequence[Header]] | None = None
     state = ResponseState.NOTHING_SENT
     _watching: CancelScope
     """The scope that is cancelled when the client disconnects."""
@@ -315,6 +318,8 @@ class HttpExchange:
     ) -> None:
         """Sends a whole response in one call."""
         further = [*headers, *self.answer_headers]
+        if self.late_headers is not None:
+            further += self.late_headers(self, status)
         self.state, self.status = ResponseState.SENDING, status
         head = self._head(_WHOLE % (content_type, len(body)), further) if len(body) <= _PIECE_BYTES else None
         if head is not None and self.connection.answer(status, head, body):
@@ -362,6 +367,8 @@ class HttpExchange:
         The call returns when the connection's buffer has room again: a slow client delays only its own handler.
         """
         if self.state is ResponseState.NOTHING_SENT:
+            if self.late_headers is not None:
+                self.answer_headers += self.late_headers(self, 0)
             self.state, self.status = ResponseState.STREAMING, 200
             head = self._head(_STREAM, self.answer_headers)
             if head is not None and self.connection.begin(200, head, events):

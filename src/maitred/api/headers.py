@@ -42,6 +42,10 @@ class Headers:
         """Returns all values of a header that is a list, with commas between them (RFC 9110, section 5.3)."""
         return b", ".join(value for other, value in self._pairs if other == name).decode("latin-1")
 
+    def followed_by(self, pairs: Sequence[tuple[bytes, bytes]]) -> "Headers":
+        """Returns these headers with others behind them, which count where these do not have the name."""
+        return Headers([*self._pairs, *pairs])
+
     def have_any(self, names: frozenset[bytes]) -> bool:
         """Returns whether any of these headers was sent; this saves look-ups, since most requests have none."""
         return not names.isdisjoint(self._values)
@@ -131,14 +135,16 @@ PARTIAL = "x-maitred-partial"
 SESSION = b"x-session-id"
 NO_DEGRADATION = "x-maitred-no-degradation"
 ESCALATE = "x-maitred-escalate"
+RETRIES = "x-maitred-retries"
 RETRY_COUNT = b"x-stainless-retry-count"
 """Header with the number of retries, which the official clients of OpenAI and Anthropic send with every request; it
 begins at 0."""
 
+MOST_RETRIES = 10
 _LONGEST_MS = 7 * 24 * 3600 * 1000
 _PRIORITY = PRIORITY.encode()
 _CLASSES = {str(name): name for name in PriorityClass}
-_NAMES = (PRIORITY, TTFT, ITL, DEADLINE, PARTIAL, NO_DEGRADATION, ESCALATE, LOCAL_ONLY, REGION, MOST_USD)
+_NAMES = (PRIORITY, TTFT, ITL, DEADLINE, PARTIAL, NO_DEGRADATION, ESCALATE, RETRIES, LOCAL_ONLY, REGION, MOST_USD)
 _CACHE_CONTROL = CACHE_CONTROL.encode()
 _ALL = frozenset({SESSION, _CACHE_CONTROL, *(name.encode() for name in _NAMES)})
 
@@ -166,6 +172,7 @@ def apply_request_headers(request: InferenceRequest, header: Headers, *, retries
         partial=flag_in(header, PARTIAL),
         degradable=not flag_in(header, NO_DEGRADATION),
         escalate=wish_in(header, ESCALATE),
+        most_retries=_most_retries_in(header),
         session=header(SESSION) or request.session,
         cache=_cache_control_in(header, request.cache),
         retries=retries,
@@ -183,6 +190,18 @@ def retries_in(header: Headers) -> int:
         return 0
     value = value.strip()
     return int(value) if value.isascii() and value.isdigit() and len(value) <= 6 else 0
+
+
+def _most_retries_in(header: Headers) -> int | None:
+    value = header(RETRIES.encode())
+    if value is None:
+        return None
+    digits = value.strip()
+    if digits.isascii() and digits.isdigit() and len(digits) <= 2 and int(digits) <= MOST_RETRIES:
+        return int(digits)
+    raise InvalidRequest(
+        f"{RETRIES} must be a whole number from 0 to {MOST_RETRIES}; got {format_value(value)}.", param=RETRIES
+    )
 
 
 def _cache_control_in(header: Headers, control: CacheControl) -> CacheControl:

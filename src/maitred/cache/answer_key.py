@@ -22,7 +22,7 @@ from maitred.core.inference import Conversation, InferenceRequest, NativeRequest
 from maitred.core.replica import ModelCard
 from maitred.core.tools import Tool, ToolRules
 
-_ROUTED = frozenset({"model", "local_only", "regions", "max_usd", "escalate", "retries", "degradable"})
+_ROUTED = frozenset({"model", "local_only", "regions", "max_usd", "escalate", "retries", "most_retries", "degradable"})
 """Fields that choose who answers; the key has the one that was chosen."""
 _SCHEDULED = frozenset(
     {"priority", "ttft_in_s", "itl_objective_s", "deadline_in_s", "partial", "session", "user", "whole"}

@@ -137,6 +137,8 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     """Whether a partial answer at the deadline is accepted; otherwise the request fails."""
     retries: int = 0
     """How often the caller has sent this request before, according to the caller."""
+    most_retries: int | None = None
+    """Most retries at other servers after a failure; None: as many as the configuration allows."""
     escalate: bool | None = None
     """Whether a larger model may answer after a failed check, at the caller's cost; None: not stated."""
     scored: bool = False

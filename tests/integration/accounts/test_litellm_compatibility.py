@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import AuthenticationError, NotFoundError, OpenAI, RateLimitError
+from openai import AuthenticationError, BadRequestError, NotFoundError, OpenAI, RateLimitError
 
 from maitred.testing.scripted_openai import ServerScript, scripted_openai
 from maitred.testing.server_process import serving
@@ -210,6 +210,35 @@ def test_only_the_master_key_administers(proxy: Proxy):
         address = f"{path}?{urllib.parse.urlencode({'key': query})}"
         assert proxy.call("GET", address, bearer=key)[0] == 403
     assert proxy.call("POST", "/key/delete", {"keys": ["sk-nothing-there"]})[0] == 404
+
+
+def test_headers_are_read_and_sent(proxy: Proxy):
+    body = {"model": "a", "messages": [{"role": "user", "content": "Hi there"}], "max_tokens": 4}
+    status, answer, headers = proxy.call("POST", "/v1/chat/completions", body)
+    assert status == 200
+    usage = answer["usage"]
+    cost = usage["prompt_tokens"] * 0.001 + usage["completion_tokens"] * 0.002
+    assert float(headers["x-litellm-response-cost"]) == pytest.approx(cost)
+    assert (headers["x-litellm-model-group"], headers["x-litellm-model-id"]) == ("a", "a")
+    assert headers["x-litellm-model-api-base"].startswith("http://127.0.0.1")
+    assert headers["x-litellm-call-id"] == headers["x-request-id"]
+    assert (headers["x-litellm-attempted-retries"], headers["x-litellm-attempted-fallbacks"]) == ("0", "0")
+    assert float(headers["x-litellm-response-duration-ms"]) >= float(headers["x-litellm-overhead-duration-ms"]) >= 0
+    said = {
+        "x-litellm-timeout": "90",
+        "x-litellm-num-retries": "1",
+        "x-litellm-tags": "a,b",
+        "x-litellm-end-user-id": "u",
+    }
+    with OpenAI(base_url=f"{proxy.url}/v1", api_key=MASTER, max_retries=0, default_headers=said) as client:
+        raw = client.chat.completions.with_raw_response.create(**body, stream=True)
+        assert (raw.headers["x-maitred-ignored"], raw.headers["x-litellm-model-id"]) == ("x-litellm-tags", "a")
+        assert "x-litellm-response-cost" not in raw.headers
+        assert [*raw.parse()]
+    for name, value in (("x-litellm-timeout", "soon"), ("x-litellm-num-retries", "many")):
+        with OpenAI(base_url=f"{proxy.url}/v1", api_key=MASTER, max_retries=0, default_headers={name: value}) as client:
+            with pytest.raises(BadRequestError, match="must be"):
+                client.chat.completions.create(**body)
 
 
 def test_models_and_health_are_in_its_words(proxy: Proxy):

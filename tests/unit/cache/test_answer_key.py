@@ -41,6 +41,7 @@ OTHER_REQUEST = {
     "deadline_in_s": 1.0,
     "partial": True,
     "retries": 1,
+    "most_retries": 1,
     "escalate": True,
     "scored": True,
     "degradable": False,

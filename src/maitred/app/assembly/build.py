@@ -16,6 +16,7 @@ from maitred.api.responses.routes import ResponsesRoutes
 from maitred.api.routes import Route
 from maitred.app.admin.caller_usage import CallerUsage
 from maitred.app.assembly.generation import ConfigGeneration
+from maitred.app.assembly.litellm import open_litellm_headers
 from maitred.app.assembly.services import GatewayServices
 from maitred.app.models.local import LocalModel
 from maitred.app.models.registry import EngineRegistry
@@ -186,6 +187,7 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
         retry_budget=parts.retry_budget,
         begin=None if traces is None else traces.start_trace,
         check_limits=pipeline.check_limits,
+        litellm=open_litellm_headers(config, clock),
     )
     return ConfigGeneration(
         config=config,

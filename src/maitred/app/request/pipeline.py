@@ -375,7 +375,7 @@ class Pipeline:
             context=context,
             clock=self._clock,
             grant=grant,
-            retry_state=self._retry_policy.new_state(principal.tenants[0], deadline_s),
+            retry_state=self._retry_policy.new_state(principal.tenants[0], deadline_s, inference_request.most_retries),
             deadline_s=deadline_s,
             continuation=continuation,
         )

@@ -31,15 +31,16 @@ class RetryPolicy:
         self._clock = clock
         self._draw = draw
 
-    def new_state(self, tenant: str, deadline_s: float | None) -> RetryState:
+    def new_state(self, tenant: str, deadline_s: float | None, most_retries: int | None = None) -> RetryState:
         """Returns the retry state of one request.
 
         Args:
             tenant: The tenant of the request.
             deadline_s: Deadline of the answer on the monotonic clock; None: no deadline.
+            most_retries: Most retries that the caller asks for; None: as configured.
         """
         return RetryState(
-            self._retries + 1,
+            (self._retries if most_retries is None else most_retries) + 1,
             _BACKOFF,
             draw=self._draw,
             take_retry=self._take_retry,

@@ -26,6 +26,7 @@ from maitred.api.in_flight import InFlightLimiter
 from maitred.api.messages import MessagesRoutes
 from maitred.api.origin_policy import OriginPolicy
 from maitred.api.routes import Handler, Route, RouteTable
+from maitred.app.assembly.litellm import open_litellm_headers
 from maitred.app.assembly.stores import running
 from maitred.app.assembly.tracing import open_traces
 from maitred.app.models.local import LocalModel, local_model
@@ -109,6 +110,7 @@ async def run_worker(config: Config, worker_number: int, listener: socket.socket
             retries=RetryAdvisor(RetryBudget(config.server.retry_share, config.server.retry_allowance), clock),
             begin=None if traces is None else traces.start_trace,
             check_limits=pipeline.check_limits,
+            litellm=open_litellm_headers(config, clock),
             max_body_bytes=config.server.max_body_bytes,
             body_timeout_s=config.server.body_timeout_s,
             origin_policy=OriginPolicy(config.server),
