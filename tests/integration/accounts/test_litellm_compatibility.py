@@ -224,21 +224,19 @@ def test_headers_are_read_and_sent(proxy: Proxy):
     assert headers["x-litellm-call-id"] == headers["x-request-id"]
     assert (headers["x-litellm-attempted-retries"], headers["x-litellm-attempted-fallbacks"]) == ("0", "0")
     assert float(headers["x-litellm-response-duration-ms"]) >= float(headers["x-litellm-overhead-duration-ms"]) >= 0
-    said = {
-        "x-litellm-timeout": "90",
-        "x-litellm-num-retries": "1",
-        "x-litellm-tags": "a,b",
-        "x-litellm-end-user-id": "u",
-    }
+    said = {"x-litellm-timeout": "90", "x-litellm-num-retries": "1", "x-litellm-tags": "a,b"}
+    said["x-litellm-end-user-id"] = "ann"
     with OpenAI(base_url=f"{proxy.url}/v1", api_key=MASTER, max_retries=0, default_headers=said) as client:
         raw = client.chat.completions.with_raw_response.create(**body, stream=True)
         assert (raw.headers["x-maitred-ignored"], raw.headers["x-litellm-model-id"]) == ("x-litellm-tags", "a")
         assert "x-litellm-response-cost" not in raw.headers
         assert [*raw.parse()]
     for name, value in (("x-litellm-timeout", "soon"), ("x-litellm-num-retries", "many")):
-        with OpenAI(base_url=f"{proxy.url}/v1", api_key=MASTER, max_retries=0, default_headers={name: value}) as client:
-            with pytest.raises(BadRequestError, match="must be"):
-                client.chat.completions.create(**body)
+        with (
+            OpenAI(base_url=f"{proxy.url}/v1", api_key=MASTER, max_retries=0, default_headers={name: value}) as client,
+            pytest.raises(BadRequestError, match=f"{name} must be"),
+        ):
+            client.chat.completions.create(**body)
 
 
 def test_models_and_health_are_in_its_words(proxy: Proxy):

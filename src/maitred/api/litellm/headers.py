@@ -15,7 +15,8 @@ from maitred.api.headers import DEADLINE, MOST_RETRIES, RETRIES, SESSION, Header
 from maitred.core.clock import Clock
 from maitred.core.context import RequestContext
 from maitred.core.errors import InvalidRequest
-from maitred.core.usage import Usage, to_usd
+from maitred.core.request import Usage
+from maitred.core.usage import to_usd
 from maitred.wire.openai.faults import format_value
 
 _TIMEOUT, _NUM_RETRIES = b"x-litellm-timeout", b"x-litellm-num-retries"

@@ -14,6 +14,8 @@ Examples:
     maitred import litellm config.yaml --output maitred.yaml
 
     maitred import litellm config.yaml --keys-from "$DATABASE_URL"
+
+    maitred import litellm config.yaml --keys-from "$DATABASE_URL" --salt-key-env LITELLM_SALT_KEY
 """
 
 
@@ -30,6 +32,15 @@ def litellm(
             help="LiteLLM's database (postgres://…), or a JSON file with its rows: keys, teams and budgets come along.",
         ),
     ] = None,
+    salt_key_env: Annotated[
+        str | None,
+        typer.Option(
+            "--salt-key-env",
+            metavar="NAME",
+            help="Variable with LiteLLM's salt key (LITELLM_SALT_KEY, else its master key): models in its database "
+            "are decrypted and come along; their credentials become variables to set.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the configuration and the report, and write nothing.")
     ] = False,
@@ -42,11 +53,16 @@ def litellm(
     from maitred.core.errors import ConfigInvalid
     from maitred.migration.litellm.converter import read_litellm_file, with_accounts
     from maitred.migration.litellm.database import read_accounts
+    from maitred.migration.litellm.stored_models import take_stored_models
 
-    migration = read_litellm_file(file, os.environ)
+    salt_key = _salt_key(salt_key_env, keys_from)
+    accounts, source = None, ""
     if keys_from is not None:
-        is_url = "://" in keys_from
-        migration = with_accounts(migration, read_accounts(keys_from), "database" if is_url else Path(keys_from).name)
+        accounts, source = read_accounts(keys_from), "database" if "://" in keys_from else Path(keys_from).name
+    stored = None if accounts is None else take_stored_models(accounts, source, salt_key)
+    migration = read_litellm_file(file, os.environ, stored)
+    if accounts is not None:
+        migration = with_accounts(migration, accounts, source)
     if dry_run:
         typer.echo(migration.yaml())
     else:
@@ -60,3 +76,20 @@ def litellm(
     typer.echo(migration.report.text(), nl=False)
     if not dry_run:
         typer.echo(f"\nWritten to {output}. Next: maitred config check {output}; maitred serve --config {output}")
+
+
+def _salt_key(name: str | None, keys_from: str | None) -> str | None:
+    """Returns the salt key from the variable that was named.
+
+    Raises:
+        ConfigInvalid: It is not set, or there is no database to read with it.
+    """
+    from maitred.core.errors import ConfigInvalid
+
+    if name is None:
+        return None
+    if keys_from is None:
+        raise ConfigInvalid("--salt-key-env reads models of LiteLLM's database. Name that with --keys-from.")
+    if not os.environ.get(name):
+        raise ConfigInvalid(f"The variable {name} is not set. Set it to the salt key that LiteLLM runs with.")
+    return os.environ[name]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from maitred.core.tenancy import is_id
+from maitred.migration.litellm.stored_models import TABLES as ENCRYPTED_TABLES
 from maitred.migration.source_keys import SourceKey, SourceKeys
 from maitred.wire.litellm.ids import KEY_PREFIX, OWN_ORGANISATION, USER_PREFIX, is_team, tenant_id_of
 
@@ -69,6 +70,11 @@ class AccountsReader:
             self._add_team(tenants, row)
         for row in self._rows["keys"]:
             self._add_key(tenants, row)
+        for _, section in self.keys.root.children():
+            _ignore_empty(section)
+        for name in (name for pair in ENCRYPTED_TABLES.items() for name in pair):
+            for row in self.keys.root.child(name).items():
+                row.refuse("It is encrypted. Import again with `--salt-key-env LITELLM_SALT_KEY`, or add it by hand.")
         for row in self._rows["organizations"]:
             row.refuse("Teams are organisations here. Set the limits of this one for each team, or below `tenants`.")
         for section in ("users", "budgets"):

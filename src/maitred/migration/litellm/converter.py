@@ -16,6 +16,7 @@ from maitred.migration.litellm.deployment import DeploymentReader
 from maitred.migration.litellm.models import read_models
 from maitred.migration.litellm.notes import SECTION_NOTES, note_rest
 from maitred.migration.litellm.settings import SettingsReader
+from maitred.migration.litellm.stored_models import StoredModels
 from maitred.migration.report import MigrationReport
 from maitred.migration.source_keys import SourceKey, SourceKeys
 
@@ -50,8 +51,13 @@ def is_litellm(sections: Container[object]) -> bool:
     return "model_list" in sections or "litellm_settings" in sections
 
 
-def read_litellm_file(path: Path, env: Mapping[str, str]) -> Migration:
+def read_litellm_file(path: Path, env: Mapping[str, str], stored: StoredModels | None = None) -> Migration:
     """Converts a file; files that it includes are looked for beside it.
+
+    Args:
+        path: The file.
+        env: See `read_litellm`.
+        stored: See `read_litellm`.
 
     Raises:
         ConfigInvalid: It cannot be read, or is no configuration of LiteLLM.
@@ -66,15 +72,24 @@ def read_litellm_file(path: Path, env: Mapping[str, str]) -> Migration:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
         raise ConfigInvalid(f"{path}{line}: Not valid YAML: {getattr(error, 'problem', None) or error}.") from None
-    if not isinstance(document, dict) or not is_litellm(document):
+    if not isinstance(document, dict) or not (is_litellm(document) or (stored is not None and stored.entries)):
         raise ConfigInvalid(f"{path}: It has no `model_list`, so it is no configuration of LiteLLM's proxy.")
     return read_litellm(
-        document, env, source=str(path), read_file=lambda name: (path.parent / name).read_text(encoding="utf-8")
+        document,
+        env,
+        source=str(path),
+        read_file=lambda name: (path.parent / name).read_text(encoding="utf-8"),
+        stored=stored,
     )
 
 
 def read_litellm(
-    document: object, env: Mapping[str, str], *, source: str = "config.yaml", read_file: ReadFile | None = None
+    document: object,
+    env: Mapping[str, str],
+    *,
+    source: str = "config.yaml",
+    read_file: ReadFile | None = None,
+    stored: StoredModels | None = None,
 ) -> Migration:
     """Converts a configuration of LiteLLM's proxy.
 
@@ -83,15 +98,19 @@ def read_litellm(
         env: The environment, for ``os.environ/NAME`` in settings that are no secrets.
         source: Name of the file, for the report.
         read_file: Reads the files of `include`; None: they are not read.
+        stored: Models that stand in LiteLLM's database, beside those of the file.
     """
     main = SourceKeys(document)
     parts = [main]
     for item in main.root.child("include").items():
         parts += _read_included(item, read_file)
+    missing: list[str] = []
+    if stored is not None:
+        parts.append(SourceKeys({"model_list": stored.entries}, f"{stored.source}:"))
+        missing += [f"The model {name} is blocked in {stored.source}, so it was left out." for name in stored.blocked]
     roots = [part.root for part in parts]
     own = _environment_variables(roots)
     credentials = CredentialNames({**env, **own})
-    missing: list[str] = []
     config: dict[str, Any] = {}
     _convert(config, roots, credentials, missing)
     if not config.get("models"):

@@ -9,12 +9,13 @@ from typing import Any
 
 from maitred.core.errors import ConfigInvalid
 from maitred.migration.litellm.accounts import TABLES, sections_of
+from maitred.migration.litellm.stored_models import TABLES as ENCRYPTED_TABLES
 
 CONNECT_S = 10.0
 
 
 def read_accounts(source: str) -> dict[str, Any]:
-    """Returns the rows of the accounts by section; see `accounts.TABLES`.
+    """Returns the rows of the accounts and of stored models by section; see `accounts.TABLES`.
 
     Args:
         source: URL of LiteLLM's database, or path of a JSON file.
@@ -47,7 +48,7 @@ def _read_database(url: str) -> dict[str, Any]:
         try:
             found: dict[str, Any] = {}
             async with connection.transaction(isolation="repeatable_read", readonly=True):
-                for section, table in TABLES.items():
+                for section, table in {**TABLES, **ENCRYPTED_TABLES}.items():
                     if await connection.fetchval("SELECT to_regclass($1)", f'"{table}"') is not None:
                         rows = await connection.fetch(f'SELECT row_to_json(t) FROM "{table}" AS t')
                         found[section] = [json.loads(row[0]) for row in rows]
