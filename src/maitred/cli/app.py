@@ -41,6 +41,7 @@ from maitred.cli.load import report as load_report
 from maitred.cli.load import run as load_run
 from maitred.cli.load import sweep as load_sweep
 from maitred.cli.migration import litellm as import_litellm
+from maitred.cli.migration import shadow as import_shadow
 
 app = typer.Typer(
     name="maitred",
@@ -191,6 +192,7 @@ _add(rollout_app, "rollback", rollout.rollback, rollout.ROLLBACK_EXAMPLES)
 _add(rollout_app, "end", rollout.end, rollout.END_EXAMPLES)
 app.add_typer(import_app, name="import")
 _add(import_app, "litellm", import_litellm.litellm, import_litellm.EXAMPLES)
+_add(import_app, "shadow", import_shadow.shadow, import_shadow.EXAMPLES)
 _add(app, "usage", usage.usage, usage.EXAMPLES)
 _add(app, "doctor", doctor.doctor, doctor.EXAMPLES)
 _add(app, "explain", explain.explain, explain.EXAMPLES)

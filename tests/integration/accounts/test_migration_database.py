@@ -85,3 +85,33 @@ def test_a_database_that_cannot_be_read_is_said_without_its_url():
     with pytest.raises(ConfigInvalid) as caught:
         read_accounts("postgresql://user:hidden@127.0.0.1:9/nowhere")
     assert "hidden" not in str(caught.value)
+
+
+def test_two_gateways_are_compared(tmp_path: Path):
+    """Another gateway stands for the old one: one before the same server, and one before a server that counts more."""
+
+    def served(upstream: str) -> tuple[str, str]:
+        file = tmp_path / f"{len(list(tmp_path.iterdir()))}.yaml"
+        file.write_text(json.dumps({"models": {"a": {"upstreams": [{"url": f"{upstream}/v1"}]}}}))
+        return "--config", str(file)
+
+    def compared(url: str, *more: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "maitred", "import", "shadow", url, "--url", ours.url, *more]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    (tmp_path / "r.jsonl").write_text(
+        '{"model": "a", "messages": [{"role": "user", "content": "x"}], "temperature": 0}'
+    )
+    with (
+        scripted_openai(ServerScript()) as upstream,
+        scripted_openai(ServerScript(template_tokens=40)) as other,
+        serving(*served(upstream.url)) as ours,
+        serving(*served(upstream.url)) as alike,
+        serving(*served(other.url)) as theirs,
+    ):
+        done = compared(alike.url)
+        assert (done.returncode, "4 requests: 4 answered alike" in done.stdout) == (0, True), done.stdout + done.stderr
+        done = compared(theirs.url, "--requests", "r.jsonl")
+        assert (done.returncode, "prompt_tokens: theirs 41, ours 5" in done.stdout) == (1, True), done.stdout
+        done = compared("http://127.0.0.1:9")
+        assert (done.returncode, "127.0.0.1:9" in done.stderr) == (1, True), done.stdout + done.stderr

@@ -69,24 +69,24 @@ class LitellmHeaders:
         """
         context = exchange.context
         now_s = self._clock.monotonic_s()
+        dispatched_s = now_s if context.dispatched_s is None else context.dispatched_s
         headers = [
+            (b"x-litellm-overhead-duration-ms", _number(1000 * (dispatched_s - context.started_s))),
             (b"x-litellm-call-id", context.request_id.encode("ascii")),
             (b"x-litellm-version", __version__.encode("ascii")),
             (b"x-litellm-response-duration-ms", _number(1000 * (now_s - context.started_s))),
             (b"x-litellm-attempted-retries", b"%d" % context.recoveries),
             (b"x-litellm-attempted-fallbacks", b"%d" % len(context.fallbacks)),
         ]
-        if context.dispatched_s is not None:
-            overhead_s = context.dispatched_s - context.started_s
-            headers.append((b"x-litellm-overhead-duration-ms", _number(1000 * overhead_s)))
         if context.request is not None:
             headers.append((b"x-litellm-model-group", _text(context.request.model)))
         if context.model:
             headers.append((b"x-litellm-model-id", _text(context.model)))
             if (api_base := self._api_bases.get(context.model)) is not None:
                 headers.append((b"x-litellm-model-api-base", _text(api_base)))
-            if status == 200:
-                headers.append((b"x-litellm-response-cost", _number(self._cost_usd(context))))
+        if status:
+            cost_usd = self._cost_usd(context) if status == 200 and context.model else 0.0
+            headers.append((b"x-litellm-response-cost", _number(cost_usd)))
         if exchange.header(_TAGS) is not None:
             headers.append((b"x-maitred-ignored", _TAGS))
         return headers
