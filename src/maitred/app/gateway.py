@@ -153,7 +153,9 @@ class Gateway:
         if config.routing.rollouts != before.routing.rollouts:
             states = await self._services.rollouts.declare(config.routing.rollouts)
         if (config.tenants, config.identity) != (before.tenants, before.identity):
-            await self._services.resources.access.declare(config)
+            resources = self._services.resources
+            await resources.access.declare(config)
+            await resources.write_opening_balances(config, self._services.clock)
         return states
 
     def _retire(self, living: Sequence[ConfigGeneration]) -> None:

@@ -120,6 +120,17 @@ class TeamConfig(Struct, frozen=True, kw_only=True):
         tuple[str, ...], Meta(description="Privacy and other tags, such as `local-only`; added to those from above.")
     ] = ()
     disabled: Annotated[bool, Meta(description="Refuse its keys, and those of what is below.")] = False
+    spent_usd: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=9_000_000,
+            description="What its keys have spent before, at another gateway; that of an organisation includes its "
+            "teams, and is their sum if it is 0. It becomes one line of the ledger, once, and counts in budgets, in "
+            "their windows of that day. A later change has no effect.",
+            extra={"unit": "US dollars"},
+        ),
+    ] = 0.0
     limits: Annotated[LimitsConfig, Meta(description="For all of its keys together.")] = LimitsConfig()
     keys: Annotated[dict[str, KeyConfig], Meta(description="One entry per key, under a name for people.")] = {}
 

@@ -65,7 +65,7 @@ def test_old_keys_work_after_one_command(litellm_database: str, tmp_path: Path):
             status, limits = asked(f"{server.url}/admin/v1/limits", MASTER)
             assert status == 200
             values = {limit["kind"]: limit["value"] for limit in json.loads(limits)["data"]}
-            assert values == {"usd_per_month": 50, "usd_total": 9.25, "requests_per_minute": 100}
+            assert values == {"usd_per_month": 50, "usd_total": 10, "requests_per_minute": 100}
 
 
 def test_a_file_of_litellm_is_served_as_it_is(tmp_path: Path):

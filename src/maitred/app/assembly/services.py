@@ -18,6 +18,7 @@ from maitred.app.admin.rollouts import RolloutAdmin
 from maitred.app.admin.sleep import SleepableModelAdmin
 from maitred.app.admin.store_health import StoreHealth
 from maitred.app.assembly.access import AccessServices, open_access
+from maitred.app.assembly.opening_balance import write_opening_balances
 from maitred.app.assembly.queues import ModelQueues
 from maitred.app.assembly.stores import GatewayStores, open_stores
 from maitred.app.assembly.tracing import open_traces
@@ -78,6 +79,15 @@ class GatewayResources:
     encoders: EncoderModels
     schemas: SchemaChecker
     grammars: GrammarValidator
+
+    async def write_opening_balances(self, config: Config, clock: Clock) -> None:
+        """Writes what declared tenants have spent before, unless it is in the ledger.
+
+        Raises:
+            StoreUnavailable: The ledger cannot be read or written.
+        """
+        stores = self.stores
+        await write_opening_balances(config.tenants, self.access.directory, stores.usage, stores.ledger, clock)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +216,7 @@ async def open_resources(
         open_schemas(config.routing.auto) as schemas,
         GrammarValidator(config.admission.grammars) as grammars,
     ):
-        yield GatewayResources(
+        resources = GatewayResources(
             traces=traces,
             stores=stores,
             access=access,
@@ -218,3 +228,5 @@ async def open_resources(
             schemas=schemas,
             grammars=grammars,
         )
+        await resources.write_opening_balances(config, clock)
+        yield resources

@@ -39,8 +39,7 @@ _ALL_MODELS = frozenset({"all-proxy-models", "all-team-models"})
 _CONTROLS = ("no-cache", "no-store", "ttl", "s-maxage", "namespace", "only-if-cached")
 _LEAST_USD = 1e-9
 _LONGEST_ID = 48
-_BY_CALENDAR = "The window is one of the calendar, in UTC, and what is spent in the running one counts anew."
-_REST = "It is what is left of it: the rest was spent there."
+_BY_CALENDAR = "The window is one of the calendar, in UTC; what was spent counts in the running one."
 _NO_WINDOW = "There is no such window: what is left of it holds in all. Raise it when the next one begins."
 
 
@@ -160,6 +159,10 @@ class AccountsReader:
         if row.child("blocked").value is True:
             tenant["disabled"] = True
             row.child("blocked").map_to(f"{place}.disabled")
+        spend = row.child("spend")
+        if isinstance(spend.value, int | float) and spend.value > 0:
+            tenant["spent_usd"] = round(float(spend.value), 9)
+            spend.map_to(f"{place}.spent_usd")
         limits = self._limits(row, place)
         if limits:
             tenant["limits"] = limits
@@ -175,8 +178,7 @@ class AccountsReader:
                     limits[kind] = value
                     source.child(word).map_to(f"{place}.limits.{kind}")
             if not any(kind.startswith("usd_") for kind in limits):
-                spend = row.child("spend").value
-                _add_budget(source, spend if isinstance(spend, int | float) else 0.0, limits, f"{place}.limits")
+                _add_budget(source, limits, f"{place}.limits")
         for model, key in row.child("model_max_budget").children():
             amount = key.child("budget_limit").value if isinstance(key.value, dict) else key.value
             window = key.child("time_period").value if isinstance(key.value, dict) else None
@@ -210,17 +212,18 @@ def _own_models(row: SourceKey) -> list[str] | None:
     return [name for name in names if name and name != "no-default-models"]
 
 
-def _add_budget(source: SourceKey, spend: float, limits: dict[str, Any], place: str) -> None:
-    """Reads a budget, of which what is spent already counts where it has no window."""
+def _add_budget(source: SourceKey, limits: dict[str, Any], place: str) -> None:
+    """Reads a budget and its window."""
     amount, duration = source.child("max_budget"), source.child("budget_duration")
     if isinstance(amount.value, int | float) and not isinstance(amount.value, bool):
         window = _WINDOWS.get(str(duration.value))
-        rest = max(round(float(amount.value) - spend, 9), _LEAST_USD)
         kind = window or "usd_total"
-        limits[kind] = max(float(amount.value), _LEAST_USD) if window else rest
-        why = _BY_CALENDAR if window else _NO_WINDOW if duration.value else _REST
-        for field in (amount, duration, source.child("budget_reset_at"), source.child("spend")):
-            field.approximate(f"{place}.{kind}", why)
+        limits[kind] = max(float(amount.value), _LEAST_USD)
+        for field in (amount, duration, source.child("budget_reset_at")):
+            if window or duration.value:
+                field.approximate(f"{place}.{kind}", _BY_CALENDAR if window else _NO_WINDOW)
+            else:
+                field.map_to(f"{place}.{kind}")
     soft = source.child("soft_budget")
     if isinstance(soft.value, int | float) and soft.value > 0:
         kind = _WINDOWS.get(str(duration.value), "usd_total")
@@ -233,7 +236,7 @@ def _settle_rest(row: SourceKey) -> None:
     for name, field in row.children():
         _ignore_empty(field)
         if name in ("spend", "total_spend", "model_spend"):
-            field.ignore("What was spent there is on its bill; usage here begins with nothing.")
+            field.ignore("Sums begin with what was spent in the running window: `spend`.")
         elif name.endswith("_at") or name in ("created_by", "updated_by", "last_active", "user_email", "key_type"):
             field.ignore("It describes the row.")
         elif name in ("members", "members_with_roles", "admins", "teams", "user_role", "password", "sso_user_id"):

@@ -82,9 +82,9 @@ def test_the_result_declares_keys_that_go_on_working(tmp_path: Path):
     }
     assert spent == {
         ("t1", LimitKind.USD_PER_MONTH, to_nano_usd(100)),
-        ("key-ci", LimitKind.USD_TOTAL, to_nano_usd(7)),
-        ("user-u1", LimitKind.USD_TOTAL, to_nano_usd(14.75)),
-        (f"key-{digest('sk-5')[:8]}", LimitKind.USD_TOTAL, to_nano_usd(0.01)),
+        ("key-ci", LimitKind.USD_TOTAL, to_nano_usd(10)),
+        ("user-u1", LimitKind.USD_TOTAL, to_nano_usd(20)),
+        (f"key-{digest('sk-5')[:8]}", LimitKind.USD_TOTAL, to_nano_usd(7)),
         (f"key-{digest('sk-6')[:8]}", LimitKind.USD_PER_DAY, to_nano_usd(1.5)),
     }
 
@@ -111,7 +111,7 @@ def test_teams_and_keys_keep_their_models_and_limits():
 def test_a_budget_that_is_used_up_leaves_nothing():
     export = {"keys": [{"token": digest("sk-1"), "max_budget": 1.0, "spend": 1.5}]}
     (team,) = migrated(export).config["tenants"]["litellm"]["teams"].values()
-    assert team["limits"] == {"usd_total": 1e-9}
+    assert (team["limits"], team["spent_usd"]) == ({"usd_total": 1.0}, 1.5)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"models": []}'])
