@@ -12,7 +12,6 @@ from maitred.api.dialect import ANTHROPIC, Header, clear_traceback, to_public_er
 from maitred.api.exchange import HttpExchange, Receive, ResponseState, Scope, Send
 from maitred.api.in_flight import ClientDisconnected, InFlightLimiter
 from maitred.api.large_body import LARGE_BODY_BYTES, CheckLimits, LargeBody, LargeBodyReader
-from maitred.api.litellm.headers import LitellmHeaders
 from maitred.api.origin_policy import OriginPolicy, is_preflight
 from maitred.api.routes import RouteTable
 from maitred.core.clock import Clock
@@ -87,7 +86,6 @@ class GatewayApp:
         rate_limit_status: Returns how far a caller's limits are used, for requests that are refused before admission.
         retries: Decides which clients should retry after a refusal.
         begin: Called with the context and the headers of every inference request; None: nothing is called.
-        litellm: Reads and writes LiteLLM's headers of inference requests; None: they mean nothing here.
         max_body_bytes: Largest size of a body that is read.
         body_timeout_s: Longest time that reading the body may take.
         origin_policy: Checks requests without a key, and says which web pages may use the API.
@@ -105,7 +103,6 @@ class GatewayApp:
         *,
         begin: Begin | None = None,
         check_limits: CheckLimits | None = None,
-        litellm: LitellmHeaders | None = None,
         max_body_bytes: int,
         body_timeout_s: float,
         origin_policy: OriginPolicy,
@@ -122,7 +119,6 @@ class GatewayApp:
         self._large_bodies = LargeBodyReader(check_limits)
         self._retry_advisor = retries
         self._begin = begin
-        self._litellm = litellm
         self._clock = clock
         self._requests = 0
         """Number of requests that have begun in this application and have not ended."""
@@ -208,9 +204,6 @@ class GatewayApp:
                 await route.handler(exchange)
             else:
                 if route.needs is KeyScope.INFERENCE:
-                    if self._litellm is not None:
-                        exchange.late_headers = self._litellm.response_headers
-                        exchange.header = self._litellm.read(exchange.header)
                     self._retry_advisor.on_request(exchange)
                 # A full server must still accept the admin request that relieves it.
                 # An admin request also runs to its end when it revokes the key that it was sent with.

@@ -12,7 +12,6 @@ from maitred.api.health import ServiceRoutes
 from maitred.api.idempotent import Idempotency
 from maitred.api.in_flight import InFlightLimiter
 from maitred.api.large_body import CheckLimits
-from maitred.api.litellm.headers import LitellmHeaders
 from maitred.api.messages import MessagesRoutes
 from maitred.api.models import ModelRoutes
 from maitred.api.origin_policy import OriginPolicy
@@ -71,7 +70,6 @@ def build_app(
     retry_budget: RetryBudget | None = None,
     begin: Begin | None = None,
     check_limits: CheckLimits | None = None,
-    litellm: LitellmHeaders | None = None,
 ) -> GatewayApp:
     """Builds the application for an HTTP server.
 
@@ -87,7 +85,6 @@ def build_app(
         retry_budget: Decides which refused requests may be retried; None: a budget with the configured settings.
         begin: See `GatewayApp`.
         check_limits: See `LargeBodyReader`.
-        litellm: See `GatewayApp`.
     """
     if answers is None:
         answers = MemoryIdempotencyStore(IdempotencyConfig(), clock)
@@ -101,7 +98,6 @@ def build_app(
         retries=RetryAdvisor(retry_budget or RetryBudget(config.retry_share, config.retry_allowance), clock),
         begin=begin,
         check_limits=check_limits,
-        litellm=litellm,
         max_body_bytes=config.max_body_bytes,
         body_timeout_s=config.body_timeout_s,
         origin_policy=OriginPolicy(config),

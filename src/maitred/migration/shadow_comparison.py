@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from maitred.migration.shadow_requests import ShadowRequest
+from maitred.migration.shadow_requests import SampleRequest
 from maitred.wire.sse import SSEDecoder
 
 _USAGE = ("prompt_tokens", "completion_tokens", "total_tokens", "input_tokens", "output_tokens")
@@ -21,12 +21,12 @@ _READ_HEADERS = (
     *("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens"),
 )
 _ERROR_FIELDS = ("message", "type", "param", "code")
-_NOTHING = (None, "", [])
+_NOTHING: tuple[object, ...] = (None, "", [])
 _LONGEST_VALUE = 120
 
 
 class ShadowAnswer(msgspec.Struct, frozen=True):
-    """What a gateway answered.
+    """Answer of one gateway to a request.
 
     Attributes:
         status: The status.
@@ -39,21 +39,25 @@ class ShadowAnswer(msgspec.Struct, frozen=True):
     body: bytes
 
 
-def find_differences(request: ShadowRequest, theirs: ShadowAnswer, ours: ShadowAnswer) -> list[str]:
+def find_differences(request: SampleRequest, theirs: ShadowAnswer, ours: ShadowAnswer) -> list[str]:
     """Returns what a client would see, one sentence for each difference; empty: nothing."""
     facts, own = _facts(request, theirs), _facts(request, ours)
     found = [
-        f"{name}: theirs {_shown(facts.get(name))}, ours {_shown(own.get(name))}"
+        f"{name}: theirs {_format(facts.get(name))}, ours {_format(own.get(name))}"
         for name in dict.fromkeys([*facts, *own])
         if facts.get(name) != own.get(name) and not (facts.get(name) in _NOTHING and own.get(name) in _NOTHING)
     ]
     if (theirs.status < 400) != (ours.status < 400):  # an answer and an error have nothing else in common
-        return [f"status: theirs {theirs.status}, ours {ours.status}", *_said(theirs, "theirs"), *_said(ours, "ours")]
+        return [
+            f"status: theirs {theirs.status}, ours {ours.status}",
+            *_error_lines(theirs, "theirs"),
+            *_error_lines(ours, "ours"),
+        ]
     lacking = [name for name in _READ_HEADERS if name in theirs.headers and name not in ours.headers]
     return [*found, *([f"headers that only theirs has: {', '.join(lacking)}"] if lacking else [])]
 
 
-def _facts(request: ShadowRequest, answer: ShadowAnswer) -> dict[str, object]:
+def _facts(request: SampleRequest, answer: ShadowAnswer) -> dict[str, object]:
     """Returns what clients read of an answer."""
     facts: dict[str, object] = {
         "status": answer.status,
@@ -77,7 +81,9 @@ def _facts(request: ShadowRequest, answer: ShadowAnswer) -> dict[str, object]:
         facts["type of the error"] = error.get("type") if is_object else None
         return facts
     facts["model"] = next((body["model"] for body in bodies if body.get("model")), None)
-    usage = next((body["usage"] for body in reversed(bodies) if isinstance(body.get("usage"), dict)), {})
+    usage: dict[str, Any] = next(
+        (body["usage"] for body in reversed(bodies) if isinstance(body.get("usage"), dict)), {}
+    )
     facts |= {name: usage[name] for name in _USAGE if name in usage}
     choices = [choice for body in bodies for choice in body.get("choices") or () if isinstance(choice, dict)]
     facts["finish reasons"] = [each["finish_reason"] for each in choices if each.get("finish_reason")]
@@ -87,11 +93,11 @@ def _facts(request: ShadowRequest, answer: ShadowAnswer) -> dict[str, object]:
     return facts
 
 
-def _said(answer: ShadowAnswer, whose: str) -> list[str]:
+def _error_lines(answer: ShadowAnswer, whose: str) -> list[str]:
     """Returns what an error says."""
     error = (_object(answer.body) or {}).get("error") if answer.status >= 400 else None
     message = error.get("message") if isinstance(error, dict) else error
-    return [] if message is None else [f"{whose} says {_shown(message)}"]
+    return [] if message is None else [f"{whose} says {_format(message)}"]
 
 
 def _object(body: bytes) -> dict[str, Any] | None:
@@ -124,6 +130,6 @@ def _tool_calls(choices: list[dict[str, Any]]) -> list[tuple[str, object]]:
     return [(name, _object(arguments.encode()) or arguments) for name, arguments in calls.values()]
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     text = "nothing" if value in (None, [], "") else repr(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"

@@ -20,7 +20,7 @@ _TOOL = {
 }
 
 
-class ShadowRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+class SampleRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """One request for two gateways.
 
     Attributes:
@@ -34,7 +34,7 @@ class ShadowRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str = ""
 
 
-def read_requests(file: Path) -> list[ShadowRequest]:
+def read_requests(file: Path) -> list[SampleRequest]:
     """Returns the requests of a file with one JSON object a line: a body, or ``{"path": …, "body": …, "name": …}``.
 
     Raises:
@@ -44,38 +44,38 @@ def read_requests(file: Path) -> list[ShadowRequest]:
         lines = file.read_bytes().splitlines()
     except OSError as error:
         raise ConfigInvalid(f"{file} cannot be read: {error.strerror}.") from None
-    requests: list[ShadowRequest] = []
+    requests: list[SampleRequest] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             found = msgspec.json.decode(line, type=dict[str, Any])
             whole = found if "body" in found else {"body": found}
-            request = msgspec.convert(whole, ShadowRequest)
+            request = msgspec.convert(whole, SampleRequest)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigInvalid(
                 f'{file}:{number}: No request: {error}. Write one JSON object a line: a body, or {{"path": "/v1/…", '
                 '"body": {…}}.'
             ) from None
         name = request.name or f"line {number}"
-        requests.append(ShadowRequest(request.body, request.path, f"{name} ({request.body.get('model', 'no model')})"))
+        requests.append(SampleRequest(request.body, request.path, f"{name} ({request.body.get('model', 'no model')})"))
     if not requests:
         raise ConfigInvalid(f"{file} has no requests. Write one JSON object a line.")
     return requests
 
 
-def sample_requests(models: Iterable[str]) -> Sequence[ShadowRequest]:
+def sample_requests(models: Iterable[str]) -> Sequence[SampleRequest]:
     """Returns a few requests for each model: whole, as a stream and with a tool; and one for no model."""
-    requests: list[ShadowRequest] = []
+    requests: list[SampleRequest] = []
     for model in models:
         plain = {"model": model, "messages": _QUESTION, "max_tokens": 16, "temperature": 0}
         usage = {"stream": True, "stream_options": {"include_usage": True}}
         weather = [{"role": "user", "content": "How is the weather in Paris?"}]
         forced = {"tools": [_TOOL], "tool_choice": "required", "messages": weather, "max_tokens": 64}
         requests += [
-            ShadowRequest(plain, name=f"{model}: an answer"),
-            ShadowRequest(plain | usage, name=f"{model}: a stream"),
-            ShadowRequest(plain | forced, name=f"{model}: a tool"),
+            SampleRequest(plain, name=f"{model}: an answer"),
+            SampleRequest(plain | usage, name=f"{model}: a stream"),
+            SampleRequest(plain | forced, name=f"{model}: a tool"),
         ]
     missing = {"model": "no-such-model", "messages": _QUESTION}
-    return [*requests, ShadowRequest(missing, name="a model that there is not")]
+    return [*requests, SampleRequest(missing, name="a model that there is not")]

@@ -43,7 +43,7 @@ class Proxy:
         except urllib.error.HTTPError as error:
             return error.code, json.load(error), error.headers
 
-    def post(self, path: str, **body: object) -> Any:
+    def send(self, path: str, **body: object) -> Any:
         """Returns the answer to a call that must succeed."""
         status, answer, _ = self.call("POST", path, body)
         assert status == 200, answer
@@ -82,7 +82,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
 
 
 def test_a_key_lives_as_scripts_expect(proxy: Proxy):
-    made = proxy.post("/key/generate", key_alias="ci", models=["a"], rpm_limit=100, duration="30d", aliases={})
+    made = proxy.send("/key/generate", key_alias="ci", models=["a"], rpm_limit=100, duration="30d", aliases={})
     key, token = made["key"], made["token"]
     assert token == hashlib.sha256(key.encode()).hexdigest()
     assert made["key_name"] == f"sk-...{key[-4:]}"
@@ -96,15 +96,15 @@ def test_a_key_lives_as_scripts_expect(proxy: Proxy):
         assert key not in json.dumps(shown["info"])
     status, own, _ = proxy.call("GET", "/key/info", bearer=key)
     assert (status, own["info"]["rpm_limit"]) == (200, 100)
-    updated = proxy.post("/key/update", key=token, models=["a", "b"], rpm_limit=None, tpm_limit=5000)
+    updated = proxy.send("/key/update", key=token, models=["a", "b"], rpm_limit=None, tpm_limit=5000)
     assert (updated["models"], updated["rpm_limit"], updated["tpm_limit"]) == (["a", "b"], None, 5000)
     assert proxy.ask(key, "b").model
-    assert proxy.post("/key/block", key=key)["blocked"] is True
+    assert proxy.send("/key/block", key=key)["blocked"] is True
     with pytest.raises(AuthenticationError):
         proxy.ask(key)
-    assert proxy.post("/key/unblock", key=key)["blocked"] is False
+    assert proxy.send("/key/unblock", key=key)["blocked"] is False
     assert proxy.ask(key).model
-    again = proxy.post(f"/key/{token}/regenerate")
+    again = proxy.send(f"/key/{token}/regenerate")
     assert (again["key"] != key, again["tpm_limit"], again["key_alias"]) == (True, 5000, "ci")
     with pytest.raises(AuthenticationError):
         proxy.ask(key)
@@ -112,21 +112,21 @@ def test_a_key_lives_as_scripts_expect(proxy: Proxy):
     assert again["token"] in proxy.get("/key/list", size="100")["keys"]
     (row,) = proxy.get("/key/list", key_alias="ci", return_full_object="true")["keys"]
     assert row["token"] == again["token"]
-    assert proxy.post("/key/delete", keys=[again["key"]]) == {"deleted_keys": [again["key"]]}
+    assert proxy.send("/key/delete", keys=[again["key"]]) == {"deleted_keys": [again["key"]]}
     with pytest.raises(AuthenticationError):
         proxy.ask(again["key"])
     assert proxy.call("GET", "/key/info", key=again["key"])[0] == 404
 
 
 def test_spend_is_that_of_the_ledger_and_a_budget_ends(proxy: Proxy):
-    key = proxy.post("/key/generate", max_budget=1000.0, budget_duration="30d", key="sk-my-own-key-0001")["key"]
+    key = proxy.send("/key/generate", max_budget=1000.0, budget_duration="30d", key="sk-my-own-key-0001")["key"]
     assert key == "sk-my-own-key-0001"
     usage = proxy.ask(key).usage
     cost = usage.prompt_tokens * 0.001 + usage.completion_tokens * 0.002
     info = proxy.get("/key/info", key=key)["info"]
     assert info["spend"] == pytest.approx(cost)
     assert (info["max_budget"], info["budget_duration"], info["budget_reset_at"] is None) == (1000.0, "30d", False)
-    proxy.post("/key/update", key=key, max_budget=cost)
+    proxy.send("/key/update", key=key, max_budget=cost)
     with pytest.raises(RateLimitError):
         proxy.ask(key)
     while not (logs := proxy.get("/spend/logs", api_key=key)):  # the ledger takes them from the journal
@@ -145,29 +145,29 @@ def test_spend_is_that_of_the_ledger_and_a_budget_ends(proxy: Proxy):
 
 
 def test_teams_users_and_budgets_are_tenants(proxy: Proxy):
-    team = proxy.post("/team/new", team_alias="Research", max_budget=50, budget_duration="7d", models=["a"])
+    team = proxy.send("/team/new", team_alias="Research", max_budget=50, budget_duration="7d", models=["a"])
     assert (team["team_alias"], team["max_budget"], team["budget_duration"]) == ("Research", 50.0, "7d")
-    made = proxy.post("/key/generate", team_id=team["team_id"])
+    made = proxy.send("/key/generate", team_id=team["team_id"])
     with pytest.raises(NotFoundError):
         proxy.ask(made["key"], "b")
     shown = proxy.get("/team/info", team_id=team["team_id"])
     assert [key["token"] for key in shown["keys"]] == [made["token"]]
-    assert proxy.post("/team/update", team_id=team["team_id"], models=[])["data"]["models"] == []
+    assert proxy.send("/team/update", team_id=team["team_id"], models=[])["data"]["models"] == []
     assert proxy.ask(made["key"], "b").model
     assert team["team_id"] in [each["team_id"] for each in proxy.get("/team/list")]
-    proxy.post("/budget/new", budget_id="Free Tier", max_budget=2.5, rpm_limit=10)
-    user = proxy.post("/user/new", user_id="ann@example.com", budget_id="Free Tier")
+    proxy.send("/budget/new", budget_id="Free Tier", max_budget=2.5, rpm_limit=10)
+    user = proxy.send("/user/new", user_id="ann@example.com", budget_id="Free Tier")
     assert (user["user_id"], user["max_budget"], user["rpm_limit"]) == ("ann@example.com", 2.5, 10)
     assert proxy.ask(user["key"]).model
     (budget,) = proxy.call("POST", "/budget/info", {"budgets": ["Free Tier"]})[1]
     assert (budget["budget_id"], budget["max_budget"]) == ("Free Tier", 2.5)
-    proxy.post("/budget/update", budget_id="Free Tier", max_budget=3.5)
+    proxy.send("/budget/update", budget_id="Free Tier", max_budget=3.5)
     info = proxy.get("/user/info", user_id="ann@example.com")
     assert (info["user_info"]["max_budget"], len(info["keys"])) == (3.5, 1)
     assert [each["budget_id"] for each in proxy.get("/budget/list")] == ["Free Tier"]
-    proxy.post("/budget/delete", id="Free Tier")
+    proxy.send("/budget/delete", id="Free Tier")
     assert proxy.get("/budget/list") == []
-    proxy.post("/team/delete", team_ids=[team["team_id"]])
+    proxy.send("/team/delete", team_ids=[team["team_id"]])
     with pytest.raises(AuthenticationError):
         proxy.ask(made["key"])
     names = {tenant["id"] for tenant in proxy.get("/admin/v1/tenants")["data"]}
@@ -202,8 +202,8 @@ def test_fields_without_effect_are_named(proxy: Proxy):
 
 
 def test_only_the_master_key_administers(proxy: Proxy):
-    key = proxy.post("/key/generate")["key"]
-    other = proxy.post("/key/generate")["token"]
+    key = proxy.send("/key/generate")["key"]
+    other = proxy.send("/key/generate")["token"]
     status, answer, _ = proxy.call("POST", "/key/generate", {}, bearer=key)
     assert (status, answer["error"]["type"]) == (403, "auth_error")
     for path, query in (("/key/info", other), ("/key/info", MASTER)):

@@ -62,8 +62,8 @@ KEYS = [  # (team or user, budget, window, spend)
     ("", 1000.0, None, 999.93),
 ]
 REFUSED = [2, 6]
-"""Keys that are refused: of one budget nothing is left, and of the other less than a request can cost, for which room is
-kept here before it runs."""
+"""Keys that are refused: of one budget nothing is left, and of the other less than a request can cost, for which room
+is kept here before it runs."""
 
 
 def texts() -> list[str]:
@@ -81,7 +81,8 @@ def rows() -> str:
     for team, (alias, budget, window, spend) in TEAMS.items():
         made.append(
             'INSERT INTO "LiteLLM_TeamTable" (team_id, team_alias, max_budget, budget_duration, budget_reset_at, '
-            f"spend) VALUES ('{team}', '{alias}', {budget or 'NULL'}, {quoted(window)}, {quoted(window and reset)}, {spend});"
+            f"spend) VALUES ('{team}', '{alias}', {budget or 'NULL'}, {quoted(window)}, {quoted(window and reset)}, "
+            f"{spend});"
         )
     for text, (owner, budget, window, spend) in zip(texts(), KEYS, strict=True):
         user, team = (owner.removeprefix("user:"), None) if owner.startswith("user:") else (None, owner or None)
@@ -157,9 +158,8 @@ def ask(proxy: Proxy, key: str) -> float:
 
 def check_spend(proxy: Proxy, spent: dict[int, float]) -> None:
     """Requires that keys and teams have spent what they had in LiteLLM, and what they have spent since."""
-    while sum(log["call_type"] != "opening-balance" for log in proxy.get("/spend/logs")) < sum(
-        map(bool, spent.values())
-    ):
+    asked = sum(map(bool, spent.values()))
+    while sum(log["call_type"] != "opening-balance" for log in proxy.get("/spend/logs")) < asked:
         pass  # the ledger takes lines from the journal
     for number, (text, (_, budget, window, before)) in enumerate(zip(texts(), KEYS, strict=True)):
         info = proxy.get("/key/info", key=text)["info"]

@@ -7,9 +7,9 @@ import pytest
 
 from maitred.core.errors import ConfigInvalid
 from maitred.migration.shadow_comparison import ShadowAnswer, find_differences
-from maitred.migration.shadow_requests import ShadowRequest, read_requests, sample_requests
+from maitred.migration.shadow_requests import SampleRequest, read_requests, sample_requests
 
-GREEDY = ShadowRequest({"model": "a", "messages": [], "temperature": 0})
+GREEDY = SampleRequest({"model": "a", "messages": [], "temperature": 0})
 JSON = {"content-type": "application/json"}
 
 
@@ -69,7 +69,7 @@ def test_each_difference_is_named(ours, names):
 
 
 def test_drawn_texts_may_differ():
-    drawn = ShadowRequest({"model": "a", "messages": []})
+    drawn = SampleRequest({"model": "a", "messages": []})
     assert find_differences(drawn, answered("Paris"), answered("Rome")) == []
 
 

@@ -22,14 +22,25 @@ from maitred.core.usage import to_usd
 from maitred.identity.keys import PREFIX, foreign_id, parse
 from maitred.store.usage import MAX_ROWS, UsageQueries
 from maitred.wire.admin.times import to_iso
-from maitred.wire.litellm.ids import BUDGET_PREFIX, KEY_PREFIX, OWN_ORGANISATION, USER_PREFIX, is_team, tenant_id_of
+from maitred.wire.litellm.ids import (
+    BUDGET_PREFIX,
+    KEY_PREFIX,
+    OWN_ORGANISATION,
+    USER_PREFIX,
+    budget_id_of,
+    budget_tags,
+    chosen_budget,
+    is_team,
+    other_tags,
+    tenant_id_of,
+    user_id_of,
+)
 from maitred.wire.litellm.requests import BudgetFields, GenerateKey, LimitFields, OwnerFields
 from maitred.wire.openai.faults import format_value
 
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _DURATION = re.compile(r"(\d{1,6})(s|m|h|d|w|mo)", re.ASCII)
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "mo": 30 * 86_400}
-_BUDGET_TAG = "litellm:"
 _ALL_MODELS = ("all-proxy-models", "all-team-models", "*")
 _CHUNK = 500
 
@@ -105,7 +116,7 @@ class LitellmAccounts:
             name=alias,
             models=models,
             disabled=request.blocked is True,
-            tags=_tags(request.budget_id),
+            tags=budget_tags(request.budget_id),
         )
         wanted = {**wanted_limits(template)[0], **wanted_limits(request)[0]}
         limits = new_limits(f"tenant:{tenant.id}", wanted)
@@ -161,7 +172,7 @@ class LitellmAccounts:
             after = tenants[-1].id
 
     async def update(self, row: KeyRow, request: GenerateKey) -> KeyRow:
-        """Changes a key."""
+        """Changes the fields of a key that a body names."""
         for name, own in (("team_id", row.team_id), ("user_id", row.user_id)):
             asked = getattr(request, name)
             if asked is not None and asked != own:
@@ -227,7 +238,7 @@ class LitellmAccounts:
         tags: tuple[str, ...] = ()
         if isinstance(request, OwnerFields):
             models = None if request.models is UNSET else _own_models(request.models)
-            disabled, tags = request.blocked is True, _tags(request.budget_id)
+            disabled, tags = request.blocked is True, budget_tags(request.budget_id)
         tenant = Tenant(id=tenant_id, name=name, models=models, disabled=disabled, tags=tags)
         wanted = {**wanted_limits(template)[0], **wanted_limits(request)[0]}
         await self._store.add_many([tenant], [], new_limits(f"tenant:{tenant_id}", wanted))
@@ -238,7 +249,7 @@ class LitellmAccounts:
         """Changes the organisation of a team, a user or a budget; None: its name stays."""
         await self._change_owner(tenant, f"tenant:{tenant.id}", request, owns=True, name=name)
         if tenant.id.startswith(BUDGET_PREFIX):
-            tag = _BUDGET_TAG + tenant.id
+            (tag,) = budget_tags(budget_id_of(tenant))
             async for each in self.tenants():
                 if tag in each.tags:
                     await apply_limits(self._store, f"tenant:{each.id}", request)
@@ -315,7 +326,7 @@ class LitellmAccounts:
             "blocked": row.tenant.disabled,
             "user_id": row.user_id,
             "team_id": row.team_id,
-            "budget_id": _budget_of(row.tenant),
+            "budget_id": chosen_budget(row.tenant),
             "allowed_cache_controls": list(row.key.cache_controls or ()),
             "metadata": {},
             "aliases": {},
@@ -329,7 +340,7 @@ class LitellmAccounts:
             **await self.limit_fields(f"tenant:{tenant.id}", sums),
             "models": list(tenant.models or ()),
             "blocked": tenant.disabled,
-            "budget_id": _budget_of(tenant),
+            "budget_id": chosen_budget(tenant),
             "metadata": {},
         }
 
@@ -377,7 +388,7 @@ class LitellmAccounts:
             if request.blocked is not UNSET:
                 changes["disabled"] = request.blocked is True
             if request.budget_id is not UNSET:
-                changes["tags"] = (*_other_tags(tenant), *_tags(request.budget_id))
+                changes["tags"] = (*other_tags(tenant), *budget_tags(request.budget_id))
                 await apply_limits(self._store, subject, await self._template(request.budget_id))
         if not owns and any(changes.values()):
             raise InvalidRequest(
@@ -446,24 +457,3 @@ def _own_models(models: object) -> tuple[str, ...] | None:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
-
-
-def _tags(budget_id: object) -> tuple[str, ...]:
-    return (_BUDGET_TAG + tenant_id_of(budget_id, BUDGET_PREFIX),) if isinstance(budget_id, str) else ()
-
-
-def _other_tags(tenant: Tenant) -> tuple[str, ...]:
-    return tuple(tag for tag in tenant.tags if not tag.startswith(_BUDGET_TAG))
-
-
-def _budget_of(tenant: Tenant) -> str | None:
-    tag = next((tag for tag in tenant.tags if tag.startswith(_BUDGET_TAG)), None)
-    return None if tag is None else tag.removeprefix(_BUDGET_TAG + BUDGET_PREFIX)
-
-
-def user_id_of(tenant: Tenant) -> str | None:
-    """Returns the id of the user for whom an organisation stands; None: it stands for something else."""
-    if not tenant.id.startswith(USER_PREFIX):
-        return None
-    named = tenant_id_of(tenant.name, USER_PREFIX) == tenant.id
-    return tenant.name if named else tenant.id.removeprefix(USER_PREFIX)

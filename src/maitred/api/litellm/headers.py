@@ -3,19 +3,23 @@
 Facts: `litellm/proxy/common_request_processing.py` and `litellm/proxy/litellm_pre_call_utils.py` of LiteLLM 1.106.
 """
 
+import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from maitred import __version__
 from maitred.admission.prices import PriceList
 from maitred.api.dialect import Header
 from maitred.api.exchange import HttpExchange
 from maitred.api.headers import DEADLINE, MOST_RETRIES, RETRIES, SESSION, Headers
+from maitred.api.routes import Handler, Route
 from maitred.core.clock import Clock
 from maitred.core.context import RequestContext
 from maitred.core.errors import InvalidRequest
 from maitred.core.request import Usage
+from maitred.core.tenancy import Scope
 from maitred.core.usage import to_usd
 from maitred.wire.openai.faults import format_value
 
@@ -39,6 +43,17 @@ class LitellmHeaders:
         self._prices = prices
         self._api_bases = api_bases
         self._clock = clock
+
+    def guard(self, route: Route) -> Route:
+        """Returns the route of an inference request with a handler that reads and writes the headers; others as is."""
+        if route.reads is None or route.needs is not Scope.INFERENCE:
+            return route
+        return dataclasses.replace(route, handler=partial(self._handle, route.handler))
+
+    async def _handle(self, handler: Handler, exchange: HttpExchange) -> None:
+        exchange.late_headers = self.response_headers
+        exchange.header = self.read(exchange.header)
+        await handler(exchange)
 
     def read(self, header: Headers) -> Headers:
         """Returns the headers of a request with ours for what LiteLLM's say; ours win.

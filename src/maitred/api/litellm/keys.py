@@ -5,20 +5,20 @@ from typing import Any
 
 from maitred.api.exchange import HttpExchange
 from maitred.api.litellm.accounts import KeyRow, LitellmAccounts
-from maitred.api.litellm.answers import answer, litellm_route
+from maitred.api.litellm.dialect import answer, litellm_route
 from maitred.api.routes import Route
 from maitred.core.errors import Forbidden, InvalidRequest
 from maitred.core.tenancy import Scope
 from maitred.identity.identity import read_credential
 from maitred.wire.admin.decode import decode_query
 from maitred.wire.litellm.requests import (
+    ChangeKey,
     DeleteKeys,
     GenerateKey,
     KeyQuery,
-    KeysQuery,
+    ListKeysQuery,
     NameKey,
     RegenerateKey,
-    UpdateKey,
     decode_fields,
 )
 
@@ -36,13 +36,13 @@ class LitellmKeyRoutes:
         self._accounts = accounts
 
     def routes(self) -> list[Route]:
-        """Returns the routes."""
+        """Returns the routes in the order of their paths."""
         return [
             litellm_route("POST", "/key/generate", self.generate, reads=GenerateKey),
             litellm_route("GET", "/key/info", self.info, query=KeyQuery, needs=Scope.INFERENCE),
-            litellm_route("POST", "/key/update", self.update, reads=UpdateKey),
+            litellm_route("POST", "/key/update", self.update, reads=ChangeKey),
             litellm_route("POST", "/key/delete", self.delete, reads=DeleteKeys),
-            litellm_route("GET", "/key/list", self.list, query=KeysQuery),
+            litellm_route("GET", "/key/list", self.list, query=ListKeysQuery),
             litellm_route("POST", "/key/regenerate", self.regenerate, reads=RegenerateKey),
             litellm_route("POST", "/key/{key}/regenerate", self.regenerate, reads=RegenerateKey),
             litellm_route("POST", "/key/block", self.block, reads=NameKey),
@@ -55,7 +55,7 @@ class LitellmKeyRoutes:
         if request.team_id is not None and request.user_id is not None:
             noted.append("user_id")
         text, row = await self._accounts.generate(request)
-        await answer(exchange, await self._made(text, row), noted)
+        await answer(exchange, await self._body_with_text(text, row), noted)
 
     async def info(self, exchange: HttpExchange) -> None:
         """Shows a key; who is no administrator sees only the own one."""
@@ -70,8 +70,8 @@ class LitellmKeyRoutes:
 
     async def update(self, exchange: HttpExchange) -> None:
         """Changes the fields of a key that the body names."""
-        request, noted = decode_fields(exchange.body, UpdateKey)
-        row = await self._accounts.update(await self._named(request.key), request)
+        request, noted = decode_fields(exchange.body, ChangeKey)
+        row = await self._accounts.update(await self._find(request.key), request)
         await answer(exchange, {"key": request.key, "token": row.token, **await self._accounts.info(row)}, noted)
 
     async def delete(self, exchange: HttpExchange) -> None:
@@ -89,8 +89,8 @@ class LitellmKeyRoutes:
 
     async def list(self, exchange: HttpExchange) -> None:
         """Lists keys by their SHA-256, or as a whole."""
-        query = decode_query(exchange.query, KeysQuery)
-        rows = [row async for row in self._accounts.live_keys() if _matches(row, query)]
+        query = decode_query(exchange.query, ListKeysQuery)
+        rows = [row async for row in self._accounts.live_keys() if _fits(row, query)]
         page = rows[(query.page - 1) * query.size : query.page * query.size]
         keys: list[Any] = [row.token for row in page]
         if query.return_full_object:
@@ -108,10 +108,10 @@ class LitellmKeyRoutes:
         grace_s = 0.0
         if request.grace_period:
             grace_s = self._accounts.duration_s("grace_period", request.grace_period)
-        row = await self._named(named)
+        row = await self._find(named)
         text, row = await self._accounts.regenerate(row, request.new_key, grace_s)
         row = await self._accounts.update(row, request)
-        await answer(exchange, await self._made(text, row), noted)
+        await answer(exchange, await self._body_with_text(text, row), noted)
 
     async def block(self, exchange: HttpExchange) -> None:
         """Refuses a key until it is unblocked."""
@@ -123,21 +123,21 @@ class LitellmKeyRoutes:
 
     async def _set_blocked(self, exchange: HttpExchange, *, blocked: bool) -> None:
         request, noted = decode_fields(exchange.body, NameKey)
-        row = await self._accounts.update(await self._named(request.key), UpdateKey(blocked=blocked))
+        row = await self._accounts.update(await self._find(request.key), ChangeKey(blocked=blocked))
         await answer(exchange, {"token": row.token, **await self._accounts.info(row)}, noted)
 
-    async def _named(self, named: str | None) -> KeyRow:
+    async def _find(self, named: str | None) -> KeyRow:
         if not named:
             raise InvalidRequest("key must name a key: its text, or its SHA-256 as `token`.", param="key")
         return await self._accounts.find(named)
 
-    async def _made(self, text: str, row: KeyRow) -> dict[str, Any]:
+    async def _body_with_text(self, text: str, row: KeyRow) -> dict[str, Any]:
         """Returns the answer with a key's text."""
         info = await self._accounts.info(row)
         return {**info, "key": text, "key_name": f"sk-...{text[-4:]}", "token": row.token, "token_id": row.token}
 
 
-def _matches(row: KeyRow, query: KeysQuery) -> bool:
+def _fits(row: KeyRow, query: ListKeysQuery) -> bool:
     wanted = (query.user_id, query.team_id, query.key_alias, query.key_hash)
     has = (row.user_id, row.team_id, row.key.name, row.token)
     return all(each is None or each == own for each, own in zip(wanted, has, strict=True))

@@ -6,13 +6,13 @@ from uuid import uuid4
 from msgspec import UNSET
 
 from maitred.api.exchange import HttpExchange
-from maitred.api.litellm.accounts import KeyRow, LitellmAccounts, user_id_of
-from maitred.api.litellm.answers import answer, litellm_route
+from maitred.api.litellm.accounts import KeyRow, LitellmAccounts
+from maitred.api.litellm.dialect import answer, litellm_route
 from maitred.api.routes import Route
 from maitred.core.errors import InvalidRequest
 from maitred.core.tenancy import Scope, Tenant, is_id
 from maitred.wire.admin.decode import decode_query
-from maitred.wire.litellm.ids import BUDGET_PREFIX, USER_PREFIX, is_team, tenant_id_of
+from maitred.wire.litellm.ids import BUDGET_PREFIX, USER_PREFIX, budget_id_of, is_team, tenant_id_of, user_id_of
 from maitred.wire.litellm.requests import (
     BudgetFields,
     DeleteBudget,
@@ -43,7 +43,7 @@ class LitellmOwnerRoutes:
         self._reserved = reserved
 
     def routes(self) -> list[Route]:
-        """Returns the routes."""
+        """Returns the routes in the order of their paths."""
         return [
             litellm_route("POST", "/team/new", self.new_team, reads=TeamFields),
             litellm_route("GET", "/team/info", self.team_info, query=TeamQuery, needs=Scope.INFERENCE),
@@ -61,7 +61,7 @@ class LitellmOwnerRoutes:
         ]
 
     async def new_team(self, exchange: HttpExchange) -> None:
-        """Makes a team."""
+        """Makes a team without keys."""
         request, noted = decode_fields(exchange.body, TeamFields)
         team_id = request.team_id or str(uuid4())
         if not is_id(team_id) or not is_team(team_id):
@@ -97,7 +97,7 @@ class LitellmOwnerRoutes:
         await answer(exchange, {"team_id": tenant.id, "data": info}, noted)
 
     async def list_teams(self, exchange: HttpExchange) -> None:
-        """Lists all teams."""
+        """Lists all teams with their limits."""
         decode_query(exchange.query, NoQuery)
         teams = [
             await self._team(tenant)
@@ -155,7 +155,7 @@ class LitellmOwnerRoutes:
         await answer(exchange, await self._budget(tenant), noted)
 
     async def budget_info(self, exchange: HttpExchange) -> None:
-        """Shows budgets."""
+        """Shows the budgets that the body names."""
         request, noted = decode_fields(exchange.body, NameBudgets)
         if not request.budgets:
             raise InvalidRequest("budgets must name at least one budget.", param="budgets")
@@ -171,7 +171,7 @@ class LitellmOwnerRoutes:
         await answer(exchange, await self._budget(await self._accounts.update_owner(tenant, request, None)), noted)
 
     async def list_budgets(self, exchange: HttpExchange) -> None:
-        """Lists all budgets."""
+        """Lists all budgets with their limits."""
         decode_query(exchange.query, NoQuery)
         budgets = [
             await self._budget(tenant)
@@ -201,8 +201,7 @@ class LitellmOwnerRoutes:
     async def _budget(self, tenant: Tenant) -> dict[str, Any]:
         fields = await self._accounts.limit_fields(f"tenant:{tenant.id}", {})
         del fields["spend"]
-        named = tenant_id_of(tenant.name, BUDGET_PREFIX) == tenant.id
-        return {"budget_id": tenant.name if named else tenant.id.removeprefix(BUDGET_PREFIX), **fields}
+        return {"budget_id": budget_id_of(tenant), **fields}
 
     async def _key(self, row: KeyRow) -> dict[str, Any]:
         return {"token": row.token, **await self._accounts.info(row)}

@@ -45,5 +45,7 @@ def litellm_routes(
         *LitellmKeyRoutes(accounts).routes(),
         *LitellmOwnerRoutes(accounts).routes(),
         *LitellmSpendRoutes(accounts, admin, usage).routes(),
-        *LitellmServiceRoutes(answering, prices, replicas, cache, identity, readiness).routes(),
+        *LitellmServiceRoutes(
+            answering, prices, replicas, cache=cache, identity=identity, readiness=readiness
+        ).routes(),
     ]

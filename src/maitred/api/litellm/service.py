@@ -8,7 +8,7 @@ from maitred import __version__
 from maitred.admission.prices import PriceList
 from maitred.api.admin.service import CacheService, ReplicaService
 from maitred.api.exchange import HttpExchange
-from maitred.api.litellm.answers import answer, litellm_route
+from maitred.api.litellm.dialect import answer, litellm_route
 from maitred.api.routes import Route
 from maitred.core.errors import ReplicaUnavailable, Unauthenticated, Unavailable
 from maitred.core.service import InferenceService

@@ -6,8 +6,8 @@ from typing import Any
 
 from maitred.api.admin.directory_admin import DirectoryAdmin
 from maitred.api.exchange import HttpExchange
-from maitred.api.litellm.accounts import LitellmAccounts, user_id_of
-from maitred.api.litellm.answers import answer, litellm_route
+from maitred.api.litellm.accounts import LitellmAccounts
+from maitred.api.litellm.dialect import answer, litellm_route
 from maitred.api.routes import Route
 from maitred.core.context import Outcome
 from maitred.core.errors import InvalidRequest
@@ -15,7 +15,7 @@ from maitred.core.usage import UsageEvent, to_usd
 from maitred.store.usage import MAX_ROWS, UsageQueries
 from maitred.wire.admin.decode import decode_query
 from maitred.wire.admin.times import to_iso
-from maitred.wire.litellm.ids import USER_PREFIX, is_team, tenant_id_of
+from maitred.wire.litellm.ids import USER_PREFIX, is_team, tenant_id_of, user_id_of
 from maitred.wire.litellm.requests import NoQuery, SpendQuery
 from maitred.wire.openai.faults import format_value
 
@@ -38,7 +38,7 @@ class LitellmSpendRoutes:
         self._usage = usage
 
     def routes(self) -> list[Route]:
-        """Returns the routes."""
+        """Returns the routes in the order of their paths."""
         return [
             litellm_route("GET", "/spend/logs", self.logs, query=SpendQuery),
             litellm_route("GET", "/global/spend", self.total, query=NoQuery),

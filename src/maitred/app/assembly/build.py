@@ -16,12 +16,11 @@ from maitred.api.responses.routes import ResponsesRoutes
 from maitred.api.routes import Route
 from maitred.app.admin.caller_usage import CallerUsage
 from maitred.app.assembly.generation import ConfigGeneration
-from maitred.app.assembly.litellm import open_litellm_headers
 from maitred.app.assembly.services import GatewayServices
 from maitred.app.models.local import LocalModel
 from maitred.app.models.registry import EngineRegistry
 from maitred.app.models.router import Router, read_routes
-from maitred.app.models.upstreams import UpstreamModels
+from maitred.app.models.upstreams import UpstreamModels, litellm_headers
 from maitred.app.request.embeddings import Embedder
 from maitred.app.request.flow_control import LocalFlowController
 from maitred.app.request.pipeline import Pipeline
@@ -162,6 +161,8 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
             *admin,
         ],
     )
+    if (headers := litellm_headers(config, clock)) is not None:
+        routes = [headers.guard(route) for route in routes]
     further: list[Route] = []
     if config.server.litellm_compatibility:
         further = litellm_routes(
@@ -187,7 +188,6 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
         retry_budget=parts.retry_budget,
         begin=None if traces is None else traces.start_trace,
         check_limits=pipeline.check_limits,
-        litellm=open_litellm_headers(config, clock),
     )
     return ConfigGeneration(
         config=config,

@@ -23,7 +23,7 @@ _REQUEST_ID = "opening-balance"
 
 
 class OpeningBalance(NamedTuple):
-    """What a tenant has spent before.
+    """Amount that a tenant has spent before.
 
     Attributes:
         tenant: The tenant.
@@ -63,7 +63,7 @@ async def write_opening_balances(
     if not lines:
         return
     now_s = clock.wall_s()
-    written = await _written(usage, now_s)
+    written = await _tenants_with_line(usage, now_s)
     for line in lines:
         if line.tenant in written:
             continue
@@ -94,7 +94,7 @@ def _lines_of(organisation: str, config: OrganisationConfig) -> Iterator[Opening
         yield OpeningBalance(team_id, organisation, own, own)
 
 
-async def _written(usage: UsageQueries, now_s: float) -> set[str]:
+async def _tenants_with_line(usage: UsageQueries, now_s: float) -> set[str]:
     """Returns the tenants whose line is in the ledger."""
     found: set[str] = set()
     after = ""

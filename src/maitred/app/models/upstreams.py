@@ -1,4 +1,4 @@
-"""Models of upstream servers: opened, probed, reconfigured and closed."""
+"""Models of upstream servers: opened, probed, reconfigured and closed; and the headers that name them to clients."""
 
 import asyncio
 import ssl
@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from maitred.admission.prices import PriceList
+from maitred.api.litellm.headers import LitellmHeaders
 from maitred.app.runtime import KeyedTasks
-from maitred.config.tree import TextModelConfig
+from maitred.config.tree import Config, TextModelConfig
+from maitred.core.clock import Clock
 from maitred.core.errors import ConfigInvalid
 from maitred.dispatch.request import AnyEndpoint, Endpoint
 from maitred.observe.metrics.upstreams import UpstreamState
@@ -293,3 +296,11 @@ def _tokenizer(config: TextModelConfig) -> Tokenizer | None:
         allows_control_tokens=True,
         cache_bytes=config.tokenizer_cache_bytes,
     )
+
+
+def litellm_headers(config: Config, clock: Clock) -> LitellmHeaders | None:
+    """Returns the reader and writer of LiteLLM's headers; None: they mean nothing here."""
+    if not config.server.litellm_compatibility:
+        return None
+    single = {name: model.upstreams[0].url for name, model in config.models.items() if len(model.upstreams) == 1}
+    return LitellmHeaders(PriceList(config.admission.prices), single, clock)

@@ -26,12 +26,11 @@ from maitred.api.in_flight import InFlightLimiter
 from maitred.api.messages import MessagesRoutes
 from maitred.api.origin_policy import OriginPolicy
 from maitred.api.routes import Handler, Route, RouteTable
-from maitred.app.assembly.litellm import open_litellm_headers
 from maitred.app.assembly.stores import running
 from maitred.app.assembly.tracing import open_traces
 from maitred.app.models.local import LocalModel, local_model
 from maitred.app.models.router import Router, read_routes
-from maitred.app.models.upstreams import open_upstreams
+from maitred.app.models.upstreams import litellm_headers, open_upstreams
 from maitred.app.request.answer_sharing import AnswerSharing
 from maitred.app.request.planner import RequestBounds
 from maitred.app.request.retry_policy import RetryPolicy
@@ -100,7 +99,7 @@ async def run_worker(config: Config, worker_number: int, listener: socket.socket
             ControllerProxy(ipc.controller_http_socket, config.server.max_body_bytes)
         )
         traces = await stack.enter_async_context(open_traces(config.traces, clock))
-        route_table = RouteTable(_local_routes(config, pipeline, proxy, reporter))
+        route_table = RouteTable(_local_routes(config, pipeline, proxy, reporter, clock))
         app = GatewayApp(
             route_table,
             identity,
@@ -110,7 +109,6 @@ async def run_worker(config: Config, worker_number: int, listener: socket.socket
             retries=RetryAdvisor(RetryBudget(config.server.retry_share, config.server.retry_allowance), clock),
             begin=None if traces is None else traces.start_trace,
             check_limits=pipeline.check_limits,
-            litellm=open_litellm_headers(config, clock),
             max_body_bytes=config.server.max_body_bytes,
             body_timeout_s=config.server.body_timeout_s,
             origin_policy=OriginPolicy(config.server),
@@ -239,7 +237,7 @@ class WorkerApp:
 
 
 def _local_routes(
-    config: Config, pipeline: WorkerPipeline, proxy: ControllerProxy, reporter: RequestReporter
+    config: Config, pipeline: WorkerPipeline, proxy: ControllerProxy, reporter: RequestReporter, clock: Clock
 ) -> list[Route]:
     strict, heartbeat_s = config.server.strict, config.server.heartbeat_s
     routes = [
@@ -252,6 +250,8 @@ def _local_routes(
         for route in routes
         if route.idempotent
     ]
+    if (headers := litellm_headers(config, clock)) is not None:
+        local_routes = [headers.guard(route) for route in local_routes]
     return [*local_routes, LIVE]
 
 

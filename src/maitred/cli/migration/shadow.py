@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import aiohttp
 
     from maitred.migration.shadow_comparison import ShadowAnswer
-    from maitred.migration.shadow_requests import ShadowRequest
+    from maitred.migration.shadow_requests import SampleRequest
 
 EXAMPLES = """
 Examples:
@@ -59,7 +59,7 @@ def shadow(
 
 
 async def _compare(
-    theirs: tuple[str, str | None], ours: tuple[str, str | None], recorded: "list[ShadowRequest] | None"
+    theirs: tuple[str, str | None], ours: tuple[str, str | None], recorded: "list[SampleRequest] | None"
 ) -> int:
     """Sends all requests, prints what differs, and returns how many answers do."""
     import aiohttp
@@ -90,7 +90,7 @@ async def _compare(
 
 
 async def _ask(
-    session: "aiohttp.ClientSession", url: str, request: "ShadowRequest", headers: dict[str, str]
+    session: "aiohttp.ClientSession", url: str, request: "SampleRequest", headers: dict[str, str]
 ) -> "ShadowAnswer":
     """Sends one request to one gateway."""
     from maitred.cli.client import open_client

@@ -69,8 +69,8 @@ class AccountsReader:
             self._add_team(tenants, row)
         for row in self._rows["keys"]:
             self._add_key(tenants, row)
-        for _, section in self.keys.root.children():
-            _ignore_empty(section)
+        for _, each in self.keys.root.children():
+            _ignore_empty(each)
         for name in (name for pair in ENCRYPTED_TABLES.items() for name in pair):
             for row in self.keys.root.child(name).items():
                 row.refuse("It is encrypted. Import again with `--salt-key-env LITELLM_SALT_KEY`, or add it by hand.")

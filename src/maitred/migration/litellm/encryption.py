@@ -116,14 +116,14 @@ def _double_rounds(words: list[int]) -> list[int]:
     x = [*words]
     for _ in range(10):
         for a, b, c, d in (*_COLUMNS, *_ROWS):
-            x[b] ^= _rotated(x[a] + x[d], 7)
-            x[c] ^= _rotated(x[b] + x[a], 9)
-            x[d] ^= _rotated(x[c] + x[b], 13)
-            x[a] ^= _rotated(x[d] + x[c], 18)
+            x[b] ^= _rotate(x[a] + x[d], 7)
+            x[c] ^= _rotate(x[b] + x[a], 9)
+            x[d] ^= _rotate(x[c] + x[b], 13)
+            x[a] ^= _rotate(x[d] + x[c], 18)
     return x
 
 
-def _rotated(value: int, bits: int) -> int:
+def _rotate(value: int, bits: int) -> int:
     value &= _MASK
     return ((value << bits) & _MASK) | (value >> (32 - bits))
 

@@ -43,7 +43,7 @@ def take_stored_models(document: dict[str, Any], source: str, salt_key: str | No
         return None
     rows = {section: [*document.pop(section, ()), *document.pop(table, ())] for section, table in TABLES.items()}
     credentials = {
-        str(row.get("credential_name")): _opened(row.get("credential_values") or {}, salt_key)
+        str(row.get("credential_name")): _decrypt_all(row.get("credential_values") or {}, salt_key)
         for row in rows[CREDENTIALS]
     }
     entries, blocked = [], []
@@ -52,7 +52,7 @@ def take_stored_models(document: dict[str, Any], source: str, salt_key: str | No
         if row.get("blocked") is True:
             blocked.append(name)
             continue
-        params = _opened(row.get("litellm_params") or {}, salt_key)
+        params = _decrypt_all(row.get("litellm_params") or {}, salt_key)
         shared = credentials.get(str(params.get("litellm_credential_name")))
         if shared is not None:
             del params["litellm_credential_name"]
@@ -63,12 +63,12 @@ def take_stored_models(document: dict[str, Any], source: str, salt_key: str | No
     return StoredModels(entries, source, blocked)
 
 
-def _opened(value: Any, salt_key: str) -> Any:  # noqa: ANN401 - JSON
+def _decrypt_all(value: Any, salt_key: str) -> Any:  # noqa: ANN401 - JSON
     """Returns a value with all encrypted texts in it decrypted."""
     if isinstance(value, dict):
-        return {name: _opened(each, salt_key) for name, each in value.items()}
+        return {name: _decrypt_all(each, salt_key) for name, each in value.items()}
     if isinstance(value, list):
-        return [_opened(each, salt_key) for each in value]
+        return [_decrypt_all(each, salt_key) for each in value]
     if not isinstance(value, str) or not _SEALED.fullmatch(value):
         return value
     try:

@@ -54,7 +54,7 @@ class OwnerFields(LimitFields, frozen=True, kw_only=True):
 
 
 class GenerateKey(OwnerFields, frozen=True, kw_only=True):
-    """Body of `/key/generate`."""
+    """Body of a call to `/key/generate`."""
 
     key: str | None = None
     key_alias: _Text | UnsetType | None = UNSET
@@ -65,45 +65,45 @@ class GenerateKey(OwnerFields, frozen=True, kw_only=True):
     key_type: str | None = None
 
 
-class UpdateKey(GenerateKey, frozen=True, kw_only=True):
-    """Body of `/key/update`."""
+class ChangeKey(GenerateKey, frozen=True, kw_only=True):
+    """Body of a call to `/key/update`."""
 
 
 class RegenerateKey(GenerateKey, frozen=True, kw_only=True):
-    """Body of `/key/regenerate`."""
+    """Body of a call to `/key/regenerate`."""
 
     new_key: str | None = None
     grace_period: str | None = None
 
 
 class DeleteKeys(Struct, frozen=True, kw_only=True):
-    """Body of `/key/delete`."""
+    """Body of a call to `/key/delete`."""
 
     keys: list[str] = []
     key_aliases: list[str] = []
 
 
 class NameKey(Struct, frozen=True, kw_only=True):
-    """Body of `/key/block` and `/key/unblock`."""
+    """Body of a call to `/key/block` and `/key/unblock`."""
 
     key: str
 
 
 class TeamFields(OwnerFields, frozen=True, kw_only=True):
-    """Body of `/team/new` and `/team/update`."""
+    """Body of a call to `/team/new` and `/team/update`."""
 
     team_id: _Text | None = None
     team_alias: _Text | UnsetType | None = UNSET
 
 
 class DeleteTeams(Struct, frozen=True, kw_only=True):
-    """Body of `/team/delete`."""
+    """Body of a call to `/team/delete`."""
 
     team_ids: list[str]
 
 
 class UserFields(OwnerFields, frozen=True, kw_only=True):
-    """Body of `/user/new` and `/user/update`."""
+    """Body of a call to `/user/new` and `/user/update`."""
 
     user_id: _Text | None = None
     key_alias: _Text | UnsetType | None = UNSET
@@ -113,31 +113,31 @@ class UserFields(OwnerFields, frozen=True, kw_only=True):
 
 
 class BudgetFields(LimitFields, frozen=True, kw_only=True):
-    """Body of `/budget/new` and `/budget/update`."""
+    """Body of a call to `/budget/new` and `/budget/update`."""
 
     budget_id: _Text | None = None
 
 
 class NameBudgets(Struct, frozen=True, kw_only=True):
-    """Body of `/budget/info`."""
+    """Body of a call to `/budget/info`."""
 
     budgets: list[str]
 
 
 class DeleteBudget(Struct, frozen=True, kw_only=True):
-    """Body of `/budget/delete`."""
+    """Body of a call to `/budget/delete`."""
 
     id: str
 
 
 class KeyQuery(Struct, frozen=True, kw_only=True):
-    """Query of `/key/info`."""
+    """Query of a call to `/key/info`."""
 
     key: str | None = None
 
 
-class KeysQuery(Struct, frozen=True, kw_only=True):
-    """Query of `/key/list`."""
+class ListKeysQuery(Struct, frozen=True, kw_only=True):
+    """Query of a call to `/key/list`."""
 
     page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
     size: Annotated[int, Meta(ge=1, le=100)] = 10
@@ -151,7 +151,7 @@ class KeysQuery(Struct, frozen=True, kw_only=True):
 
 
 class TeamQuery(Struct, frozen=True, kw_only=True):
-    """Query of `/team/info`."""
+    """Query of a call to `/team/info`."""
 
     team_id: str
 
@@ -161,19 +161,19 @@ class NoQuery(Struct, frozen=True, kw_only=True):
 
 
 class UserQuery(Struct, frozen=True, kw_only=True):
-    """Query of `/user/info`."""
+    """Query of a call to `/user/info`."""
 
     user_id: str
 
 
 class ModelQuery(Struct, frozen=True, kw_only=True):
-    """Query of `/model/info`."""
+    """Query of a call to `/model/info`."""
 
     litellm_model_id: str | None = None
 
 
 class SpendQuery(Struct, frozen=True, kw_only=True):
-    """Query of `/spend/logs`."""
+    """Query of a call to `/spend/logs`."""
 
     api_key: str | None = None
     user_id: str | None = None
