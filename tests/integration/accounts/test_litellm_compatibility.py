@@ -209,6 +209,8 @@ def test_only_the_master_key_administers(proxy: Proxy):
     for path, query in (("/key/info", other), ("/key/info", MASTER)):
         address = f"{path}?{urllib.parse.urlencode({'key': query})}"
         assert proxy.call("GET", address, bearer=key)[0] == 403
+    assert proxy.call("GET", "/key/info?key=sk-nothing-there", bearer=key)[0] == 403
+    assert proxy.call("GET", "/team/info?team_id=other", bearer=key)[0] == 403
     assert proxy.call("POST", "/key/delete", {"keys": ["sk-nothing-there"]})[0] == 404
 
 
@@ -249,6 +251,20 @@ def test_models_and_health_are_in_its_words(proxy: Proxy):
     health = proxy.get("/health")
     assert (health["status"], health["healthy_count"], health["unhealthy_count"]) == ("ok", 2, 0)
     assert {each["model"] for each in health["healthy_endpoints"]} == {"a", "b"}
+
+
+def test_several_workers_have_the_same_calls_and_headers(tmp_path: Path):
+    with scripted_openai(ServerScript()) as upstream:
+        (tmp_path / "config.yaml").write_text(CONFIG.replace("URL", upstream.url))
+        with serving("--config", str(tmp_path / "config.yaml"), "--workers", "2") as server:
+            workers = Proxy(server.url)
+            made = workers.send("/key/generate", models=["a"])
+            body = {"model": "a", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+            for _ in range(4):
+                status, _, headers = workers.call("POST", "/v1/chat/completions", body, bearer=made["key"])
+                assert (status, headers["x-litellm-model-id"]) == (200, "a")
+                assert float(headers["x-litellm-response-cost"]) > 0
+            assert workers.call("GET", "/key/info", bearer=made["key"])[0] == 200
 
 
 def test_the_switch_is_off_by_default(tmp_path: Path):

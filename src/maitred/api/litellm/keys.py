@@ -61,10 +61,12 @@ class LitellmKeyRoutes:
         """Shows a key; who is no administrator sees only the own one."""
         query = decode_query(exchange.query, KeyQuery)
         own = read_credential(exchange.header) or ""
-        named = own if query.key is None else query.key
-        row = await self._accounts.find(named)
-        if row.key.id != exchange.principal.key and Scope.ADMIN not in exchange.principal.scopes:
-            raise Forbidden("This key may only ask about itself. Use the master key, or one of the scope admin.")
+        if Scope.ADMIN in exchange.principal.scopes:
+            row = await self._accounts.find(own if query.key is None else query.key)
+        else:
+            row = await self._accounts.find(own)
+            if query.key not in (None, own, row.token, row.key.id):
+                raise Forbidden("This key may only ask about itself. Use the master key, or one of the scope admin.")
         shown = row.token if query.key is None else query.key
         await answer(exchange, {"key": shown, "info": await self._accounts.info(row)})
 

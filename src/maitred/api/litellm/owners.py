@@ -9,7 +9,7 @@ from maitred.api.exchange import HttpExchange
 from maitred.api.litellm.accounts import KeyRow, LitellmAccounts
 from maitred.api.litellm.dialect import answer, litellm_route
 from maitred.api.routes import Route
-from maitred.core.errors import InvalidRequest
+from maitred.core.errors import Forbidden, InvalidRequest
 from maitred.core.tenancy import Scope, Tenant, is_id
 from maitred.wire.admin.decode import decode_query
 from maitred.wire.litellm.ids import BUDGET_PREFIX, USER_PREFIX, budget_id_of, is_team, tenant_id_of, user_id_of
@@ -78,7 +78,7 @@ class LitellmOwnerRoutes:
         """Shows a team with its keys; a key may ask about its own team."""
         query = decode_query(exchange.query, TeamQuery)
         if Scope.ADMIN not in exchange.principal.scopes and query.team_id != exchange.principal.tenants[-1]:
-            raise InvalidRequest("This key may only ask about its own team. Use the master key.", param="team_id")
+            raise Forbidden("This key may only ask about its own team. Use the master key, or one of the scope admin.")
         tenant = await self._accounts.owner("team", query.team_id)
         keys = [await self._key(row) async for row in self._accounts.live_keys() if row.organisation.id == tenant.id]
         info = await self._team(tenant)
