@@ -176,3 +176,16 @@ async def test_a_request_that_falls_back_counts_once():
             answers = [await system.chat() for _ in range(4)]
             assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
             assert answers[0].headers["x-ratelimit-remaining-requests"] == "2"
+
+
+@pytest.mark.parametrize(("configured", "asked", "answers"), [(2, "0", False), (0, "1", True)])
+async def test_a_request_says_how_often_it_is_tried_again(configured, asked, answers):
+    with scripted_openai(once(FaultKind.CLOSE)) as broken:
+        async with upstream_gateway("", model=servers(broken), retries=configured) as system:
+            body = {"model": "far", "messages": [{"role": "user", "content": "one two three"}], "max_tokens": 8}
+            said = {"x-maitred-retries": asked}
+            response = await system.client.post("/v1/chat/completions", json=body, headers=said)
+            assert (response.status_code == 200) == answers, response.text
+            wrong = {"x-maitred-retries": "11"}
+            refused = await system.client.post("/v1/chat/completions", json=body, headers=wrong)
+            assert (refused.status_code, "from 0 to 10" in refused.json()["error"]["message"]) == (400, True)
