@@ -62,8 +62,7 @@ from maitred.config.tree import Config
 from maitred.console.sessions import ConsoleSessions
 from maitred.core.clock import Clock
 from maitred.core.rollout import RolloutState
-from maitred.fleet.agent.machine_backend import MachineBackend
-from maitred.fleet.backend import ManagedEngine
+from maitred.fleet.backend import LeasedBackend, ManagedEngine
 from maitred.fleet.pool import ReplicaPool
 from maitred.observe.live_diagnosis import LiveDiagnosis
 from maitred.observe.metrics.registry import Metrics
@@ -343,7 +342,7 @@ async def open_gateway(
         await background.enter_async_context(running(rollout_observer.shadow_traffic.run(), "shadows"))
         await background.enter_async_context(running(live_state.feed.run(), "live state"))
         for name, pool in registry.resident.items():
-            if isinstance(pool.backend, MachineBackend):
+            if isinstance(pool.backend, LeasedBackend):
                 lease = hold_lease(replicas.claims[name], pool.backend)
                 await background.enter_async_context(running(lease, f"lease of {name}"))
         for scaler in scalers.values():

@@ -75,7 +75,9 @@ def serve(
     backend: Annotated[
         str | None,
         typer.Option(
-            "--backend", metavar="NAME", help="What starts the engines: local, agents or ray. Default: local."
+            "--backend",
+            metavar="NAME",
+            help="What starts the engines: local, agents, kubernetes or ray. Default: local.",
         ),
     ] = None,
     engine: Annotated[

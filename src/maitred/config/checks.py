@@ -42,6 +42,7 @@ def find_conflicts(config: Config) -> Iterator[ConfigConflict]:
         )
     yield from _engine_conflicts(config.model)
     yield from _agent_conflicts(config)
+    yield from _kubernetes_conflicts(config)
     yield from _ray_conflicts(config)
     yield from (ConfigConflict((key,), message) for key, message in route_faults(_route_table(config)))
     for key, message in (
@@ -57,7 +58,7 @@ def find_conflicts(config: Config) -> Iterator[ConfigConflict]:
         *autoscaling_faults(
             config.model.autoscaling,
             config.model.replicas,
-            gpus_per_replica=config.ray.replica.num_gpus if config.model.backend == "ray" else 0.0,
+            gpus_per_replica=_gpus_per_replica(config),
             is_attached=bool(config.model.attached),
         ),
         *(
@@ -159,6 +160,53 @@ def _agent_conflicts(config: Config) -> Iterator[ConfigConflict]:
             ("engine_link.ca_file", "engine_link.allow_plaintext"),
             "Agents on other machines can connect, and this gateway could not connect to their engines: prompts and "
             "answers must be encrypted. Set ca_file, or allow_plaintext if something else encrypts them.",
+        )
+
+
+def _gpus_per_replica(config: Config) -> float:
+    match config.model.backend:
+        case "ray":
+            return config.ray.replica.num_gpus
+        case "kubernetes":
+            return config.kubernetes.gpus_per_replica
+    return 0.0
+
+
+def _kubernetes_conflicts(config: Config) -> Iterator[ConfigConflict]:
+    """Yields settings that do not fit engines in pods."""
+    if config.model.backend != "kubernetes":
+        return
+    if config.model.attached:
+        yield ConfigConflict(
+            ("model.backend", "model.engines"),
+            "The engines are the pods of a Deployment, and gateways find them there. Leave out their addresses.",
+        )
+    autoscaling, most = config.model.autoscaling, config.kubernetes.max_replicas
+    for key, wanted in (
+        ("model.replicas", config.model.replicas),
+        ("model.autoscaling.max_replicas", autoscaling.max_replicas if autoscaling.enabled else 0),
+    ):
+        if wanted > most:
+            yield ConfigConflict(
+                (key, "kubernetes.max_replicas"),
+                f"{wanted} replicas are more than the {most} that gateways may set. Lower it, or raise max_replicas.",
+            )
+    if autoscaling.enabled and autoscaling.sleeping_replicas:
+        yield ConfigConflict(
+            ("model.autoscaling.sleeping_replicas", "model.backend"),
+            "Engines in pods cannot sleep, since several gateways use them. Leave it out.",
+        )
+    if config.engine_link.secret is None:
+        yield ConfigConflict(
+            ("engine_link.secret",),
+            "Engines in pods listen on the addresses of their pods, where a secret keeps others out. Set it to "
+            "{env: NAME} or {file: path}, in the pods of the engines too.",
+        )
+    elif config.engine_link.ca_file is None and not config.engine_link.allow_plaintext:
+        yield ConfigConflict(
+            ("engine_link.ca_file", "engine_link.allow_plaintext"),
+            "Engines are in other pods, so prompts and answers must be encrypted. Set ca_file, or allow_plaintext if "
+            "the network of the cluster encrypts them.",
         )
 
 

@@ -29,6 +29,7 @@ RESTART: Mapping[str, str] = {
     "engine_link": _AT_ENGINE_START,
     "region": "a process is in one region from its start to its end",
     "agents": _AT_SERVER_START,
+    "kubernetes": _AT_SERVER_START,
     "ray": _AT_ENGINE_START,
     "encoder": _AT_ENGINE_START,
     "residency": "the memory is shared out when the server starts",

@@ -15,6 +15,7 @@ from maitred.dispatch.config import DispatchConfig
 from maitred.engine.config import EngineConfig
 from maitred.engine.encoder.config import EncoderConfig
 from maitred.fleet.agent.config import AgentConfig
+from maitred.fleet.kubernetes.config import KubernetesConfig
 from maitred.fleet.ray.config import RayConfig
 from maitred.fleet.residency.config import ResidencyConfig
 from maitred.identity.config import IdentityConfig
@@ -145,11 +146,12 @@ class ServedModelConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = 1
     backend: Annotated[
-        Literal["local", "agents", "ray"],
+        Literal["local", "agents", "kubernetes", "ray"],
         Meta(
             description="What starts the engines. `local`: the gateway, on this machine. `agents`: processes on other "
             "machines (`maitred agent`), which connect to the gateway; see the section `agents` and "
-            "[agents](agents.md). `ray`: Ray Serve, on the machines of a cluster; see the section `ray` and "
+            "[agents](agents.md). `kubernetes`: the pods of a Deployment; see the section `kubernetes` and "
+            "[Kubernetes](kubernetes.md). `ray`: Ray Serve, on the machines of a cluster; see the section `ray` and "
             "[Ray](ray.md)."
         ),
     ] = "local"
@@ -300,6 +302,7 @@ class Config(Struct, frozen=True, kw_only=True):
     engine: EngineConfig = EngineConfig()
     engine_link: LinkConfig = LinkConfig()
     agents: AgentConfig = AgentConfig()
+    kubernetes: KubernetesConfig = KubernetesConfig()
     ray: RayConfig = RayConfig()
     encoder: EncoderConfig = EncoderConfig()
     identity: IdentityConfig = IdentityConfig()

@@ -11,7 +11,7 @@ started again under its name. Both show as `ReplicaPhase.FAILED` with the reason
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 import msgspec
 
@@ -76,6 +76,8 @@ class BackendReplica(msgspec.Struct, frozen=True, kw_only=True):
     """State of one replica of a backend. A change makes a new object."""
 
     name: str
+    ordered_as: str = ""
+    """Name under which its start was ordered here, if its own was not known then; empty: it is the same."""
     phase: ReplicaPhase
     """`STARTING`, `SERVING` (its engine is connected, awake or asleep), `DRAINING` (it is stopped now) or `FAILED`."""
     since_s: float
@@ -153,4 +155,21 @@ class ReplicaBackend(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Closes all connections, and stops the replicas unless `facts.outlives_gateway`."""
+        ...
+
+
+@runtime_checkable
+class LeasedBackend(ReplicaBackend, Protocol):
+    """Backend to which the gateway that holds the lease of the pool alone gives orders."""
+
+    epoch: Callable[[], int | None]
+    """Returns the epoch of the lease that this gateway holds; None: it holds none, and only follows."""
+
+    @property
+    def latest_epoch(self) -> int:
+        """Latest epoch in which an order was given, as far as it is known."""
+        ...
+
+    def check_lease(self) -> None:
+        """Follows the lease; to be called when it has been taken, renewed or lost."""
         ...

@@ -481,6 +481,9 @@ class ReplicaPool:
         """Brings the members up to date with the backend; returns whether one or its phase has changed."""
         changed = False
         replicas = self.backend.replicas()
+        for name, replica in replicas.items():
+            if replica.ordered_as and name not in self._members:
+                self._rename(replica.ordered_as, name)
         for member in list(self._members.values()):
             if (replica := replicas.get(member.name)) is None or replica.phase is ReplicaPhase.DRAINING:
                 self._remove(member)  # somebody else stops it
@@ -500,6 +503,14 @@ class ReplicaPool:
                 changed = True
             changed = self._update_member(self._members[name], replica) or changed
         return changed
+
+    def _rename(self, before: str, name: str) -> None:
+        """Gives a replica that was ordered here its own name, which its backend knows now."""
+        if (ordered_s := self._started_s.pop(before, None)) is not None:
+            self._started_s[name] = ordered_s
+        if (member := self._members.pop(before, None)) is not None:
+            member.name = name
+            self._members[name] = member
 
     def _follow_others(self) -> None:
         """Takes over what another gateway desires, or has desired before this one, as late agents may tell."""

@@ -31,16 +31,16 @@ def make_claims(
 
     The replicas of the `model` section belong to one gateway, so each gateway has a lease of its own for them. Its name
     stays with the data folder, so an override outlives the process, the container and the machine. Replicas on Ray
-    belong to all gateways of their Serve application, and those of agents to all gateways of their region. Such
-    gateways share one lease, and their demand, if they share the database. Agents take orders of the holder alone, so
-    their pool needs a lease also where nobody scales it.
+    belong to all gateways of their Serve application, those of agents to all gateways of their region, and pods to all
+    gateways of their Deployment. Such gateways share one lease, and their demand, if they share the database. Agents
+    and Deployments get orders of the holder alone, so their pool needs a lease also where nobody scales it.
 
     Raises:
         ConfigInvalid: The data folder cannot be read or written.
     """
     claims = dict[str, LeaseClaim]()
     with ExitStack() as stack:
-        if config.model.autoscaling.enabled or config.model.backend == "agents":
+        if config.model.autoscaling.enabled or config.model.backend in ("agents", "kubernetes"):
             gateway, process, former_process = stack.enter_context(name_process(data_folder(config.store)))
             for model in models:
                 name = _shared_pool(config, model) or f"{model}@{gateway}"
@@ -85,6 +85,8 @@ def _shared_pool(config: Config, model: str) -> str | None:
             return f"{config.ray.application}@{config.ray.address}"
         case "agents":
             return f"{model}@{config.region or 'agents'}"
+        case "kubernetes":
+            return f"{config.kubernetes.namespace or ''}/{config.kubernetes.deployment}@kubernetes"
     return None
 
 

@@ -19,6 +19,8 @@ from maitred.engine.models.source import find_model
 from maitred.fleet.agent.backend import AgentBackend
 from maitred.fleet.agent.machine_backend import MachineBackend
 from maitred.fleet.backend import BackendFacts, ReplicaBackend
+from maitred.fleet.kubernetes.api import KubernetesApi
+from maitred.fleet.kubernetes.backend import KubernetesBackend
 from maitred.fleet.local import CommandFactory, LocalEngine, engine_command
 from maitred.fleet.local_backend import LocalBackend
 from maitred.fleet.policy.reconciler import DesiredReplicas
@@ -53,6 +55,21 @@ async def make_pool(config: Config, command: CommandFactory | None, clock: Clock
         from maitred.app.models.ray_engines import make_ray_backend  # slow to import
 
         return pool_of(make_ray_backend(config, fingerprint_check, clock), config, clock)
+    if config.model.backend == "kubernetes":
+        backend = KubernetesBackend(
+            KubernetesApi(config.kubernetes),
+            make_engine=lambda address: make_remote_engine(address, config.engine_link, fingerprint_check.check),
+            port=config.kubernetes.port,
+            facts=BackendFacts(
+                max_replicas=config.kubernetes.max_replicas,
+                max_starts=config.kubernetes.max_replicas,
+                expected_start_s=30.0,
+                gpus_per_replica=config.kubernetes.gpus_per_replica,
+                usd_per_hour=config.kubernetes.usd_per_hour,
+            ),
+            clock=clock,
+        )
+        return pool_of(backend, config, clock)
     if config.model.backend == "agents":
         backend = MachineBackend(
             config.agents,

@@ -10,7 +10,7 @@ import logging
 
 from maitred.core.clock import Clock
 from maitred.core.errors import StoreUnavailable
-from maitred.fleet.agent.machine_backend import MachineBackend
+from maitred.fleet.backend import LeasedBackend
 from maitred.store.scaling.lease import ScalerLease, ScalerLeases
 
 _TTL_S = 15.0
@@ -154,8 +154,8 @@ class LeaseClaim:
             )
 
 
-async def hold_lease(claim: LeaseClaim, backend: MachineBackend) -> None:
-    """Holds the lease for as long as this gateway runs, so that one gateway gives orders to the agents.
+async def hold_lease(claim: LeaseClaim, backend: LeasedBackend) -> None:
+    """Holds the lease for as long as this gateway runs, so that one gateway gives orders to the backend.
 
     Agents may know a later epoch than the database, if that is a new one or an older copy. They would refuse every
     order, so a gateway that holds the lease by a renewal that is later than their news begins an epoch after that.
@@ -171,6 +171,6 @@ async def hold_lease(claim: LeaseClaim, backend: MachineBackend) -> None:
                     _log.warning("Agents know the epoch %d, and the database only %d.", seen, claim.epoch)
                     await claim.seize(after_epoch=seen)
                     backend.check_lease()
-        except Exception:  # without this task, no agent would ever get an order again
+        except Exception:  # without this task, no order would ever be given again
             _log.exception("The lease of %s cannot be looked at; this is tried again.", claim.lease.pool)
         await asyncio.sleep(_CHECK_S)

@@ -288,7 +288,11 @@ class EngineClient:
         if isinstance(self.address, UnixAddress):
             return (await loop.create_unix_connection(self._new_connection, self.address.path))[1]
         transport, connection = await loop.create_connection(
-            self._new_connection, self.address.host, self.address.port, ssl=self._credentials.tls
+            self._new_connection,
+            self.address.host,
+            self.address.port,
+            ssl=self._credentials.tls,
+            server_hostname=self._credentials.server_name,
         )
         sock: socket.socket = transport.get_extra_info("socket")
         for option in KEEPALIVE_OPTIONS:

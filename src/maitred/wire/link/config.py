@@ -47,6 +47,13 @@ class LinkConfig(Struct, frozen=True, kw_only=True):
             "secret is still needed."
         ),
     ] = False
+    server_name: Annotated[
+        _File | None,
+        Meta(
+            description="Name in the certificates of engines that gateways check in place of their address, as where "
+            "all pods of a Deployment share one certificate; null: the address."
+        ),
+    ] = None
     silence_timeout_s: Annotated[
         float,
         Meta(

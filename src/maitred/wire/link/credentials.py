@@ -30,6 +30,8 @@ class Credentials:
 
     secret: Secret | None = None
     tls: ssl.SSLContext | None = None
+    server_name: str | None = None
+    """Name that the certificate of the other end must have; None: its address."""
     binding: bytes = b""
     """Digest of the certificate of this end, if this end listens; see `channel_binding`."""
 
@@ -76,7 +78,10 @@ def dialer_credentials(address: Address, config: LinkConfig, kind: LinkKind = EN
         return Credentials(config.secret)
     if fault := _exposure_fault(address, config, "engine_link.ca_file", config.ca_file):
         raise ConfigInvalid(f"The {kind.listener} at {address} is on another machine. {fault}")
-    return Credentials(config.secret, None if config.ca_file is None else _tls_context(ssl.PROTOCOL_TLS_CLIENT, config))
+    if config.ca_file is None:
+        return Credentials(config.secret)
+    name = config.server_name if kind is ENGINE_LINK else None
+    return Credentials(config.secret, _tls_context(ssl.PROTOCOL_TLS_CLIENT, config), name)
 
 
 def link_faults(config: LinkConfig) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,1 @@
+"""Engines in the pods of a Kubernetes Deployment."""
