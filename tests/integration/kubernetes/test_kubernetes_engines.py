@@ -50,7 +50,7 @@ class PodFleet(Fleet):
     async def wait_phases(self, **phases):
         """Waits until there are exactly so many replicas in each phase, as many processes, and no other pods."""
         expected = Counter(phases)
-        while (
+        while (  # noqa: ASYNC110 - only asking tells
             await self.phases() != +expected
             or len(self.engines()) != expected.total()
             or len(await self.cluster.pods()) != expected.total()
@@ -96,7 +96,7 @@ async def test_no_answer_is_lost_cut_or_doubled_while_pods_come_go_and_die(clust
         deleted = next(iter(fleet.engines()))
         await cluster.delete_pod(deleted)  # another pod takes its place
         await load.flows()
-        while deleted in await cluster.pods():
+        while deleted in await cluster.pods():  # noqa: ASYNC110 - only asking tells
             await asyncio.sleep(0.05)
         await fleet.wait_phases(serving=3)
         await fleet.scale(1)
@@ -154,7 +154,7 @@ async def test_a_pod_that_cannot_start_is_shown_with_its_reason(cluster):
         await fleet.wait_phases(serving=1)
         cluster.kubelet.is_held = True
         await fleet.scale(2)
-        while (await fleet.phases())["failed"] != 1:
+        while (await fleet.phases())["failed"] != 1:  # noqa: ASYNC110 - only asking tells
             await asyncio.sleep(0.05)
         cluster.kubelet.is_held = False
         await fleet.wait_phases(serving=2)

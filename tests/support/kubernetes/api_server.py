@@ -1,4 +1,4 @@
-"""Kubernetes API server for tests, in this process: pods, the scale of one Deployment, and the controller that follows it.
+"""Kubernetes API server for tests, in this process: pods, the scale of one Deployment, and its controller.
 
 It does what the documentation of Kubernetes 1.34 says of lists, watches, resource versions, 409, 410, preconditions,
 graceful deletion and the deletion cost of pods. The same tests run against a real API server (`make test-cluster`).

@@ -90,24 +90,26 @@ async def running_cluster(folder, kubelet_options, *, is_external):
         await cluster.call("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
         deployments = cluster.scale_path.rpartition("/")[0].rpartition("/")[0]
         await cluster.call("POST", deployments, _deployment())
-        while "spec" not in await cluster.call("GET", cluster.scale_path):
+        while "spec" not in await cluster.call("GET", cluster.scale_path):  # noqa: ASYNC110 - only asking tells
             await asyncio.sleep(0.05)
         try:
             yield cluster
         finally:
             await cluster.call("DELETE", f"{deployments}/{DEPLOYMENT}")
-            while await cluster.pods():
+            while await cluster.pods():  # noqa: ASYNC110 - only asking tells
                 await asyncio.sleep(0.05)
             await cluster.call("DELETE", f"/api/v1/namespaces/{namespace}")
 
 
 @asynccontextmanager
-async def _with_kubelet(url, token, namespace, file, options, server):  # noqa: PLR0913 - what a cluster has
+async def _with_kubelet(url, token, namespace, file, options, server):
     connector = aiohttp.TCPConnector(ssl=False)
     headers = {"authorization": f"Bearer {token}"}
-    async with aiohttp.ClientSession(headers=headers, connector=connector) as session:
-        async with Kubelet(url, token, namespace, **options).running() as kubelet:
-            yield Cluster(session, url, kubeconfig=file, namespace=namespace, kubelet=kubelet, server=server)
+    async with (
+        aiohttp.ClientSession(headers=headers, connector=connector) as session,
+        Kubelet(url, token, namespace, **options).running() as kubelet,
+    ):
+        yield Cluster(session, url, kubeconfig=file, namespace=namespace, kubelet=kubelet, server=server)
 
 
 def _deployment():

@@ -142,6 +142,7 @@ class KubernetesBackend:
             self._coming = {name: coming for name, coming in self._coming.items() if coming.is_told}
             self._leaving = frozenset()
         self._update()
+        self._notify()  # whether this gateway follows is a fact that has changed
         self._wake.set()
 
     # --- orders ---
@@ -432,8 +433,11 @@ class KubernetesBackend:
             self._has_served.set()
         if replicas != self._replicas:
             self._replicas = replicas
-            for listener in self._listeners:
-                listener()
+            self._notify()
+
+    def _notify(self) -> None:
+        for listener in self._listeners:
+            listener()
 
     def _match_coming(self, now_s: float) -> None:
         """Brings what is to come in line with the scale: what it lacks is on its way, whoever has ordered it."""
