@@ -206,7 +206,7 @@ async def open_gateway(
             open_queues(resources.encoders.dispatchers, clock, recent.on_first_token, on_model_wanted)
         )
         scalers: dict[str, ModelScaler] = {}
-        scaling = ScalingAdmin(scalers, stores.scaler_leases, clock)
+        scaling = ScalingAdmin(scalers, clock)
         replicas = ReplicaAdmin(queues.all, registry.generating, clock, scaling, on_demand=registry.on_demand)
         live_rollouts = LiveRollouts(config.region)
         controller = ControllerServer(

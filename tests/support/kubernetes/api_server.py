@@ -37,7 +37,7 @@ class ApiServer:
         self._oldest = 0
         self._events = []
         self._changed = asyncio.Event()
-        self.pods = {}
+        self.pods, self.leases = {}, {}
         self._grace_s = grace_s
         self.deployment = {
             "metadata": {"name": DEPLOYMENT, "namespace": NAMESPACE, "uid": "d-1", "resourceVersion": self._next()},
@@ -49,6 +49,7 @@ class ApiServer:
         """Serves on a free port, and makes and ends pods, until the block ends."""
         application = web.Application(middlewares=[self._refuse_while_down])
         pods, scale = f"/api/v1/namespaces/{NAMESPACE}/pods", f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
+        leases = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
         application.add_routes(
             [
                 web.get(pods, self._list_or_watch),
@@ -58,6 +59,9 @@ class ApiServer:
                 web.delete(pods + "/{name}", self._delete),
                 web.get(scale + "/{name}/scale", self._read_scale),
                 web.put(scale + "/{name}/scale", self._put_scale),
+                web.get(leases + "/{name}", self._read_lease),
+                web.post(leases, self._write_lease),
+                web.put(leases + "/{name}", self._write_lease),
                 web.post("/api/v1/nodes", _accept),
                 web.patch("/api/v1/nodes/{name}/status", _accept),
             ]
@@ -227,6 +231,21 @@ class ApiServer:
             return _fault(409, "the object has been modified; please apply your changes to the latest version")
         self.scale(body["spec"]["replicas"])
         return web.json_response(self._scale_object())
+
+    async def _read_lease(self, request):
+        lease = self.leases.get(request.match_info["name"])
+        return _fault(404, "lease not found", "leases") if lease is None else web.json_response(lease)
+
+    async def _write_lease(self, request):
+        lease = await request.json()
+        name = lease["metadata"]["name"]
+        known = self.leases.get(name)
+        version = lease["metadata"].get("resourceVersion")
+        if version != (None if known is None else known["metadata"]["resourceVersion"]):
+            return _fault(409, "the object has been modified", "leases")
+        lease["metadata"]["resourceVersion"] = self._next()
+        self.leases[name] = lease
+        return web.json_response(lease)
 
     def _scale_object(self):
         selector = ",".join(f"{key}={value}" for key, value in SELECTOR.items())

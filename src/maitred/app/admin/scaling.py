@@ -14,7 +14,6 @@ from maitred.fleet.pool import ReplicaPool
 from maitred.observe.metrics.scaling import ScalingState
 from maitred.scaling.decision import ScalingReason
 from maitred.scaling.startup_times import StartKind
-from maitred.store.scaling.lease import ScalerLeases
 from maitred.wire.admin.responses import PooledReplicaBody
 from maitred.wire.admin.scaling import (
     MAX_OVERRIDE_S,
@@ -37,13 +36,11 @@ class ScalingAdmin:
 
     Args:
         scalers: Model -> its scaler.
-        leases: Store of what was decided.
         clock: The clock.
     """
 
-    def __init__(self, scalers: Mapping[str, ModelScaler], leases: ScalerLeases, clock: Clock) -> None:
+    def __init__(self, scalers: Mapping[str, ModelScaler], clock: Clock) -> None:
         self._scalers = scalers
-        self._leases = leases
         self._clock = clock
 
     @property
@@ -66,7 +63,7 @@ class ScalingAdmin:
         if query.unchanged:
             made = [*scaler.decisions][: -query.limit - 1 : -1]
             return ScalingDecisionList(data=[decision_body(one) for one in made], has_more=False, next=None)
-        found = await self._leases.decisions(
+        found = await scaler.lease.leases.decisions(
             scaler.lease.lease.pool, before=int(query.after) if query.after else None, limit=query.limit + 1
         )
         data = [
@@ -100,7 +97,7 @@ class ScalingAdmin:
                 param="for_s",
             )
         until_s = self._clock.wall_s() + wish.for_s
-        await self._leases.set_override(scaler.lease.lease.pool, wish.replicas, until_s)
+        await scaler.lease.leases.set_override(scaler.lease.lease.pool, wish.replicas, until_s)
         await scaler.refresh()
         return self._body(scaler)
 
@@ -112,7 +109,7 @@ class ScalingAdmin:
             StoreUnavailable: The database is away.
         """
         scaler = self._scaler(model)
-        await self._leases.set_override(scaler.lease.lease.pool, None, None)
+        await scaler.lease.leases.set_override(scaler.lease.lease.pool, None, None)
         await scaler.refresh()
         return self._body(scaler)
 

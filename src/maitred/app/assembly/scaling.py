@@ -2,7 +2,7 @@
 
 import fcntl
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -15,6 +15,8 @@ from maitred.core.clock import Clock
 from maitred.core.errors import ConfigInvalid
 from maitred.core.ids import new_object_id
 from maitred.dispatch.dispatcher import Dispatcher
+from maitred.fleet.kubernetes.backend import KubernetesBackend
+from maitred.fleet.kubernetes.leases import KubernetesLeases
 from maitred.fleet.pool import ReplicaPool
 from maitred.store.location import data_folder, make_folder
 from maitred.store.scaling.demand import DemandExchange
@@ -25,15 +27,16 @@ _NAMES_FILE = "gateway{}.names"
 
 @contextmanager
 def make_claims(
-    config: Config, models: Iterable[str], leases: ScalerLeases, clock: Clock
+    config: Config, pools: Mapping[str, ReplicaPool], leases: ScalerLeases, clock: Clock
 ) -> Iterator[dict[str, LeaseClaim]]:
     """Makes the claims on the leases of the pools that need one, under names that are theirs in the block.
 
     The replicas of the `model` section belong to one gateway, so each gateway has a lease of its own for them. Its name
     stays with the data folder, so an override outlives the process, the container and the machine. Replicas on Ray
     belong to all gateways of their Serve application, those of agents to all gateways of their region, and pods to all
-    gateways of their Deployment. Such gateways share one lease, and their demand, if they share the database. Agents
-    and Deployments get orders of the holder alone, so their pool needs a lease also where nobody scales it.
+    gateways of their Deployment. Such gateways share one lease, and their demand, if they share the database; the lease of a
+    Deployment is in the cluster. Agents and Deployments get orders of the holder alone, so their pool needs a lease
+    also where nobody scales it.
 
     Raises:
         ConfigInvalid: The data folder cannot be read or written.
@@ -42,9 +45,12 @@ def make_claims(
     with ExitStack() as stack:
         if config.model.autoscaling.enabled or config.model.backend in ("agents", "kubernetes"):
             gateway, process, former_process = stack.enter_context(name_process(data_folder(config.store)))
-            for model in models:
+            for model, pool in pools.items():
                 name = _shared_pool(config, model) or f"{model}@{gateway}"
-                claims[model] = LeaseClaim(leases, name, process, clock, former_owner=former_process)
+                store = leases
+                if isinstance(pool.backend, KubernetesBackend):
+                    store = KubernetesLeases(leases.database, clock, pool.backend.api, config.kubernetes.lease)
+                claims[model] = LeaseClaim(store, name, process, clock, former_owner=former_process)
         yield claims
 
 

@@ -37,13 +37,14 @@ class LeaseClaim:
 
     Attributes:
         owner: See above.
+        leases: See above.
         lease: The lease as it was last seen.
         is_away: Whether the database did not answer the last time.
     """
 
     def __init__(self, leases: ScalerLeases, pool: str, owner: str, clock: Clock, *, former_owner: str = "") -> None:
         self.owner = owner
-        self._leases = leases
+        self.leases = leases
         self._former_owner = former_owner
         self._clock = clock
         self.lease = ScalerLease(pool=pool)
@@ -80,7 +81,7 @@ class LeaseClaim:
         began_s = self._checked_s = self._clock.monotonic_s()
         try:
             if self._has_taken:
-                self._update(await self._leases.renew(self.lease), began_s)
+                self._update(await self.leases.renew(self.lease), began_s)
             if not self._has_taken:
                 await self._watch(began_s)
         except StoreUnavailable as error:
@@ -97,8 +98,8 @@ class LeaseClaim:
         async with self._lock:
             began_s = self._clock.monotonic_s()
             try:
-                seen = await self._leases.read(self.lease.pool)
-                taken = await self._leases.take(seen, self.owner, after_epoch)
+                seen = await self.leases.read(self.lease.pool)
+                taken = await self.leases.take(seen, self.owner, after_epoch)
             except StoreUnavailable as error:
                 self._on_away(error)
                 return False
@@ -115,7 +116,7 @@ class LeaseClaim:
         async with self._lock:
             began_s = self._clock.monotonic_s()
             try:
-                self._update(await self._leases.decide(self.lease, desired, asleep, decision), began_s)
+                self._update(await self.leases.decide(self.lease, desired, asleep, decision), began_s)
             except StoreUnavailable as error:
                 self._on_away(error)
                 return False
@@ -131,13 +132,13 @@ class LeaseClaim:
             self.lease, self._renewed_s = lease, began_s
 
     async def _watch(self, now_s: float) -> None:
-        seen, lease = self.lease, await self._leases.read(self.lease.pool)
+        seen, lease = self.lease, await self.leases.read(self.lease.pool)
         self.lease = lease
         if (seen.epoch, seen.renewals) != (lease.epoch, lease.renewals) or self._unchanged_since_s is None:
             self._unchanged_since_s = now_s
         if lease.owner not in ("", self.owner, self._former_owner) and now_s - self._unchanged_since_s < _TTL_S:
             return
-        taken = await self._leases.take(lease, self.owner)
+        taken = await self.leases.take(lease, self.owner)
         if taken is not None:
             self._on_taken(taken, now_s)
 

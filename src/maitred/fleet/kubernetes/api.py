@@ -1,7 +1,7 @@
-"""Client of the Kubernetes API: the scale of one Deployment, and its pods.
+"""Client of the Kubernetes API: the scale of one Deployment, its pods, and the lease of who scales it.
 
 It needs these rights in the namespace, and no others: `get` and `update` of `deployments/scale`; `list`, `watch` and
-`patch` of `pods`. Sources: "Kubernetes API Concepts" (list, watch, resource versions, bookmarks) and "ReplicaSet: Pod
+`patch` of `pods`; `get`, `create` and `update` of `leases`. Sources: "Kubernetes API Concepts" (list, watch, resource versions, bookmarks) and "ReplicaSet: Pod
 deletion cost" in the documentation of Kubernetes 1.34.
 """
 
@@ -34,8 +34,8 @@ class ResourceConflict(Exception):
     """Conflict: somebody has changed the object since it was read, so what was read no longer holds."""
 
 
-class PodAbsent(Exception):
-    """Absence of a pod that was to be changed."""
+class ResourceAbsent(Exception):
+    """Absence of an object that was to be read or changed."""
 
 
 class WatchExpired(Exception):
@@ -155,6 +155,23 @@ class Scale(Struct, frozen=True):
     status: ScaleStatus = ScaleStatus()
 
 
+class LeaseSpec(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Who has a lease."""
+
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class Lease(Struct, frozen=True):
+    """Lease (coordination.k8s.io/v1)."""
+
+    metadata: ObjectMeta
+    spec: LeaseSpec = LeaseSpec()
+
+
 class _Event(Struct, frozen=True):
     type: str
     object: Raw
@@ -188,6 +205,7 @@ class KubernetesApi:
         self._client: Any = None
         self._apps: Any = None
         self._core: Any = None
+        self._coordination: Any = None
         self._list: Any = None
 
     @property
@@ -223,9 +241,10 @@ class KubernetesApi:
                 f"Nothing says where the Kubernetes API server is: {error}. Run the gateway in a pod with a service "
                 "account, or name a kubeconfig in kubernetes.kubeconfig."
             ) from error
-        settings.retries = 0
+        settings.retries = None
         self._client = client.ApiClient(settings)
         self._apps, self._core = client.AppsV1Api(self._client), client.CoreV1Api(self._client)
+        self._coordination = client.CoordinationV1Api(self._client)
         self._list = self._core.list_namespaced_pod_without_preload_content
         return self
 
@@ -273,8 +292,41 @@ class KubernetesApi:
         try:
             async with self._answer(patch, pod.metadata.name, self.namespace, body):
                 pass
-        except (PodAbsent, ResourceConflict):
+        except (ResourceAbsent, ResourceConflict):
             return  # it is gone, or another pod has its name, which has another uid
+
+    async def lease(self, name: str) -> Lease | None:
+        """Returns a lease; None: there is none."""
+        read = self._coordination.read_namespaced_lease_without_preload_content
+        try:
+            async with self._answer(read, name, self.namespace) as response:
+                return msgspec.json.decode(await response.read(), type=Lease)
+        except ResourceAbsent:
+            return None
+
+    async def write_lease(self, name: str, lease: Lease) -> Lease:
+        """Writes a lease, and makes it if it was read as None and so has no resource version.
+
+        Raises:
+            ResourceConflict: Somebody else has written it since it was read.
+        """
+        metadata = {
+            "name": name,
+            "annotations": lease.metadata.annotations,
+            **({"resourceVersion": version} if (version := lease.metadata.resource_version) else {}),
+        }
+        body = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": metadata,
+            "spec": msgspec.to_builtins(lease.spec),
+        }
+        if version:
+            call, arguments = self._coordination.replace_namespaced_lease_without_preload_content, [name]
+        else:
+            call, arguments = self._coordination.create_namespaced_lease_without_preload_content, []
+        async with self._answer(call, *arguments, self.namespace, body) as response:
+            return msgspec.json.decode(await response.read(), type=Lease)
 
     async def pods(self, selector: str) -> PodList:
         """Returns the pods that a label selector chooses."""
@@ -311,7 +363,7 @@ class KubernetesApi:
         Raises:
             ReplicaUnavailable: There is no answer, or a refusal.
             ResourceConflict: The object has changed since (409), or what was asked for is too old (410).
-            PodAbsent: There is no such pod.
+            ResourceAbsent: There is no such pod or lease.
         """
         options.setdefault("_request_timeout", REQUEST_TIMEOUT_S)
         try:
@@ -338,14 +390,14 @@ class KubernetesApi:
         match status:
             case 409 | 410:
                 return ResourceConflict(message)
-            case 404 if fault.details.kind == "pods":
-                return PodAbsent(message)
+            case 404 if fault.details.kind in ("pods", "leases"):
+                return ResourceAbsent(message)
             case 401:
                 return ReplicaUnavailable(f"The Kubernetes API server does not know this gateway: {message}")
             case 403:
                 return ReplicaUnavailable(
                     f"This gateway may not do that in the cluster: {message}. Its service account needs get and update "
-                    "of deployments/scale, and list, watch and patch of pods."
+                    "of deployments/scale; list, watch and patch of pods; and get, create and update of leases."
                 )
             case 404:
                 return ReplicaUnavailable(

@@ -68,6 +68,7 @@ class KubernetesBackend:
         clock: The clock.
 
     Attributes:
+        api: See above.
         epoch: Returns the epoch of the lease that this gateway holds; None: it holds none, and only follows.
         latest_epoch: 0: the cluster keeps none.
     """
@@ -84,7 +85,7 @@ class KubernetesBackend:
         clock: Clock,
     ) -> None:
         self.epoch: Callable[[], int | None] = lambda: None
-        self._api = api
+        self.api = api
         self._make_engine = make_engine
         self._port = port
         self._facts = replace(facts, outlives_gateway=True, is_shared=True)
@@ -192,14 +193,14 @@ class KubernetesBackend:
             ConfigInvalid: Nothing says where the API server is.
             ReplicaUnavailable: The API server does not answer, has no such Deployment, or refuses.
         """
-        await self._api.__aenter__()
+        await self.api.__aenter__()
         try:
             await self._read_scale()
             since = await self._list()
         except BaseException:
-            await self._api.__aexit__(None, None, None)
+            await self.api.__aexit__(None, None, None)
             raise
-        _log.info("%s has %d of %d pods.", self._api.target, len(self._pods), self._target)
+        _log.info("%s has %d of %d pods.", self.api.target, len(self._pods), self._target)
         self._tasks = [
             asyncio.create_task(self._watch(since), name="pods"),
             asyncio.create_task(self._order(), name="scale"),
@@ -215,7 +216,7 @@ class KubernetesBackend:
         for pod in self._pods.values():
             pod.close()
         await asyncio.wait({*self._tasks, *self._connections})
-        await self._api.__aexit__(kind, error, trace)
+        await self.api.__aexit__(kind, error, trace)
         for task in self._tasks:
             if error is None and not task.cancelled():
                 task.result()
@@ -226,7 +227,7 @@ class KubernetesBackend:
         failures = 0
         while True:
             try:
-                async for event in self._api.watch(self._selector, since):
+                async for event in self.api.watch(self._selector, since):
                     since = event.pod.metadata.resource_version
                     failures = self._on_answer(failures)
                     self._on_event(event)
@@ -262,7 +263,7 @@ class KubernetesBackend:
 
     async def _list(self) -> str:
         """Takes over all pods as they are now; returns their resource version."""
-        listed = await self._api.pods(self._selector)
+        listed = await self.api.pods(self._selector)
         found = {pod.metadata.name: pod for pod in listed.items}
         for name in [name for name in self._pods if name not in found]:
             self._remove(name)
@@ -325,7 +326,7 @@ class KubernetesBackend:
         self._wake.set()
 
     async def _read_scale(self) -> None:
-        scale = await self._api.scale()
+        scale = await self.api.scale()
         self._target, self._selector = scale.spec.replicas, scale.status.selector
         self._is_scale_known = True
 
@@ -376,7 +377,7 @@ class KubernetesBackend:
         for name, pod in list(self._pods.items()):
             is_leaving = name in self._leaving or pod.is_stopping
             if not pod.pod.is_going and is_leaving is not pod.is_marked:
-                await self._api.annotate(pod.pod, {DELETION_COST: LOWEST_COST if is_leaving else None})
+                await self.api.annotate(pod.pod, {DELETION_COST: LOWEST_COST if is_leaving else None})
                 pod.mark(is_leaving, now_s)
         ending = [pod for pod in self._pods.values() if pod.is_told_to_end and not pod.pod.is_going]
         for pod in ending:
@@ -413,12 +414,12 @@ class KubernetesBackend:
         Raises:
             ResourceConflict: Somebody else has changed the Deployment in between, or this gateway lost the lease.
         """
-        seen = await self._api.scale()
+        seen = await self.api.scale()
         wanted = max(0, seen.spec.replicas + change)
         if self.epoch() is None:
             raise ResourceConflict("The lease has another owner.")
-        _log.info("%s gets %d replicas in place of %d.", self._api.target, wanted, seen.spec.replicas)
-        self._target = (await self._api.set_replicas(wanted, seen)).spec.replicas
+        _log.info("%s gets %d replicas in place of %d.", self.api.target, wanted, seen.spec.replicas)
+        self._target = (await self.api.set_replicas(wanted, seen)).spec.replicas
         self._is_scale_known = True
 
     # --- what is shown ---

@@ -18,6 +18,10 @@ class KubernetesConfig(Struct, frozen=True, kw_only=True):
         _Name | None,
         Meta(description="Its namespace; null: that of the gateway's own pod, or of the context in the kubeconfig."),
     ] = None
+    lease: Annotated[
+        _Name,
+        Meta(description="Name of the Lease in that namespace by which gateways agree on who scales the Deployment."),
+    ] = "maitred-scaler"
     kubeconfig: Annotated[
         Annotated[str, Meta(min_length=1)] | None,
         Meta(

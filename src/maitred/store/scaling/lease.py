@@ -60,16 +60,19 @@ class ScalerLeases:
     Args:
         database: The database.
         clock: Clock for the times of decisions.
+
+    Attributes:
+        database: See above.
     """
 
     def __init__(self, database: Database, clock: Clock) -> None:
-        self._database = database
+        self.database = database
         self._clock = clock
         self._insert = make_insert(database.engine)
 
     async def read(self, pool: str) -> ScalerLease:
         """Returns the lease of a pool, without an owner if it never had one."""
-        async with self._database.begin_read() as connection:
+        async with self.database.begin_read() as connection:
             return await _read(connection, pool)
 
     async def take(self, seen: ScalerLease, owner: str, after_epoch: int = 0) -> ScalerLease | None:
@@ -84,7 +87,7 @@ class ScalerLeases:
             The new lease; None: its owner has renewed it since, or another one has taken it.
         """
         taken = replace(seen, owner=owner, epoch=max(seen.epoch, after_epoch) + 1, renewals=0)
-        async with self._database.begin() as connection:
+        async with self.database.begin() as connection:
             await self._make(connection, seen.pool)
             now = await _read(connection, seen.pool, lock=True)
             if (now.epoch, now.renewals) != (seen.epoch, seen.renewals):
@@ -98,7 +101,7 @@ class ScalerLeases:
 
     async def renew(self, lease: ScalerLease) -> ScalerLease | None:
         """Renews a lease and returns it as it is now; None: it has another owner."""
-        async with self._database.begin() as connection:
+        async with self.database.begin() as connection:
             now = await _read(connection, lease.pool, lock=True)
             if now.epoch != lease.epoch:
                 return None
@@ -114,28 +117,34 @@ class ScalerLeases:
             The lease as it is now; None: it has another owner. Nothing was written then, and nothing may be done.
         """
         now_s = self._clock.wall_s()
-        async with self._database.begin() as connection:
+        async with self.database.begin() as connection:
             now = await _read(connection, lease.pool, lock=True)
             if now.epoch != lease.epoch:
                 return None
             decided = replace(now, desired=desired, asleep=asleep, renewals=now.renewals + 1)
             values = {name: value for name, value in asdict(decided).items() if name != "pool"}
             await connection.execute(_update(lease.pool).values(**values, updated_s=now_s))
-            row = {"pool": lease.pool, "at_s": now_s, "epoch": lease.epoch, "decision": decision}
-            await connection.execute(insert(scaling_decisions), row)
-            columns = scaling_decisions.c
-            kept = select(columns.id).where(columns.pool == lease.pool).order_by(columns.id.desc())
-            oldest = (await connection.execute(kept.offset(_KEPT_DECISIONS - 1).limit(1))).scalar_one_or_none()
-            if oldest is not None:
-                await connection.execute(
-                    delete(scaling_decisions).where(columns.pool == lease.pool, columns.id < oldest)
-                )
+            await self._keep_decision(connection, lease, decision)
         return decided
+
+    async def keep_decision(self, lease: ScalerLease, decision: bytes) -> None:
+        """Keeps a decision for `decisions`, without a look at who has the lease."""
+        async with self.database.begin() as connection:
+            await self._keep_decision(connection, lease, decision)
+
+    async def _keep_decision(self, connection: AsyncConnection, lease: ScalerLease, decision: bytes) -> None:
+        row = {"pool": lease.pool, "at_s": self._clock.wall_s(), "epoch": lease.epoch, "decision": decision}
+        await connection.execute(insert(scaling_decisions), row)
+        columns = scaling_decisions.c
+        kept = select(columns.id).where(columns.pool == lease.pool).order_by(columns.id.desc())
+        oldest = (await connection.execute(kept.offset(_KEPT_DECISIONS - 1).limit(1))).scalar_one_or_none()
+        if oldest is not None:
+            await connection.execute(delete(scaling_decisions).where(columns.pool == lease.pool, columns.id < oldest))
 
     async def set_override(self, pool: str, replicas: int | None, until_s: float | None) -> None:
         """Sets the number that an operator wants until a wall time; None: what is decided holds again."""
         values = {"override_replicas": replicas, "override_until_s": until_s, "updated_s": self._clock.wall_s()}
-        async with self._database.begin() as connection:
+        async with self.database.begin() as connection:
             await self._make(connection, pool)
             await connection.execute(_update(pool).values(values))
 
@@ -151,7 +160,7 @@ class ScalerLeases:
         query = select(columns.id, columns.at_s, columns.epoch, columns.decision).where(columns.pool == pool)
         if before is not None:
             query = query.where(columns.id < before)
-        async with self._database.begin_read() as connection:
+        async with self.database.begin_read() as connection:
             rows = (await connection.execute(query.order_by(columns.id.desc()).limit(limit))).all()
         return [StoredDecision(*row) for row in rows]
 

@@ -14,14 +14,13 @@ from maitred.fleet.pool_member import NEXT_REPLICA, NextReplica
 from maitred.scaling.startup_times import StartKind, StartupTimes
 from tests.support.clock import FakeClock
 from tests.support.dispatchers import DispatchSetup
-from tests.support.scaling.leases import PaperLeases
 from tests.support.servers.paper_fleet import PaperBackend
 
 
 def admin_of(*setups):
     dispatchers = {f"m{number}": setup.dispatcher for number, setup in enumerate(setups)}
     clock = FakeClock()
-    return ReplicaAdmin(dispatchers, {}, clock, ScalingAdmin({}, PaperLeases(clock), clock))
+    return ReplicaAdmin(dispatchers, {}, clock, ScalingAdmin({}, clock))
 
 
 async def test_a_drained_replica_gets_nothing_new_and_rests_when_it_is_empty():
@@ -91,7 +90,7 @@ async def test_a_number_that_the_backend_cannot_have_is_refused(facts, asleep, k
     clock = FakeClock()
     backend = PaperBackend(clock, found=["r0"], **facts)
     pool = ReplicaPool(backend, DesiredReplicas(1), StartupTimes({StartKind.WEIGHTS_CACHED: 4.0}), clock)
-    admin = ReplicaAdmin({}, {"m": pool}, clock, ScalingAdmin({}, PaperLeases(clock), clock))
+    admin = ReplicaAdmin({}, {"m": pool}, clock, ScalingAdmin({}, clock))
     async with pool:
         with pytest.raises(kind, match=message):
             admin.scale("m", 2, asleep)

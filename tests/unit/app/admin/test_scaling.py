@@ -20,7 +20,7 @@ def setup():
 
 @pytest.fixture
 def admin(setup):
-    return ScalingAdmin({"chat": setup.scaler}, setup.leases, setup.clock)
+    return ScalingAdmin({"chat": setup.scaler}, setup.clock)
 
 
 def wish(replicas=2, for_s=60.0, model="chat"):

@@ -30,7 +30,7 @@ def lease_of(tmp_path):
         setup = DispatchSetup()
         paper = PaperBackend(setup.clock)
         pool = ReplicaPool(paper, DesiredReplicas(1), StartupTimes({StartKind.WEIGHTS_CACHED: 4.0}), setup.clock)
-        claims = make_claims(config, [model], PaperLeases(setup.clock), setup.clock)
+        claims = make_claims(config, {model: pool}, PaperLeases(setup.clock), setup.clock)
         made = make_scalers(
             config,
             {model: pool},
