@@ -14,10 +14,10 @@ WORKERS = $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 2 : 4)))
 # The Python that makes .venv; by default the first of these that is 3.11 or newer.
 PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
 
-.PHONY: help serve test check lowest bench docs fmt clean
+.PHONY: help serve test test-cluster check lowest bench docs fmt clean
 
 help: ## List the commands.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s  %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s  %s\n", $$1, $$2 }' Makefile
 
 serve: .venv/engine.stamp ## Serve the model that comes with maitred on http://127.0.0.1:8000.
 	@exec $(BIN)/maitred serve $(ARGS)
@@ -30,6 +30,10 @@ test: .venv/dev.stamp ## Run the tests, on all cores; ARGS="-n 0" runs them one 
 		[ $$? -eq 1 ] && echo "Again, with the machine to themselves, those that failed beside others:" && \
 		$(BIN)/pytest $(CHOSEN) --numprocesses 0 --last-failed $(ARGS); \
 	}
+
+test-cluster: .venv/dev.stamp ## Run the tests of engines in pods against the API server of KUBECONFIG (with a token).
+	@[ -n "$$KUBECONFIG" ] || { echo "Name the API server: make test-cluster KUBECONFIG=/path/to/kubeconfig" >&2; exit 2; }
+	@$(BIN)/pytest tests/integration/kubernetes $(ARGS)
 
 check: .venv/dev.stamp ## Everything that CI runs: format, lint, types, import rules, tests.
 	@$(BIN)/ruff format --check .

@@ -46,7 +46,6 @@ from maitred.observe.metrics.upstreams import UpstreamMetrics, UpstreamState
 from maitred.testing.script import SCRIPTED_CARD
 from tests.support.clock import FakeClock
 from tests.support.dispatchers import DispatchSetup
-from tests.support.scaling.leases import PaperLeases
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 CARD = msgspec.structs.replace(SCRIPTED_CARD, kv_capacity_tokens=160)
@@ -73,7 +72,7 @@ SCALING = ScalingState(
 
 def replicas(dispatchers):
     clock = SystemClock()
-    return ReplicaAdmin(dispatchers, {}, clock, ScalingAdmin({}, PaperLeases(clock), clock))
+    return ReplicaAdmin(dispatchers, {}, clock, ScalingAdmin({}, clock))
 
 
 def accounts():

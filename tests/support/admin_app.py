@@ -53,7 +53,6 @@ from maitred.store.directory import DirectoryStore
 from maitred.store.journal import Journal
 from maitred.store.ledger import UsageLedger
 from maitred.store.rollouts import RolloutStore
-from maitred.store.scaling.lease import ScalerLeases
 from maitred.store.semantic import SemanticStore
 from maitred.store.usage import UsageQueries
 from tests.support.applications import make_app
@@ -210,7 +209,7 @@ async def administered(folder: Path, store_config: StoreConfig | None = None) ->
                 {"m": setup.dispatcher, "n": DispatchSetup().dispatcher},
                 {},
                 clock,
-                ScalingAdmin({}, ScalerLeases(database, clock), clock),
+                ScalingAdmin({}, clock),
             ),
             rollouts,
             SleepableModelAdmin(loadables, {}),

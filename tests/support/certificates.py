@@ -40,11 +40,20 @@ class Authority:
         )
         self.file = self._write(f"{name}.pem", own.sign(self._key, hashes.SHA256()))
 
-    def issue(self, name: str, *, address: str = "127.0.0.1", days: int = 2, self_signed: bool = False) -> Issued:
-        """A certificate for an address; of negative days: one that has expired."""
+    def issue(
+        self,
+        name: str,
+        *,
+        address: str = "127.0.0.1",
+        dns_name: str | None = None,
+        days: int = 2,
+        self_signed: bool = False,
+    ) -> Issued:
+        """A certificate for an address, or for a name in its place; of negative days: one that has expired."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        alternative = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
+        whose = x509.IPAddress(ipaddress.ip_address(address)) if dns_name is None else x509.DNSName(dns_name)
+        alternative = x509.SubjectAlternativeName([whose])
         signer = key if self_signed else self._key
         builder = self._builder(subject, key, days=days, issuer=subject if self_signed else self._name)
         builder = builder.add_extension(alternative, critical=False)

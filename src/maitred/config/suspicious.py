@@ -248,6 +248,17 @@ def _engines_of_agents(config: Config, cores: int) -> Iterator[DiagnosisFinding]
         )
 
 
+def _engines_in_pods(config: Config, cores: int) -> Iterator[DiagnosisFinding]:
+    if config.model.backend == "kubernetes" and config.model.autoscaling.enabled and config.store.url is None:
+        yield _finding(
+            "model.autoscaling.enabled",
+            0.3,
+            "With several gateways, the one that scales the Deployment sees its own demand alone.",
+            "Gateways add up their demand in a common database, and this one is SQLite.",
+            "With one gateway, leave it. With several, set store.url to a PostgreSQL.",
+        )
+
+
 def _engines_on_ray(config: Config, cores: int) -> Iterator[DiagnosisFinding]:
     if config.model.backend == "ray":
         yield from map(ray_finding, config_traps(config.ray))
@@ -273,6 +284,7 @@ _RULES = (
     _shared_counters,
     _unmeasured_limits,
     _heartbeat,
+    _engines_in_pods,
     _engines_on_ray,
 )
 

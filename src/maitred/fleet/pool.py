@@ -481,9 +481,9 @@ class ReplicaPool:
         """Brings the members up to date with the backend; returns whether one or its phase has changed."""
         changed = False
         replicas = self.backend.replicas()
-        for name, replica in replicas.items():
-            if replica.ordered_as and name not in self._members:
-                self._rename(replica.ordered_as, name)
+        for name, known in replicas.items():
+            if known.ordered_as and name not in self._members:
+                self._rename(known.ordered_as, name)
         for member in list(self._members.values()):
             if (replica := replicas.get(member.name)) is None or replica.phase is ReplicaPhase.DRAINING:
                 self._remove(member)  # somebody else stops it
@@ -495,7 +495,7 @@ class ReplicaPool:
             if name not in self._members:
                 ordered_s = self._started_s.pop(name, None)
                 self._members[name] = PoolMember(replica, ordered_s)
-                self._follow(int(ordered_s is None))
+                self._follow(int(ordered_s is None and not replica.is_leaving))
                 if ordered_s is None and self.backend.facts.outlives_gateway and not self.backend.facts.is_shared:
                     self._heard_s[name] = self._clock.monotonic_s()
                 if replica.is_leaving:

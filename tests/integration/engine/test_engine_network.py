@@ -252,6 +252,16 @@ async def test_an_engine_with_a_wrong_certificate_is_refused(authority, tmp_path
                 assert says in refused
 
 
+async def test_engines_at_many_addresses_may_share_a_certificate_with_one_name(authority):
+    config = LinkConfig(secret=SECRET, ca_file=authority.file, server_name="engines.internal")
+    async with asyncio.timeout(LIMIT_S):
+        with engine(tls(authority.issue("engine", dns_name="engines.internal"), secret=SECRET)) as (address, _):
+            await still_serves(address, config)
+            refused = await refusal_of(address, msgspec.structs.replace(config, server_name="others.internal"))
+            assert "Hostname mismatch" in refused
+            assert "is not accepted" in await refusal_of(address, msgspec.structs.replace(config, server_name=None))
+
+
 async def test_a_gateway_needs_a_certificate_where_the_engine_asks_for_one(authority, tmp_path):
     asking = tls(authority.issue("engine"), ca_file=authority.file)
     foreign = Authority(tmp_path, "stranger").issue("gateway")

@@ -158,3 +158,25 @@ async def test_a_pod_that_cannot_start_is_shown_with_its_reason(cluster):
             await asyncio.sleep(0.05)
         cluster.kubelet.is_held = False
         await fleet.wait_phases(serving=2)
+
+
+async def test_of_two_gateways_without_a_common_database_one_scales_and_both_serve(cluster):
+    async with asyncio.timeout(LIMIT_S), gateway(cluster) as first, gateway(cluster) as second:
+        for fleet in (first, second):
+            await fleet.wait_phases(serving=1)
+        undisturbed = await all_kinds(first.client)
+        loads = [Load(fleet.client, undisturbed) for fleet in (first, second)]
+        await second.scale(3)  # it takes the lease
+        for fleet in (first, second):
+            await fleet.wait_phases(serving=3)
+        for load in loads:
+            await load.flows()
+        await first.scale(1)
+        for fleet in (first, second):
+            await fleet.wait_phases(serving=1)
+        assert await first.names() == await second.names()
+        for load in loads:
+            await load.flows()
+            assert await load.end()
+        for fleet in (first, second):
+            assert (await fleet.settled()).get("maitred_lost_streams_total", 0) == 0

@@ -24,12 +24,13 @@ class ApiServer:
         url: Its address, once it runs.
         kept_events: How many events a watch can go back to; fewer are known after `forget_events`.
         is_down: Whether it refuses every request with 503 and ends all watches.
+        knows_costs: Whether the deletion costs of pods count, as from Kubernetes 1.22 on.
         before_scale: Called before each change of the scale is looked at, as somebody else who is quicker.
     """
 
     def __init__(self, *, replicas=0, grace_s=60):
         self.url = ""
-        self.is_down = False
+        self.is_down, self.knows_costs = False, True
         self.before_scale = lambda: None
         self.requests = []
         self._version = itertools.count(1)
@@ -126,12 +127,25 @@ class ApiServer:
             wanted = self.deployment["spec"]["replicas"]
             for _ in range(wanted - len(living)):
                 self._make_pod()
-            for pod in sorted(living, key=_rank)[: max(0, len(living) - wanted)]:
+            for pod in sorted(living, key=self._rank)[: max(0, len(living) - wanted)]:
                 self._end(pod, self._grace_s)
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
             await self._changed.wait()
             await asyncio.sleep(0.01)
+
+    def _rank(self, pod):
+        """Order in which pods end: without a node, not running, not ready, with the least cost, the newest first."""
+        conditions = {condition["type"]: condition["status"] for condition in pod["status"].get("conditions", [])}
+        cost = int(pod["metadata"].get("annotations", {}).get("controller.kubernetes.io/pod-deletion-cost", "0"))
+        number = int(pod["metadata"]["name"].rpartition("-")[2])
+        return (
+            "nodeName" in pod["spec"],
+            pod["status"]["phase"] == "Running",
+            conditions.get("Ready") == "True",
+            cost if self.knows_costs else 0,
+            -number,
+        )
 
     def _make_pod(self):
         number = next(self._names)
@@ -255,20 +269,6 @@ class ApiServer:
             "spec": dict(self.deployment["spec"]),
             "status": {"replicas": len(self.pods), "selector": selector},
         }
-
-
-def _rank(pod):
-    """Order in which a ReplicaSet ends pods: those without a node, not ready, with the least cost, the newest first."""
-    conditions = {condition["type"]: condition["status"] for condition in pod["status"].get("conditions", [])}
-    cost = int(pod["metadata"].get("annotations", {}).get("controller.kubernetes.io/pod-deletion-cost", "0"))
-    number = int(pod["metadata"]["name"].rpartition("-")[2])
-    return (
-        "nodeName" in pod["spec"],
-        pod["status"]["phase"] == "Running",
-        conditions.get("Ready") == "True",
-        cost,
-        -number,
-    )
 
 
 def _merge(target, patch):

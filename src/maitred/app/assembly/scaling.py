@@ -34,9 +34,9 @@ def make_claims(
     The replicas of the `model` section belong to one gateway, so each gateway has a lease of its own for them. Its name
     stays with the data folder, so an override outlives the process, the container and the machine. Replicas on Ray
     belong to all gateways of their Serve application, those of agents to all gateways of their region, and pods to all
-    gateways of their Deployment. Such gateways share one lease, and their demand, if they share the database; the lease of a
-    Deployment is in the cluster. Agents and Deployments get orders of the holder alone, so their pool needs a lease
-    also where nobody scales it.
+    gateways of their Deployment. Such gateways share one lease, and their demand, if they share the database; the lease
+    of a Deployment is in the cluster. Agents and Deployments get orders of the holder alone, so their pool needs a
+    lease also where nobody scales it.
 
     Raises:
         ConfigInvalid: The data folder cannot be read or written.

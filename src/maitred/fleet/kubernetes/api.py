@@ -1,8 +1,8 @@
 """Client of the Kubernetes API: the scale of one Deployment, its pods, and the lease of who scales it.
 
 It needs these rights in the namespace, and no others: `get` and `update` of `deployments/scale`; `list`, `watch` and
-`patch` of `pods`; `get`, `create` and `update` of `leases`. Sources: "Kubernetes API Concepts" (list, watch, resource versions, bookmarks) and "ReplicaSet: Pod
-deletion cost" in the documentation of Kubernetes 1.34.
+`patch` of `pods`; `get`, `create` and `update` of `leases`. Sources: "Kubernetes API Concepts" (list, watch, resource
+versions, bookmarks) and "ReplicaSet: Pod deletion cost" in the documentation of Kubernetes 1.34.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -34,15 +34,15 @@ class ResourceConflict(Exception):
     """Conflict: somebody has changed the object since it was read, so what was read no longer holds."""
 
 
-class ResourceAbsent(Exception):
-    """Absence of an object that was to be read or changed."""
+class ObjectNotFound(Exception):
+    """Error of a request for an object that is not there."""
 
 
 class WatchExpired(Exception):
     """Expiry of a watch: the API server no longer has the changes since then, and everything must be listed again."""
 
 
-class ObjectMeta(Struct, frozen=True, rename="camel"):
+class ObjectMetadata(Struct, frozen=True, rename="camel"):
     """Metadata of an object."""
 
     name: str = ""
@@ -62,7 +62,7 @@ class PodCondition(Struct, frozen=True):
     message: str = ""
 
 
-class WaitingContainer(Struct, frozen=True):
+class ContainerWait(Struct, frozen=True):
     """Reason why a container waits, such as `ImagePullBackOff`."""
 
     reason: str = ""
@@ -72,7 +72,7 @@ class WaitingContainer(Struct, frozen=True):
 class ContainerState(Struct, frozen=True):
     """State of a container."""
 
-    waiting: WaitingContainer | None = None
+    waiting: ContainerWait | None = None
 
 
 class ContainerStatus(Struct, frozen=True, rename="camel"):
@@ -95,7 +95,7 @@ class PodStatus(Struct, frozen=True, rename="camel"):
 class Pod(Struct, frozen=True):
     """Pod, with what gateways read of it."""
 
-    metadata: ObjectMeta
+    metadata: ObjectMetadata
     status: PodStatus = PodStatus()
 
     @property
@@ -110,7 +110,7 @@ class Pod(Struct, frozen=True):
         return cost.startswith("-")
 
     @property
-    def waiting(self) -> WaitingContainer | None:
+    def waiting(self) -> ContainerWait | None:
         """Why one of its containers waits; None: none does."""
         return next((status.state.waiting for status in self.status.container_statuses if status.state.waiting), None)
 
@@ -122,7 +122,7 @@ class Pod(Struct, frozen=True):
 class PodList(Struct, frozen=True):
     """Pods at one moment."""
 
-    metadata: ObjectMeta
+    metadata: ObjectMetadata
     items: list[Pod]
 
 
@@ -141,7 +141,7 @@ class ScaleSpec(Struct, frozen=True):
 
 
 class ScaleStatus(Struct, frozen=True):
-    """What the Deployment says with its scale."""
+    """Status of a scale: what there is."""
 
     replicas: int = 0
     selector: str = ""
@@ -150,15 +150,15 @@ class ScaleStatus(Struct, frozen=True):
 class Scale(Struct, frozen=True):
     """Scale of a Deployment."""
 
-    metadata: ObjectMeta
+    metadata: ObjectMetadata
     spec: ScaleSpec = ScaleSpec()
     status: ScaleStatus = ScaleStatus()
 
 
 class LeaseSpec(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Who has a lease."""
+    """Specification of a lease: who has it, and since when."""
 
-    holder_identity: str | None = None
+    owner: str | None = msgspec.field(default=None, name="holderIdentity")
     lease_duration_seconds: int | None = None
     acquire_time: str | None = None
     renew_time: str | None = None
@@ -166,9 +166,9 @@ class LeaseSpec(Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class Lease(Struct, frozen=True):
-    """Lease (coordination.k8s.io/v1)."""
+    """Lease of the API group coordination.k8s.io: who may do something alone."""
 
-    metadata: ObjectMeta
+    metadata: ObjectMetadata
     spec: LeaseSpec = LeaseSpec()
 
 
@@ -251,7 +251,7 @@ class KubernetesApi:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes the connections."""
+        """Closes the connections to the API server."""
         await self._client.close()
 
     async def scale(self) -> Scale:
@@ -292,7 +292,7 @@ class KubernetesApi:
         try:
             async with self._answer(patch, pod.metadata.name, self.namespace, body):
                 pass
-        except (ResourceAbsent, ResourceConflict):
+        except (ObjectNotFound, ResourceConflict):
             return  # it is gone, or another pod has its name, which has another uid
 
     async def lease(self, name: str) -> Lease | None:
@@ -301,7 +301,7 @@ class KubernetesApi:
         try:
             async with self._answer(read, name, self.namespace) as response:
                 return msgspec.json.decode(await response.read(), type=Lease)
-        except ResourceAbsent:
+        except ObjectNotFound:
             return None
 
     async def write_lease(self, name: str, lease: Lease) -> Lease:
@@ -363,7 +363,7 @@ class KubernetesApi:
         Raises:
             ReplicaUnavailable: There is no answer, or a refusal.
             ResourceConflict: The object has changed since (409), or what was asked for is too old (410).
-            ResourceAbsent: There is no such pod or lease.
+            ObjectNotFound: There is no such pod or lease.
         """
         options.setdefault("_request_timeout", REQUEST_TIMEOUT_S)
         try:
@@ -391,7 +391,7 @@ class KubernetesApi:
             case 409 | 410:
                 return ResourceConflict(message)
             case 404 if fault.details.kind in ("pods", "leases"):
-                return ResourceAbsent(message)
+                return ObjectNotFound(message)
             case 401:
                 return ReplicaUnavailable(f"The Kubernetes API server does not know this gateway: {message}")
             case 403:

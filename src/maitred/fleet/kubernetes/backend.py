@@ -40,8 +40,8 @@ END_S = 10.0
 """Time after which a pod that was to go, and is still there, counts again: Kubernetes has ended another one."""
 NO_POD_S = 30.0
 """Time without a pod after which a replica that was ordered says so."""
-LOWEST_COST = "-1000"
-"""Deletion cost of a pod that is to go next."""
+LEAVING_COST, ENDING_COST = "-1000", "-2000"
+"""Deletion cost of a pod that is to go, and of one that goes now, before those that still give answers."""
 _POLL_S = 0.2
 """Interval of looks while an order waits for its time."""
 _RETRY = BackoffCeiling(first_s=0.5, most_s=15.0)
@@ -91,19 +91,20 @@ class KubernetesBackend:
         self._facts = replace(facts, outlives_gateway=True, is_shared=True)
         self._clock = clock
         self._pods: dict[str, _PodReplica] = {}
-        self._coming: dict[str, _ComingPod] = {}
+        self._coming: dict[str, _PodOrder] = {}
         """Replicas that have no pod yet, by their provisional names, the oldest first."""
         self._target = 0
         """Replicas that the Deployment is to have, as it was last read or set."""
         self._selector = ""
         self._is_scale_known = False
-        self._leaving: frozenset[str] = frozenset()
+        self._leaving: frozenset[str] | None = None
+        """Pods that are to go; None: no pool has said so, and what another gateway has marked holds."""
         self._replicas: dict[str, BackendReplica] = {}
         self._listeners: list[Callable[[], None]] = []
         self._number = 0
         self._has_served = asyncio.Event()
         self._wake = asyncio.Event()
-        self._was_holder = False
+        self._ordered_before = False
         self._connections: set[asyncio.Task[None]] = set()
         """Tasks that keep connections, also those that are being closed."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -133,15 +134,15 @@ class KubernetesBackend:
 
     def check_lease(self) -> None:
         """Follows the lease; to be called when it has been taken, renewed or lost."""
-        is_holder = self.epoch() is not None
-        if is_holder is self._was_holder:
+        orders_now = self.epoch() is not None
+        if orders_now is self._ordered_before:
             return
-        self._was_holder = is_holder
-        if not is_holder:
+        self._ordered_before = orders_now
+        if not orders_now:
             for pod in self._pods.values():
                 pod.forget_orders()
             self._coming = {name: coming for name, coming in self._coming.items() if coming.is_told}
-            self._leaving = frozenset()
+            self._leaving = None
         self._update()
         self._notify()  # whether this gateway follows is a fact that has changed
         self._wake.set()
@@ -161,7 +162,7 @@ class KubernetesBackend:
         """Orders a replica. Implements `ReplicaBackend`."""
         if name not in self._replicas and self.epoch() is not None:
             self._number += 1
-            self._coming[name] = _ComingPod(name, self._clock.monotonic_s(), is_told=False)
+            self._coming[name] = _PodOrder(name, self._clock.monotonic_s(), is_told=False)
             self._update()
             self._wake.set()
 
@@ -296,7 +297,7 @@ class KubernetesBackend:
                 self._read_scale_again()  # somebody else has changed it
             known = self._pods[name] = _PodReplica(pod, ordered, now_s)
         if pod.is_going and not known.pod.is_going and not known.is_told_to_end:
-            self._read_scale_again()
+            self._on_other_end(name)
         known.pod = pod
         known.follow_phases(now_s)
         if pod.is_going or known.is_stopping or pod.status.pod_ip is None:
@@ -319,7 +320,26 @@ class KubernetesBackend:
         if (pod := self._pods.pop(name, None)) is not None:
             pod.close()
             if not pod.pod.is_going and not pod.is_told_to_end:
-                self._read_scale_again()
+                self._on_other_end(name)
+
+    def _on_other_end(self, name: str) -> None:
+        """Handles the end of a pod that was not told to end: perhaps in place of one that was, which goes on."""
+        self._read_scale_again()
+        chosen = next((pod for pod in self._pods.values() if pod.is_told_to_end and not pod.pod.is_going), None)
+        if chosen is not None:
+            self._let_go_on(chosen, is_leaving=self._is_leaving(name))
+
+    def _let_go_on(self, pod: "_PodReplica", *, is_leaving: bool) -> None:
+        """Lets a pod go on that was told to end; it is to go in its turn if `is_leaving`."""
+        name = pod.pod.metadata.name
+        _log.warning("Kubernetes has ended another pod than %s, which goes on.", name)
+        pod.forget_orders()
+        self._leaving = (self._leaving or frozenset()) - {name} | ({name} if is_leaving else set())
+        self._take_over(pod.pod)
+
+    def _is_leaving(self, name: str) -> bool:
+        """Whether a pod is to go, as this gateway or, if it has not said so, another one has marked it."""
+        return self._pods[name].pod.is_leaving if self._leaving is None else name in self._leaving
 
     def _read_scale_again(self) -> None:
         self._is_scale_known = False
@@ -375,18 +395,15 @@ class KubernetesBackend:
             return False
         now_s = self._clock.monotonic_s()
         for name, pod in list(self._pods.items()):
-            is_leaving = name in self._leaving or pod.is_stopping
-            if not pod.pod.is_going and is_leaving is not pod.is_marked:
-                await self.api.annotate(pod.pod, {DELETION_COST: LOWEST_COST if is_leaving else None})
-                pod.mark(is_leaving, now_s)
+            cost = ENDING_COST if pod.is_stopping else LEAVING_COST if self._is_leaving(name) else None
+            if not pod.pod.is_going and cost != pod.cost:
+                await self.api.annotate(pod.pod, {DELETION_COST: cost})
+                pod.cost, pod.marked_s = cost, self._clock.monotonic_s()
         ending = [pod for pod in self._pods.values() if pod.is_told_to_end and not pod.pod.is_going]
         for pod in ending:
             if now_s - pod.told_s >= END_S:
-                _log.warning("Kubernetes has ended another pod than %s, which goes on.", pod.pod.metadata.name)
-                pod.forget_orders()
                 self._is_scale_known = False
-                self._take_over(pod.pod)
-                self._update()
+                self._let_go_on(pod, is_leaving=False)
         stopping = [
             pod for pod in self._pods.values() if pod.is_stopping and not (pod.is_told_to_end or pod.pod.is_going)
         ]
@@ -428,8 +445,10 @@ class KubernetesBackend:
         """Brings the replicas up to date, and tells the listeners if they have changed."""
         now_s = self._clock.monotonic_s()
         self._match_coming(now_s)
-        replicas = {name: pod.shown(self._facts, now_s) for name, pod in self._pods.items()}
-        replicas |= {name: coming.shown(self._facts, now_s) for name, coming in self._coming.items()}
+        replicas = {
+            name: pod.status(self._facts, now_s, is_leaving=self._is_leaving(name)) for name, pod in self._pods.items()
+        }
+        replicas |= {name: coming.status(self._facts, now_s) for name, coming in self._coming.items()}
         if any(replica.phase is ReplicaPhase.SERVING for replica in replicas.values()):
             self._has_served.set()
         if replicas != self._replicas:
@@ -454,10 +473,10 @@ class KubernetesBackend:
         for _ in range(missing - len(told)):
             name = self.name_of(0)
             self._number += 1
-            self._coming[name] = _ComingPod(name, now_s, is_told=True)
+            self._coming[name] = _PodOrder(name, now_s, is_told=True)
 
 
-class _ComingPod:
+class _PodOrder:
     """Replica that is ordered and has no pod yet.
 
     Attributes:
@@ -477,7 +496,7 @@ class _ComingPod:
         """Whether the Deployment is about to make its pod."""
         return self.is_told and not self.is_stopping and now_s - self.ordered_s < NO_POD_S
 
-    def shown(self, facts: BackendFacts, now_s: float) -> BackendReplica:
+    def status(self, facts: BackendFacts, now_s: float) -> BackendReplica:
         """Returns what the pool sees."""
         late = self.is_told and now_s - self.ordered_s >= NO_POD_S
         return BackendReplica(
@@ -499,27 +518,23 @@ class _PodReplica:
         is_stopping: Whether its end was ordered here.
         is_told_to_end: Whether the scale was lowered for it.
         told_s: When.
-        is_marked: Whether its deletion cost is lowered.
-        marked_s: When it was lowered.
+        cost: Its deletion cost, as it was last set or found; None: it has none.
+        marked_s: When it was set.
     """
 
-    def __init__(self, pod: Pod, ordered: _ComingPod | None, now_s: float) -> None:
+    def __init__(self, pod: Pod, ordered: _PodOrder | None, now_s: float) -> None:
         self.pod = pod
         self.engine: RemoteEngine | None = None
         self.fault = ""
         self.is_stopping, self.is_told_to_end = ordered is not None and ordered.is_stopping, False
         self.told_s = 0.0
-        self.is_marked, self.marked_s = pod.is_leaving, now_s
+        self.cost, self.marked_s = pod.metadata.annotations.get(DELETION_COST), now_s
         self._ordered = ordered
         self._reached_s = {} if ordered is None else {"pod": now_s}
         """When a start that was ordered here reached each of its phases."""
         self._start_phases: tuple[StartPhase, ...] = ()
         self._shown: BackendReplica | None = None
         self._closed = asyncio.Event()
-
-    def mark(self, is_leaving: bool, now_s: float) -> None:
-        """Notes that its deletion cost was lowered, or is as it was."""
-        self.is_marked, self.marked_s = is_leaving, now_s
 
     def forget_orders(self) -> None:
         """Forgets that it was to end."""
@@ -557,7 +572,7 @@ class _PodReplica:
             return ReplicaPhase.STARTING, f"{scheduled.reason}: {scheduled.message}"
         return ReplicaPhase.STARTING, ""
 
-    def shown(self, facts: BackendFacts, now_s: float) -> BackendReplica:
+    def status(self, facts: BackendFacts, now_s: float, *, is_leaving: bool) -> BackendReplica:
         """Returns what the pool sees; the same object while nothing changes."""
         phase, failure = self.state()
         if phase is ReplicaPhase.SERVING:
@@ -575,7 +590,7 @@ class _PodReplica:
             failure=failure,
             region=self.pod.metadata.labels.get("topology.kubernetes.io/region"),
             serves_others=phase is ReplicaPhase.SERVING,
-            is_leaving=self.pod.is_leaving,
+            is_leaving=is_leaving,
         )
         if shown != before:
             self._shown = shown

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from maitred.core.clock import Clock
 from maitred.core.errors import ReplicaUnavailable, StoreUnavailable
-from maitred.fleet.kubernetes.api import KubernetesApi, Lease, LeaseSpec, ObjectMeta, ResourceConflict
+from maitred.fleet.kubernetes.api import KubernetesApi, Lease, LeaseSpec, ObjectMetadata, ResourceConflict
 from maitred.store.database import Database
 from maitred.store.scaling.lease import ScalerLease, ScalerLeases
 
@@ -84,13 +84,13 @@ class KubernetesLeases(ScalerLeases):
 
     async def _read(self, pool: str) -> tuple[ScalerLease, Lease]:
         try:
-            found = await self._api.lease(self._name) or Lease(ObjectMeta(name=self._name))
+            found = await self._api.lease(self._name) or Lease(ObjectMetadata(name=self._name))
             state = msgspec.json.decode(found.metadata.annotations.get(STATE, "{}"), type=_ScalingState)
         except (ReplicaUnavailable, msgspec.MsgspecError) as error:
             raise StoreUnavailable(f"The lease {self._name} cannot be read: {error}") from error
         lease = ScalerLease(
             pool=pool,
-            owner=found.spec.holder_identity or "",
+            owner=found.spec.owner or "",
             epoch=found.spec.lease_transitions or 0,
             **msgspec.structs.asdict(state),
         )
@@ -99,12 +99,10 @@ class KubernetesLeases(ScalerLeases):
     async def _write(self, lease: ScalerLease, found: Lease, *, is_taken: bool = False) -> ScalerLease | None:
         """Writes a lease if it is as it was found; returns None if it is not."""
         now = datetime.fromtimestamp(self._clock.wall_s(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        state = _ScalingState(
-            lease.renewals, lease.desired, lease.asleep, lease.override_replicas, lease.override_until_s
-        )
+        state = _ScalingState(**{name: getattr(lease, name) for name in _ScalingState.__struct_fields__})
         annotations = {**found.metadata.annotations, STATE: msgspec.json.encode(state).decode()}
         spec = LeaseSpec(
-            holder_identity=lease.owner or None,
+            owner=lease.owner or None,
             lease_duration_seconds=_DURATION_S,
             acquire_time=now if is_taken else found.spec.acquire_time,
             renew_time=now,

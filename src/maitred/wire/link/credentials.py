@@ -30,10 +30,10 @@ class Credentials:
 
     secret: Secret | None = None
     tls: ssl.SSLContext | None = None
-    server_name: str | None = None
-    """Name that the certificate of the other end must have; None: its address."""
     binding: bytes = b""
     """Digest of the certificate of this end, if this end listens; see `channel_binding`."""
+    server_name: str | None = None
+    """Name that the certificate of the other end must have; None: its address."""
 
 
 def channel_binding(certificate: bytes) -> bytes:
@@ -81,7 +81,7 @@ def dialer_credentials(address: Address, config: LinkConfig, kind: LinkKind = EN
     if config.ca_file is None:
         return Credentials(config.secret)
     name = config.server_name if kind is ENGINE_LINK else None
-    return Credentials(config.secret, _tls_context(ssl.PROTOCOL_TLS_CLIENT, config), name)
+    return Credentials(config.secret, _tls_context(ssl.PROTOCOL_TLS_CLIENT, config), server_name=name)
 
 
 def link_faults(config: LinkConfig) -> Iterator[tuple[str, str]]:

@@ -104,6 +104,43 @@ async def test_the_pod_that_is_to_go_is_the_one_that_goes(server, tmp_path):
         assert phases(made)[chosen] is DRAINING
 
 
+async def test_of_pods_that_leave_the_one_that_is_told_to_end_goes_first(server, tmp_path):
+    async with backend(server, tmp_path) as made:
+        names = await ordered(server, made, 3)
+        made.keep_leaving(names[:2])  # the newer one of them still gives answers
+        await until(lambda: cost(server, names[0]) == cost(server, names[1]) == "-1000")
+        made.stop(names[0])
+        await until(lambda: set(living(server)) == set(names[1:]))
+
+
+async def test_a_pod_goes_on_when_kubernetes_has_ended_another_one_in_its_place(server, tmp_path):
+    async with backend(server, tmp_path) as made:
+        names = await ordered(server, made, 3)
+        server.knows_costs = False
+        made.keep_leaving(names[:1])
+        made.stop(names[0])
+        await until(lambda: set(living(server)) == set(names[:2]))
+        await until(lambda: phases(made)[names[0]] is STARTING)
+        assert not made.replicas()[names[0]].is_leaving
+        await until(lambda: cost(server, names[0]) is None)
+        assert server.deployment["spec"]["replicas"] == 2
+
+
+async def test_a_pool_ends_with_as_many_as_desired_where_costs_are_not_known(server, tmp_path):
+    server.knows_costs = False
+    async with backend(server, tmp_path) as made:
+        pool = ReplicaPool(_Opened(made), DesiredReplicas(0), StartupTimes({StartKind.COLD: 10.0}), SystemClock())
+        async with pool:
+            pool.set_desired(4)
+            await until(lambda: {replica.name for replica in pool.replicas()} == set(server.pods) != set())
+            pool.set_desired(2)
+            await until(lambda: len(living(server)) == 2 and len(pool.replicas()) == 2)
+            await asyncio.sleep(0.5)
+            assert len(living(server)) == 2
+            assert {replica.name for replica in pool.replicas()} == set(living(server))
+            assert pool.desired == DesiredReplicas(2)
+
+
 async def test_a_replica_that_serves_again_has_no_lower_cost_any_more(server, tmp_path):
     async with backend(server, tmp_path) as made:
         (name,) = await ordered(server, made, 1)
@@ -114,9 +151,9 @@ async def test_a_replica_that_serves_again_has_no_lower_cost_any_more(server, tm
 
 
 async def test_other_gateways_read_which_pod_is_to_go(server, tmp_path):
-    async with backend(server, tmp_path) as holder, backend(server, tmp_path, epoch=None) as follower:
-        (name,) = await ordered(server, holder, 1)
-        holder.keep_leaving([name])
+    async with backend(server, tmp_path) as owner, backend(server, tmp_path, epoch=None) as follower:
+        (name,) = await ordered(server, owner, 1)
+        owner.keep_leaving([name])
         await until(lambda: name in follower.replicas() and follower.replicas()[name].is_leaving)
 
 
@@ -170,7 +207,7 @@ async def test_an_order_that_somebody_else_is_quicker_than_is_given_again(server
         assert server.deployment["spec"]["replicas"] == 3
 
 
-async def test_pods_of_others_are_followed_both_ways(server, tmp_path):
+async def test_a_number_that_somebody_else_sets_is_followed(server, tmp_path):
     async with backend(server, tmp_path) as made:
         server.scale(3)
         await until(lambda: len(made.replicas()) == 3 and set(made.replicas()) == set(server.pods))
@@ -247,8 +284,7 @@ async def test_a_kubeconfig_that_is_not_there_is_said(tmp_path):
 
 async def test_a_pool_keeps_a_member_under_its_own_name(server, tmp_path):
     async with backend(server, tmp_path) as made:
-        pool = ReplicaPool(made, DesiredReplicas(0), StartupTimes({StartKind.COLD: 10.0}), SystemClock())
-        pool.backend = _Opened(made)
+        pool = ReplicaPool(_Opened(made), DesiredReplicas(0), StartupTimes({StartKind.COLD: 10.0}), SystemClock())
         async with pool:
             pool.set_desired(2)
             before = [replica.name for replica in pool.replicas()]
