@@ -56,7 +56,7 @@ async def make_pool(config: Config, command: CommandFactory | None, clock: Clock
 
         return pool_of(make_ray_backend(config, fingerprint_check, clock), config, clock)
     if config.model.backend == "kubernetes":
-        backend = KubernetesBackend(
+        pods = KubernetesBackend(
             KubernetesApi(config.kubernetes),
             make_engine=lambda address: make_remote_engine(address, config.engine_link, fingerprint_check.check),
             port=config.kubernetes.port,
@@ -69,7 +69,7 @@ async def make_pool(config: Config, command: CommandFactory | None, clock: Clock
             ),
             clock=clock,
         )
-        return pool_of(backend, config, clock)
+        return pool_of(pods, config, clock)
     if config.model.backend == "agents":
         backend = MachineBackend(
             config.agents,

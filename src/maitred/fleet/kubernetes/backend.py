@@ -297,7 +297,7 @@ class KubernetesBackend:
                 self._read_scale_again()  # somebody else has changed it
             known = self._pods[name] = _PodReplica(pod, ordered, now_s)
         if pod.is_going and not known.pod.is_going and not known.is_told_to_end:
-            self._on_other_end(name)
+            self._on_other_end(known)
         known.pod = pod
         known.follow_phases(now_s)
         if pod.is_going or known.is_stopping or pod.status.pod_ip is None:
@@ -320,14 +320,16 @@ class KubernetesBackend:
         if (pod := self._pods.pop(name, None)) is not None:
             pod.close()
             if not pod.pod.is_going and not pod.is_told_to_end:
-                self._on_other_end(name)
+                self._on_other_end(pod)
 
-    def _on_other_end(self, name: str) -> None:
-        """Handles the end of a pod that was not told to end: perhaps in place of one that was, which goes on."""
+    def _on_other_end(self, ended: "_PodReplica") -> None:
+        """Handles the end of a pod that was not told to end: perhaps in place of one that was, which takes its part."""
         self._read_scale_again()
         chosen = next((pod for pod in self._pods.values() if pod.is_told_to_end and not pod.pod.is_going), None)
-        if chosen is not None:
-            self._let_go_on(chosen, is_leaving=self._is_leaving(name))
+        if chosen is not None and ended.is_stopping:
+            chosen.is_told_to_end = False  # it would have been next
+        elif chosen is not None:
+            self._let_go_on(chosen, is_leaving=self._is_leaving(ended))
 
     def _let_go_on(self, pod: "_PodReplica", *, is_leaving: bool) -> None:
         """Lets a pod go on that was told to end; it is to go in its turn if `is_leaving`."""
@@ -337,9 +339,9 @@ class KubernetesBackend:
         self._leaving = (self._leaving or frozenset()) - {name} | ({name} if is_leaving else set())
         self._take_over(pod.pod)
 
-    def _is_leaving(self, name: str) -> bool:
+    def _is_leaving(self, pod: "_PodReplica") -> bool:
         """Whether a pod is to go, as this gateway or, if it has not said so, another one has marked it."""
-        return self._pods[name].pod.is_leaving if self._leaving is None else name in self._leaving
+        return pod.pod.is_leaving if self._leaving is None else pod.pod.metadata.name in self._leaving
 
     def _read_scale_again(self) -> None:
         self._is_scale_known = False
@@ -394,8 +396,8 @@ class KubernetesBackend:
         if self.epoch() is None:
             return False
         now_s = self._clock.monotonic_s()
-        for name, pod in list(self._pods.items()):
-            cost = ENDING_COST if pod.is_stopping else LEAVING_COST if self._is_leaving(name) else None
+        for pod in list(self._pods.values()):
+            cost = ENDING_COST if pod.is_stopping else LEAVING_COST if self._is_leaving(pod) else None
             if not pod.pod.is_going and cost != pod.cost:
                 await self.api.annotate(pod.pod, {DELETION_COST: cost})
                 pod.cost, pod.marked_s = cost, self._clock.monotonic_s()
@@ -446,7 +448,7 @@ class KubernetesBackend:
         now_s = self._clock.monotonic_s()
         self._match_coming(now_s)
         replicas = {
-            name: pod.status(self._facts, now_s, is_leaving=self._is_leaving(name)) for name, pod in self._pods.items()
+            name: pod.status(self._facts, now_s, is_leaving=self._is_leaving(pod)) for name, pod in self._pods.items()
         }
         replicas |= {name: coming.status(self._facts, now_s) for name, coming in self._coming.items()}
         if any(replica.phase is ReplicaPhase.SERVING for replica in replicas.values()):

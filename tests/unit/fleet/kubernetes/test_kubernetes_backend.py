@@ -126,6 +126,19 @@ async def test_a_pod_goes_on_when_kubernetes_has_ended_another_one_in_its_place(
         assert server.deployment["spec"]["replicas"] == 2
 
 
+async def test_two_pods_go_that_are_told_to_one_after_the_other_whatever_kubernetes_ends_first(server, tmp_path):
+    async with backend(server, tmp_path) as made:
+        names = await ordered(server, made, 3)
+        server.knows_costs = False
+        made.keep_leaving(names[1:])
+        made.stop(names[1])
+        await until(lambda: cost(server, names[1]) == "-2000")
+        made.stop(names[2])  # which Kubernetes ends first
+        await until(lambda: living(server) == names[:1])
+        await until(lambda: server.deployment["spec"]["replicas"] == 1)
+        assert [name for name, phase in phases(made).items() if phase is not DRAINING] == names[:1]
+
+
 async def test_a_pool_ends_with_as_many_as_desired_where_costs_are_not_known(server, tmp_path):
     server.knows_costs = False
     async with backend(server, tmp_path) as made:
