@@ -110,6 +110,7 @@ async def _with_kubelet(url, token, namespace, file, options, server):
         Kubelet(url, token, namespace, **options).running() as kubelet,
     ):
         yield Cluster(session, url, kubeconfig=file, namespace=namespace, kubelet=kubelet, server=server)
+    await asyncio.sleep(0.1)  # aiohttp closes TLS connections after the session
 
 
 def _deployment():

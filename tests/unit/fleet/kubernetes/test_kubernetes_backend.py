@@ -1,6 +1,7 @@
 """Backend of a Deployment against an API server: what it orders, what it follows, and what it leaves alone."""
 
 import asyncio
+import random
 from contextlib import asynccontextmanager
 
 import pytest
@@ -324,3 +325,59 @@ class _Opened:
 
     async def __aexit__(self, *error):
         pass
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_whatever_happens_the_fleet_ends_as_desired(server, tmp_path, seed):
+    draw = random.Random(seed)
+    async with backend(server, tmp_path) as made:
+        pool = ReplicaPool(_Opened(made), DesiredReplicas(1), StartupTimes({StartKind.COLD: 10.0}), SystemClock())
+        async with pool:
+
+            def set_lease(epoch):
+                made.epoch = lambda: epoch
+                made.check_lease()
+
+            def end_one():
+                if pods := [pod for pod in server.pods.values() if "deletionTimestamp" not in pod["metadata"]]:
+                    server._end(draw.choice(pods), draw.choice([0, 60]))
+
+            def set_down(*, is_down):
+                server.is_down = is_down
+
+            def set_costs():
+                server.knows_costs = draw.random() < 0.5
+
+            events = [
+                *[lambda: pool.set_desired(draw.randrange(5))] * 4,
+                lambda: server.scale(draw.randrange(5)),
+                end_one,
+                lambda: set_down(is_down=True),
+                lambda: set_down(is_down=False),
+                server.forget_events,
+                lambda: set_lease(None),
+                lambda: set_lease(draw.randrange(1, 9)),
+                set_costs,
+            ]
+            for _ in range(25):
+                draw.choice(events)()
+                await asyncio.sleep(draw.choice([0.0, 0.02, 0.1]))
+                for pod in list(server.pods.values()):  # what is ending ends, sooner or later
+                    if "deletionTimestamp" in pod["metadata"] and draw.random() < 0.3:
+                        server._end(pod, 0)
+            server.is_down, server.knows_costs = False, True
+            set_lease(9)
+            # What others have ordered is followed before this order, which is the last one.
+            await until(lambda: set(living(server)) == {n for n, phase in phases(made).items() if phase is not DRAINING})
+            await asyncio.sleep(0.5)
+            wanted = draw.randrange(5)
+            pool.set_desired(wanted)
+            await until(
+                lambda: (
+                    len(living(server)) == wanted == server.deployment["spec"]["replicas"]
+                    and {replica.name for replica in pool.replicas()} == set(living(server))
+                    and not any(name.startswith("pod-") for name in made.replicas())
+                ),
+                seconds=60,
+            )
+            assert pool.desired == DesiredReplicas(wanted)
