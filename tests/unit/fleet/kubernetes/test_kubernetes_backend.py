@@ -368,7 +368,7 @@ async def test_whatever_happens_the_fleet_ends_as_desired(server, tmp_path, seed
             server.is_down, server.knows_costs = False, True
             set_lease(9)
             # What others have ordered is followed before this order, which is the last one.
-            await until(lambda: set(living(server)) == {n for n, phase in phases(made).items() if phase is not DRAINING})
+            await until(lambda: set(living(server)) == {n for n, one in phases(made).items() if one is not DRAINING})
             await asyncio.sleep(0.5)
             wanted = draw.randrange(5)
             pool.set_desired(wanted)
