@@ -134,11 +134,20 @@ class ModelRoutes:
 
     def _entry(self, exchange: HttpExchange, name: str) -> ModelEntry:
         window: int | UnsetType = UNSET
+        dimensions: int | UnsetType = UNSET
         ready = self._answering.ready(name)
         # The list of models must not depend on the health of a replica.
         with suppress(ReplicaUnavailable):
-            window = self._answering.card(exchange.principal, name).context_tokens
-        return ModelEntry(id=name, created=self._created, owned_by="maitred", max_model_len=window, ready=ready)
+            card = self._answering.card(exchange.principal, name)
+            window, dimensions = card.context_tokens, card.embedding_dimensions or UNSET
+        return ModelEntry(
+            id=name,
+            created=self._created,
+            owned_by="maitred",
+            max_model_len=window,
+            ready=ready,
+            embedding_dimensions=dimensions,
+        )
 
 
 def _speaks_anthropic(exchange: HttpExchange) -> bool:

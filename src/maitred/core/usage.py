@@ -16,7 +16,7 @@ import msgspec
 from maitred.core.context import Outcome
 from maitred.core.request import Usage
 
-_MIDDLE_SCORE = 0.5
+MIDDLE_SCORE = 0.5
 
 
 class UsageEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -204,9 +204,9 @@ class Feedback(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def verdict(self) -> FeedbackLabel:
         """Returns good above 0.5 and bad below it."""
-        if self.score == _MIDDLE_SCORE:
+        if self.score == MIDDLE_SCORE:
             return FeedbackLabel.NEUTRAL
-        return FeedbackLabel.GOOD if self.score > _MIDDLE_SCORE else FeedbackLabel.BAD
+        return FeedbackLabel.GOOD if self.score > MIDDLE_SCORE else FeedbackLabel.BAD
 
 
 class FeedbackReceipt(NamedTuple):

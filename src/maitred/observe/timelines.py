@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from operator import attrgetter
 from typing import Any
 
@@ -142,10 +143,10 @@ class TimelineBuffer:
         while len(timelines) > self._capacity:
             timelines.popitem(last=False)
 
-    def latest(self) -> Sequence[TimelineHead]:
-        """Returns the heads of all timelines, the latest first."""
+    def latest(self, count: int | None = None) -> Sequence[TimelineHead]:
+        """Returns the heads of all timelines, or of the last ones, the latest first."""
         self._batch.flush_pending()
-        return [timeline_head(stored) for stored in reversed(self._timelines.values())]
+        return [timeline_head(stored) for stored in islice(reversed(self._timelines.values()), count)]
 
     def get(self, request_id: str) -> TimelineBody:
         """Returns the latest timeline with that request id.

@@ -8,7 +8,8 @@ not by its number, so that new events neither repeat nor skip an entry.
 import base64
 import csv
 import io
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+import operator
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,16 +21,18 @@ from sqlalchemy import (
     Integer,
     String,
     cast,
+    false,
     func,
     literal,
     literal_column,
+    or_,
     select,
     tuple_,
 )
 
 from maitred.core.context import Outcome
 from maitred.core.errors import InvalidRequest
-from maitred.core.usage import NANO, Feedback, UsageEvent
+from maitred.core.usage import MIDDLE_SCORE, NANO, Feedback, FeedbackLabel, UsageEvent
 from maitred.store.database import Database
 from maitred.store.feedback import feedback_from_row
 from maitred.store.schema import feedback, usage
@@ -49,6 +52,9 @@ MAX_ROWS = 1_000
 # the grouped one.
 _SQLITE_FORMATS = {"hour": "'%Y-%m-%dT%H:00:00Z'", "day": "'%Y-%m-%d'", "month": "'%Y-%m'"}
 _POSTGRES_FORMATS = {"hour": '\'YYYY-MM-DD"T"HH24:00:00"Z"\'', "day": "'YYYY-MM-DD'", "month": "'YYYY-MM'"}
+
+_COMPARISONS = {FeedbackLabel.GOOD: operator.gt, FeedbackLabel.NEUTRAL: operator.eq, FeedbackLabel.BAD: operator.lt}
+"""Comparison of a score with `MIDDLE_SCORE` that gives it a label; see `Feedback.verdict`."""
 
 _SUM_FIELDS = ("prompt_tokens", "cached_tokens", "output_tokens", "cost_nusd")
 _LINE_FIELDS = (
@@ -156,11 +162,24 @@ class UsageQueries:
         end_s: float,
         *,
         filters: Mapping[str, str] | None = None,
+        verdicts: Collection[FeedbackLabel] | None = None,
         after: str = "",
         limit: int = 100,
     ) -> UsageLines:
-        """Returns a page of ledger entries, newest first; the arguments are those of `report`."""
+        """Returns a page of ledger entries, newest first; the other arguments are those of `report`.
+
+        Args:
+            start_s: Beginning of the time range.
+            end_s: End of the time range.
+            filters: As for `report`.
+            verdicts: Only entries with feedback of one of these labels; None: all entries, also without feedback.
+            after: As for `report`.
+            limit: As for `report`.
+        """
         conditions = _conditions(start_s, end_s, filters or {})
+        if verdicts is not None:
+            scores = or_(false(), *(_COMPARISONS[verdict](feedback.c.score, MIDDLE_SCORE) for verdict in verdicts))
+            conditions.append(usage.c.id.in_(select(feedback.c.usage).where(scores)))
         order = [usage.c.time_s, usage.c.id]
         if after:
             conditions.append(tuple_(*order) < decode_cursor(after, order))

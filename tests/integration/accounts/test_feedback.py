@@ -14,7 +14,7 @@ from sqlalchemy import delete, func, select
 
 from maitred.core.errors import ResourceNotFound
 from maitred.core.tenancy import Principal, Scope
-from maitred.core.usage import Feedback
+from maitred.core.usage import Feedback, FeedbackLabel
 from maitred.identity.keys import make_key
 from maitred.store.database import open_database
 from maitred.store.feedback import FeedbackStore
@@ -64,6 +64,26 @@ async def test_the_second_opinion_takes_the_place_of_the_first(store_config, tmp
         assert [lines.feedback.get(event.id) for event in lines.events] == [None, stored]
         (row,) = (await queries.report(*EVER)).rows
         assert (row.requests, row.rated, row.mean_score) == (2, 1, 0.0)
+
+
+async def test_lines_are_picked_by_what_was_thought_of_them(store_config, tmp_path):
+    async with holding(store_config, tmp_path / "j", [usage_event(number) for number in range(5)]) as (store, queries):
+        for number, score in enumerate((0.0, 0.5, 0.49, 1.0)):
+            await store.store(RESEARCH, f"req-{number}", Feedback(score=score))
+        for verdicts, expected in (
+            ([FeedbackLabel.BAD], {"req-0", "req-2"}),
+            ([FeedbackLabel.NEUTRAL], {"req-1"}),
+            ([FeedbackLabel.GOOD], {"req-3"}),
+            ([*FeedbackLabel], {"req-0", "req-1", "req-2", "req-3"}),
+            ([], set()),
+            (None, {f"req-{number}" for number in range(5)}),
+        ):
+            lines = await queries.events(*EVER, verdicts=verdicts)
+            assert {event.request_id for event in lines.events} == expected, verdicts
+        one = await queries.events(*EVER, verdicts=[FeedbackLabel.BAD], limit=1)
+        rest = await queries.events(*EVER, verdicts=[FeedbackLabel.BAD], limit=1, after=one.next)
+        assert {event.request_id for event in (*one.events, *rest.events)} == {"req-0", "req-2"}
+        assert rest.next == ""
 
 
 @pytest.mark.parametrize(

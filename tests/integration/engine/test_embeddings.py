@@ -181,6 +181,14 @@ def test_both_models_are_listed(client):
     assert "maitred-tiny" in windows
 
 
+def test_the_list_of_models_tells_encoders_from_others(server):
+    listed = httpx.get(f"{server.url}/v1/models").raise_for_status().json()["data"]
+    dimensions = {entry["id"]: entry.get("embedding_dimensions") for entry in listed}
+    (vector,) = embed(server, input="one").json()["data"]
+    assert dimensions["tiny-encoder"] == len(vector["embedding"])
+    assert dimensions["maitred-tiny"] is None
+
+
 def test_prompt_tokens_alone_are_counted(server):
     embed(server, input="one")  # so that there is something to count from
     before = server.metrics()

@@ -80,6 +80,7 @@ def test_only_so_many_are_kept_the_latest_of_an_id():
     for name in ("a", "b", "a", "c"):
         timelines.on_request_end(ended(name))
     assert [head.id for head in timelines.latest()] == ["c", "a"]
+    assert [head.id for head in timelines.latest(1)] == ["c"]
     with pytest.raises(ResourceNotFound, match="the last 2"):
         timelines.get("b")
 

@@ -239,8 +239,8 @@ class ReplicaService(Protocol):
 class TimelineStore(Protocol):
     """Store of the timelines of this gateway's last ended requests."""
 
-    def latest(self) -> Sequence[TimelineHead]:
-        """Lists the timelines that are kept, the latest first."""
+    def latest(self, count: int | None = None) -> Sequence[TimelineHead]:
+        """Lists the timelines that are kept, the latest first; with a count, only so many."""
         ...
 
     def get(self, request_id: str) -> TimelineBody:

@@ -5,7 +5,7 @@ from maitred.api.exchange import HttpExchange
 from maitred.api.routes import Route
 from maitred.core.errors import InvalidRequest
 from maitred.core.tenancy import Scope
-from maitred.core.usage import to_usd
+from maitred.core.usage import FeedbackLabel, to_usd
 from maitred.store.usage import FIELDS, PERIODS, UsageQueries
 from maitred.wire.admin import rules
 from maitred.wire.admin.decode import decode_query
@@ -17,6 +17,7 @@ from maitred.wire.openai.faults import format_value
 PATH = "/admin/v1/usage"
 GROUPS = (*FIELDS, *PERIODS)
 _FILTERS = (*FIELDS, "request_id")
+_ANY = "any"
 _CSV = b"text/csv; charset=utf-8"
 
 
@@ -94,7 +95,12 @@ class UsageRoutes:
         rules.check_page(query.limit, query.after)
         start_s, end_s = self._span(query)
         page = await self._usage.events(
-            start_s, end_s, filters=_filters_in(query), after=query.after, limit=query.limit
+            start_s,
+            end_s,
+            filters=_filters_in(query),
+            verdicts=_verdicts_in(query.feedback),
+            after=query.after,
+            limit=query.limit,
         )
         data = [UsageEventBody.of(event, page.feedback.get(event.id)) for event in page.events]
         await self._admin.reply(exchange, UsageEventList(data=data, has_more=bool(page.next), next=page.next or None))
@@ -113,6 +119,19 @@ def _filters_in(query: UsageQuery | UsageEventsQuery) -> dict[str, str]:
     for name, value in filters.items():
         rules.check_filter(name, value)
     return filters
+
+
+def _verdicts_in(feedback: str | None) -> list[FeedbackLabel] | None:
+    """Returns the labels that `feedback` asks for; None: it is not asked for."""
+    if feedback is None:
+        return None
+    if feedback == _ANY:
+        return [*FeedbackLabel]
+    if feedback not in [*FeedbackLabel]:
+        raise InvalidRequest(
+            f"feedback must be {_ANY}, {', '.join(FeedbackLabel)}; got {format_value(feedback)}.", param="feedback"
+        )
+    return [FeedbackLabel(feedback)]
 
 
 def _groups_in(text: str) -> list[str]:

@@ -185,8 +185,19 @@ class UsageEventsQuery(Struct, frozen=True, kw_only=True):
     outcome: _Outcome = None
     cache: _Cache = None
     request_id: Annotated[str | None, Meta(description="The line of this request only.")] = None
+    feedback: Annotated[
+        str | None, Meta(description="Only requests with feedback: `any`, or that is `good`, `neutral` or `bad`.")
+    ] = None
     after: _After = ""
     limit: _Limit = 100
+
+
+class RequestsQuery(Struct, frozen=True, kw_only=True):
+    """Query that selects how many of the last requests to list."""
+
+    limit: Annotated[
+        int | None, Meta(description="The latest ones only, 1 to 500; null: all of which something is known.")
+    ] = None
 
 
 class NameReplica(Struct, frozen=True, kw_only=True):

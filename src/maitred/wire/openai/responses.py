@@ -298,6 +298,8 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Context window in tokens; OpenAI lacks this field, but clients of open servers read it."""
     ready: bool | UnsetType = UNSET
     """Whether a request could run now; OpenAI does not have this field."""
+    embedding_dimensions: int | UnsetType = UNSET
+    """Dimensions of its vectors; left out: it generates text. OpenAI does not have this field."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True, gc=False):
