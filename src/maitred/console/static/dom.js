@@ -25,7 +25,7 @@ export function svg(tag, attributes = {}, ...children) {
 
 /** A titled part of a page; `body` is filled later. */
 export function panel(title, { note = "", wide = false } = {}) {
-  const id = `panel-${title.toLowerCase().replace(/[^a-z]+/g, "-")}`;
+  const id = `panel-${title.toLowerCase().replace(/[^a-z0-9]+/g, "-")}`;
   const body = el("div", { class: "body" });
   const hint = el("span", { class: "note" }, note);
   const node = el("section", { class: wide ? "panel wide" : "panel", "aria-labelledby": id },
@@ -48,11 +48,75 @@ export function row(columns, cells) {
     el("td", { class: columns[number][1] && "number", "data-title": columns[number][0] }, cell)));
 }
 
-/** Puts `nodes` in place of what is there, unless `key` says that they show the same. */
+/** A row over the whole width, for a table that has nothing to show. */
+export const wholeRow = (columns, text) => el("tr", {}, el("td", { colspan: columns.length, class: "empty" }, text));
+
+/** A short state with its colour: good, warn, bad or muted. */
+export const badge = (tone, text) => el("span", { class: `badge ${tone}` }, text);
+
+/** A named number. */
+export const fact = (name, value) => el("div", {}, el("span", { class: "hint" }, name), el("b", {}, value));
+
+/** The rows of a long list, some at a time, with a button that shows more. `rows` is where they go; `rowOf` makes one.
+ *  `show(items, more)` begins anew; `more`, if given, gets the next items as [items, more]. */
+export function longList(list, columns, rowOf, { empty, size = 100 }) {
+  const told = el("span", { class: "hint", role: "status" });
+  const button = el("button", { type: "button", class: "quiet", hidden: true }, "Show more");
+  const fault = el("span", { class: "fault", role: "alert" });
+  const node = el("div", { class: "pages" }, list.node, el("div", { class: "actions" }, fault, told, button));
+  let items = [];
+  let shown = 0;
+  let fetchMore = null;
+
+  function append() {
+    const next = items.slice(shown, shown + size);
+    list.rows.append(...next.map(rowOf));
+    shown += next.length;
+    button.hidden = shown === items.length && !fetchMore;
+    told.textContent = button.hidden ? "" : `${shown} of ${items.length}${fetchMore ? " or more" : ""}`;
+  }
+
+  button.addEventListener("click", () => attempt(fault, async () => {
+    if (shown === items.length && fetchMore) {
+      const [more, after] = await fetchMore();
+      items = [...items, ...more];
+      fetchMore = after;
+    }
+    append();
+  }));
+
+  return {
+    node,
+    show(all, more = null) {
+      const before = shown, focused = labelWithin(list.rows);
+      items = all;
+      fetchMore = more;
+      shown = 0;
+      list.rows.replaceChildren(...(all.length ? [] : [wholeRow(columns, empty)]));
+      do append(); while (shown < Math.min(before, items.length));
+      focusAgain(list.rows, focused);
+    },
+  };
+}
+
+/** Puts `nodes` in place of what is there, unless `key` says that they show the same. A field that somebody writes in
+ *  stays as it is, and so does the focus of a button. */
 export function refill(place, key, nodes) {
   if (place.dataset.key === key) return;
+  const focused = place.contains(document.activeElement) ? document.activeElement : null;
+  if (focused?.matches("input")) return;
   place.dataset.key = key;
+  const label = labelWithin(place);
   place.replaceChildren(...nodes());
+  focusAgain(place, label);
+}
+
+/** The label of the button within `place` that has the focus. */
+const labelWithin = (place) => (place.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null);
+
+/** Gives the focus to the button of that label, which was made anew. */
+function focusAgain(place, label) {
+  if (label) [...place.querySelectorAll("button")].find((button) => button.getAttribute("aria-label") === label)?.focus();
 }
 
 /** Does something; `fault` shows what went wrong. Returns what came of it, or null. */

@@ -35,3 +35,19 @@ export const words = (name) => name.replaceAll("_", " ").replace(/^usd/, "USD").
 
 /** A limit's amount in its unit. */
 export const amount = (kind, value) => (kind.startsWith("usd_") ? usd(value) : count(value));
+
+/** Bytes as 1.2 GiB; a dash for null. */
+export function bytes(value) {
+  if (value === null || value === undefined) return "–";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  let left = value;
+  while (left >= 1024 && unit < units.length - 1) { left /= 1024; unit += 1; }
+  return `${left.toFixed(left >= 100 || unit === 0 ? 0 : 1)} ${units[unit]}`;
+}
+
+/** Milliseconds as `span` writes seconds. */
+export const milliseconds = (value) => span(value === null || value === undefined ? null : value / 1000);
+
+/** A name as a part of a path or a query. */
+export const quoted = encodeURIComponent;

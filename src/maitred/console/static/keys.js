@@ -1,8 +1,8 @@
-// Tenants, keys and limits, through the administration's API like everybody else.
+// Keys and limits, through the administration's API like everybody else.
 
-import { ask, attempt, el, field, panel, row, table } from "./dom.js";
-import { amount, date, words } from "./format.js";
-import { everything, send } from "./server.js";
+import { ask, attempt, el, field, longList, panel, row, table } from "./dom.js";
+import { amount, date, quoted, words } from "./format.js";
+import { isThere, pageOf, send } from "./server.js";
 
 const KEYS = [["Name"], ["Key"], ["Tenant"], ["Scopes"], ["State"], ["Expires"], [""]];
 const LIMITS = [["Who"], ["Kind"], ["Model"], ["Value", true], [""]];
@@ -13,30 +13,40 @@ const DAY_MS = 86_400_000;
 
 const stateOf = (key) => (key.revoked ? "revoked" : key.expires_at && new Date(key.expires_at) < Date.now() ? "expired" : "active");
 
+/** Keys and limits of all. */
 export function keysPage(me) {
+  const node = el("div", { class: "grid single" });
+  const keys = keysPanel(me), limits = limitsPanel();
+  node.append(keys.node, limits.node);
+  return { node, enter: () => Promise.all([keys.enter(), limits.enter()]) };
+}
+
+/** Does something, says so, and looks at everything again; what went wrong is shown in `fault`. */
+const does = (fault, said, load) => (work, done) => attempt(fault, async () => {
+  const made = await work();
+  said.textContent = done;
+  await load();
+  return made;
+});
+
+/** The keys of all, or of one tenant, to make and to end. */
+export function keysPanel(me, tenantId = "") {
   const fault = el("p", { class: "fault", role: "alert" });
   const said = el("p", { class: "unseen", role: "status" });
   const tenantNames = el("datalist", { id: "tenant-names" });
   const keys = panel("Keys", { wide: true });
-  const limits = panel("Limits", { wide: true });
-  const lists = { keys: table("Keys", KEYS), limits: table("Limits", LIMITS) };
-  const node = el("div", { class: "grid single" }, fault, said, tenantNames, keys.node, limits.node);
-
-  /** Does something, shows what went wrong, and looks at everything again. */
-  const doing = (work, done) => attempt(fault, async () => {
-    const made = await work();
-    said.textContent = done;
-    await load();
-    return made;
-  });
+  const list = longList(table("Keys", KEYS), KEYS, keyRow, { empty: "There are no keys." });
+  const doing = does(fault, said, load);
+  let everybodyKnown = false;
 
   async function load() {
-    const [allKeys, allLimits, tenants] = await Promise.all([everything("/admin/v1/keys"), everything("/admin/v1/limits"), everything("/admin/v1/tenants")]);
+    const [[some, more], [tenants, others]] = await Promise.all([
+      pageOf(`/admin/v1/keys${tenantId && `?tenant=${quoted(tenantId)}`}`), tenantId ? [[], null] : pageOf("/admin/v1/tenants", 500)]);
     tenantNames.replaceChildren(...tenants.map((tenant) => el("option", { value: tenant.id }, tenant.name)));
-    keys.hint.textContent = `${allKeys.filter((key) => stateOf(key) === "active").length} active`;
-    lists.keys.rows.replaceChildren(...allKeys.map(keyRow));
-    lists.limits.rows.replaceChildren(...(allLimits.length ? allLimits.map(limitRow)
-      : [el("tr", {}, el("td", { colspan: LIMITS.length, class: "empty" }, "Nothing is limited."))]));
+    everybodyKnown = !others;
+    const active = some.filter((key) => stateOf(key) === "active").length;
+    keys.hint.textContent = more ? `${active} of the first ${some.length} active` : `${active} active`;
+    list.show(some, more);
   }
 
   function keyRow(key) {
@@ -51,36 +61,16 @@ export function keysPage(me) {
     const answer = await ask(`Revoke ${key.name || key.id}?`,
       el("p", {}, `It is refused from now on, and what runs under it is broken off. This cannot be undone.${own ? " It is the key that you are logged in with." : ""}`),
       [["Keep it", ""], ["Revoke", "yes", "danger strong"]]);
-    if (answer === "yes") await doing(() => send("POST", `/admin/v1/keys/${encodeURIComponent(key.id)}/revoke`), "The key is revoked.");
-  }
-
-  function limitRow(limit) {
-    return row(LIMITS, [limit.subject === "*" ? "Everybody together" : limit.subject, words(limit.kind) + (limit.hard ? "" : " (soft)"), limit.model ?? "all",
-      amount(limit.kind, limit.value) + (limit.burst ? `, burst ${amount(limit.kind, limit.burst)}` : ""),
-      [el("button", { type: "button", class: "quiet", "aria-label": `Change ${words(limit.kind)} of ${limit.subject}`, onclick: () => change(limit) }, "Change"),
-        el("button", { type: "button", class: "quiet danger", "aria-label": `Delete ${words(limit.kind)} of ${limit.subject}`, onclick: () => remove(limit) }, "Delete")]]);
-  }
-
-  async function change(limit) {
-    const value = el("input", { type: "number", min: 0, step: "any", required: true, value: limit.value });
-    const answer = await ask(`${words(limit.kind)} of ${limit.subject}`, field("New value", value), [["Cancel", ""], ["Save", "yes", "strong"]]);
-    if (answer !== "yes" || value.value === "") return;
-    const { subject, kind, model, burst, hard } = limit;
-    await doing(() => send("PUT", `/admin/v1/limits/${encodeURIComponent(limit.id)}`, { subject, kind, model, burst, hard, value: Number(value.value) }), "The limit is changed.");
-  }
-
-  async function remove(limit) {
-    const answer = await ask("Delete this limit?", el("p", {}, `${words(limit.kind)} of ${limit.subject}. It stops holding at once.`), [["Keep it", ""], ["Delete", "yes", "danger strong"]]);
-    if (answer === "yes") await doing(() => send("DELETE", `/admin/v1/limits/${encodeURIComponent(limit.id)}`), "The limit is deleted.");
+    if (answer === "yes") await doing(() => send("POST", `/admin/v1/keys/${quoted(key.id)}/revoke`), "The key is revoked.");
   }
 
   function keyForm() {
-    const tenant = el("input", { list: "tenant-names", required: true, autocomplete: "off", pattern: "[a-z0-9][a-z0-9_\\-]*", value: me.tenant });
+    const tenant = el("input", { list: "tenant-names", required: true, autocomplete: "off", pattern: "[a-z0-9][a-z0-9_\\-]*", value: tenantId || me.tenant, readonly: Boolean(tenantId) });
     const name = el("input", { maxlength: 200, autocomplete: "off" });
     const expires = el("input", { type: "number", min: 1, max: 3650, step: 1, placeholder: "never" });
     const scopes = SCOPES.map((scope) => [scope, el("input", { type: "checkbox", id: `scope-${scope}`, checked: scope === "inference" })]);
     const form = el("form", { class: "row-form", "aria-label": "New key" },
-      field("Tenant", tenant, "made if it does not exist"), field("Name", name), field("Expires in days", expires),
+      field("Tenant", tenant, tenantId ? "" : "made if it does not exist"), field("Name", name), field("Expires in days", expires),
       el("fieldset", {}, el("legend", {}, "Scopes"), scopes.map(([scope, box]) => el("span", { class: "check" }, box, el("label", { for: box.id }, scope)))),
       el("button", { class: "strong" }, "Create key"));
     form.addEventListener("submit", async (event) => {
@@ -90,7 +80,8 @@ export function keysPage(me) {
         expires_at: expires.value ? new Date(Date.now() + Number(expires.value) * DAY_MS).toISOString() : null,
       };
       const made = await doing(async () => {
-        const known = [...tenantNames.options].some((option) => option.value === body.tenant);
+        const known = tenantId || [...tenantNames.options].some((option) => option.value === body.tenant)
+          || !everybodyKnown && await isThere(`/admin/v1/tenants/${quoted(body.tenant)}`);
         if (!known) await send("POST", "/admin/v1/tenants", { id: body.tenant });
         return send("POST", "/admin/v1/keys", body);
       }, "The key is made.");
@@ -108,13 +99,49 @@ export function keysPage(me) {
     await ask("Your new key", el("div", {}, el("p", {}, "This is the only time that it is shown. Keep it where secrets are kept."), field("Key", shown), copy, copied), [["I have it", "ok", "strong"]]);
   }
 
+  keys.body.append(fault, said, tenantNames, keyForm(), list.node);
+  return { node: keys.node, enter: () => doing(() => Promise.resolve(), "") };
+}
+
+/** The limits of all, or of one subject, to set, to change and to delete. */
+export function limitsPanel(subjectId = "") {
+  const fault = el("p", { class: "fault", role: "alert" });
+  const said = el("p", { class: "unseen", role: "status" });
+  const limits = panel("Limits", { wide: true });
+  const list = longList(table("Limits", LIMITS), LIMITS, limitRow, { empty: "Nothing is limited." });
+  const doing = does(fault, said, load);
+
+  async function load() {
+    list.show(...await pageOf(`/admin/v1/limits${subjectId && `?subject=${quoted(subjectId)}`}`));
+  }
+
+  function limitRow(limit) {
+    return row(LIMITS, [limit.subject === "*" ? "Everybody together" : limit.subject, words(limit.kind) + (limit.hard ? "" : " (soft)"), limit.model ?? "all",
+      amount(limit.kind, limit.value) + (limit.burst ? `, burst ${amount(limit.kind, limit.burst)}` : ""),
+      [el("button", { type: "button", class: "quiet", "aria-label": `Change ${words(limit.kind)} of ${limit.subject}`, onclick: () => change(limit) }, "Change"),
+        el("button", { type: "button", class: "quiet danger", "aria-label": `Delete ${words(limit.kind)} of ${limit.subject}`, onclick: () => remove(limit) }, "Delete")]]);
+  }
+
+  async function change(limit) {
+    const value = el("input", { type: "number", min: 0, step: "any", required: true, value: limit.value });
+    const answer = await ask(`${words(limit.kind)} of ${limit.subject}`, field("New value", value), [["Cancel", ""], ["Save", "yes", "strong"]]);
+    if (answer !== "yes" || value.value === "") return;
+    const { subject, kind, model, burst, hard } = limit;
+    await doing(() => send("PUT", `/admin/v1/limits/${quoted(limit.id)}`, { subject, kind, model, burst, hard, value: Number(value.value) }), "The limit is changed.");
+  }
+
+  async function remove(limit) {
+    const answer = await ask("Delete this limit?", el("p", {}, `${words(limit.kind)} of ${limit.subject}. It stops holding at once.`), [["Keep it", ""], ["Delete", "yes", "danger strong"]]);
+    if (answer === "yes") await doing(() => send("DELETE", `/admin/v1/limits/${quoted(limit.id)}`), "The limit is deleted.");
+  }
+
   function limitForm() {
-    const subject = el("input", { required: true, autocomplete: "off", placeholder: "tenant:acme", value: "tenant:*" });
+    const subject = el("input", { required: true, autocomplete: "off", placeholder: "tenant:acme", value: subjectId || "tenant:*", readonly: Boolean(subjectId) });
     const kind = el("select", {}, KINDS.map((name) => el("option", { value: name }, words(name))));
     const value = el("input", { type: "number", min: 0, step: "any", required: true });
     const model = el("input", { autocomplete: "off", placeholder: "all" });
     const form = el("form", { class: "row-form", "aria-label": "New limit" },
-      field("Who", subject, "tenant:id, key:id, *, tenant:* or key:*"), field("Kind", kind), field("Value", value), field("Model", model), el("button", { class: "strong" }, "Set limit"));
+      field("Who", subject, subjectId ? "" : "tenant:id, key:id, *, tenant:* or key:*"), field("Kind", kind), field("Value", value), field("Model", model), el("button", { class: "strong" }, "Set limit"));
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       const made = await doing(() => send("POST", "/admin/v1/limits", {
@@ -125,7 +152,6 @@ export function keysPage(me) {
     return form;
   }
 
-  keys.body.append(keyForm(), lists.keys.node);
-  limits.body.append(limitForm(), lists.limits.node);
-  return { node, enter: () => doing(() => Promise.resolve(), "") };
+  limits.body.append(fault, said, limitForm(), list.node);
+  return { node: limits.node, enter: () => doing(() => Promise.resolve(), "") };
 }

@@ -1,7 +1,7 @@
 // The live page: what the gateway does now, from a stream that sends its whole state every second.
 
 import { Chart } from "./charts.js";
-import { el, meter, panel, refill, row, svg, table } from "./dom.js";
+import { badge, el, fact, meter, panel, refill, row, svg, table, wholeRow } from "./dom.js";
 import { amount, count, percent, span, time, words } from "./format.js";
 import { scalingPanel } from "./scaling.js";
 import { events, Refusal, request } from "./server.js";
@@ -205,9 +205,6 @@ function cacheOf(cache) {
     meter(share, `Served without computing: ${percent(share)}`, "good"))];
 }
 
-const fact = (name, value) => el("div", {}, el("span", { class: "hint" }, name), el("b", {}, value));
-const badge = (tone, text) => el("span", { class: `badge ${tone}` }, text);
-
 /** The KV cache as cells: each stands for the same number of blocks, in the order of the legend. */
 function kvMap(engine) {
   const held = engine.used_blocks - engine.pinned_blocks;
@@ -266,5 +263,3 @@ function refusalsOf(all) {
     [el("code", {}, one.code || "–"), one.limit && el("span", {}, ` ${words(one.limit).toLowerCase()}`), one.message && el("span", { class: "hint" }, ` ${one.message} ${one.request_id}`)],
     one.retry_after_s === null ? "–" : `in ${span(one.retry_after_s)}`]));
 }
-
-const wholeRow = (columns, text) => el("tr", {}, el("td", { colspan: columns.length, class: "empty" }, text));

@@ -4,17 +4,33 @@ import { el, field } from "./dom.js";
 import { livePage } from "./live.js";
 import { playgroundPage } from "./playground.js";
 import { answersPage } from "./answers.js";
+import { feedbackPage } from "./feedback.js";
 import { keysPage } from "./keys.js";
+import { modelsPage } from "./models.js";
+import { requestsPage } from "./requests.js";
+import { rolloutsPage } from "./rollouts.js";
+import { scalingPage } from "./scaling.js";
+import { tenantsPage } from "./tenants.js";
+import { usagePage } from "./usage.js";
 import { usePage } from "./use.js";
 import { logIn, logOut, whenLoggedOut, who } from "./server.js";
 import { themeSwitch } from "./theme.js";
 
+const admin = (me) => me.scopes.includes("admin");
+const inference = (me) => me.scopes.includes("inference");
 const PAGES = {
-  live: { title: "Live", page: livePage, open: (me) => me.scopes.includes("admin") || me.scopes.includes("metrics") },
-  playground: { title: "Playground", page: playgroundPage, open: (me) => me.scopes.includes("inference") },
-  use: { title: "My use", page: usePage, open: (me) => me.scopes.includes("inference") },
-  keys: { title: "Keys and limits", page: keysPage, open: (me) => me.scopes.includes("admin") },
-  cache: { title: "Cache", page: answersPage, open: (me) => me.scopes.includes("admin") },
+  live: { title: "Live", page: livePage, open: (me) => admin(me) || me.scopes.includes("metrics") },
+  playground: { title: "Playground", page: playgroundPage, open: inference },
+  use: { title: "My use", page: usePage, open: inference },
+  tenants: { title: "Tenants", page: tenantsPage, open: admin },
+  keys: { title: "Keys and limits", page: keysPage, open: admin },
+  usage: { title: "Usage", page: usagePage, open: admin },
+  models: { title: "Models", page: modelsPage, open: admin },
+  rollouts: { title: "Rollouts", page: rolloutsPage, open: admin },
+  scaling: { title: "Scaling", page: scalingPage, open: admin },
+  requests: { title: "Requests", page: requestsPage, open: admin },
+  feedback: { title: "Feedback", page: feedbackPage, open: admin },
+  cache: { title: "Cache", page: answersPage, open: admin },
 };
 const LINKS = { ok: "Live", wait: "Connecting…", lost: "Reconnecting…", none: "" };
 
@@ -31,12 +47,18 @@ function connection(state) {
   link.textContent = LINKS[state];
 }
 
+/** The page that the address names, and what of it: `#tenants/acme` is the page `tenants` about `acme`. */
+function wantedPage() {
+  const [name, ...about] = location.hash.slice(1).split("/");
+  try { return [name, decodeURIComponent(about.join("/"))]; } catch { return [name, ""]; }
+}
+
 function show() {
   leave();
   leave = () => {};
   connection("none");
   const open = Object.entries(PAGES).filter(([, { open }]) => open(me));
-  const wanted = location.hash.slice(1);
+  const [wanted, about] = wantedPage();
   const name = open.some(([name]) => name === wanted) ? wanted : open[0]?.[0];
   nav.hidden = false;
   nav.replaceChildren(...open.map(([each, { title }]) => el("a", { href: `#${each}`, "aria-current": each === name && "page" }, title)));
@@ -46,8 +68,9 @@ function show() {
     main.replaceChildren(el("p", { class: "empty" }, "This key may do nothing here. Ask for one with the scope inference, metrics or admin."));
     return;
   }
+  nav.querySelector("[aria-current]").scrollIntoView({ block: "nearest", inline: "center" });
   document.title = `${PAGES[name].title} · maitred`;
-  const page = PAGES[name].page(me, connection);
+  const page = PAGES[name].page(me, connection, about);
   main.replaceChildren(el("h1", { class: "unseen" }, PAGES[name].title), page.node);
   leave = page.leave ?? leave;
   page.enter?.();
@@ -104,5 +127,5 @@ account.addEventListener("click", async () => {
   await logOut().catch(() => {});
   await start();
 });
-addEventListener("hashchange", () => { if (me && location.hash.slice(1) in PAGES) { show(); scrollTo(0, 0); main.focus({ preventScroll: true }); } });
+addEventListener("hashchange", () => { if (me && wantedPage()[0] in PAGES) { show(); scrollTo(0, 0); main.focus({ preventScroll: true }); } });
 start();

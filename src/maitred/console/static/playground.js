@@ -1,8 +1,9 @@
 // The playground: a conversation with one model, or the same with two side by side, and what each answer took.
 
-import { el, field } from "./dom.js";
+import { attempt, el, field } from "./dom.js";
 import { count, span } from "./format.js";
-import { events, get, Refusal, request } from "./server.js";
+import { events, get, Refusal, request, send } from "./server.js";
+import { thumb } from "./thumbs.js";
 
 const TOLD = { "x-maitred-model": "model", "x-maitred-degraded": "degraded", "x-maitred-fallback": "fallback", "x-maitred-escalated": "escalated", "x-maitred-rollout": "rollout", "x-maitred-max-tokens-clamped": "max_tokens lowered to" };
 
@@ -43,6 +44,7 @@ class Side {
         body: { model: this.model.value, messages, stream: true, stream_options: { include_usage: true }, ...parameters },
       });
       seen.headers = Object.entries(TOLD).filter(([name]) => response.headers.get(name)).map(([name, label]) => `${label} ${response.headers.get(name)}`);
+      seen.id = response.headers.get("x-request-id");
       seen.waited = response.headers.get("x-maitred-waited");
       for await (const event of events(response)) {
         if (event.data === "[DONE]") { seen.whole = true; break; }
@@ -70,6 +72,7 @@ class Side {
     else this.turns.pop();
     bubble.removeAttribute("aria-busy");
     facts.replaceChildren(...told(seen, performance.now() - began));
+    if (seen.whole && seen.id) bubble.append(opinion(seen.id));
     this.follow();
   }
 
@@ -93,6 +96,27 @@ function told(seen, took) {
   if (seen.finish) say("ended by", seen.finish);
   for (const each of seen.headers) facts.push(el("span", {}, each));
   return facts;
+}
+
+/** Thumbs for an answer, and, once one of them is chosen, a place for words. The last thing said holds. */
+function opinion(id) {
+  const said = el("span", { class: "hint", role: "status" });
+  const fault = el("span", { class: "fault", role: "alert" });
+  const words = el("input", { maxlength: 4000, autocomplete: "off", "aria-label": "What about it?", placeholder: "What about it?" });
+  const more = el("form", { class: "opinion", hidden: true }, words, el("button", { class: "quiet" }, "Say so"));
+  let score = null;
+  const tell = (text) => attempt(fault, async () => {
+    await send("POST", "/v1/feedback", { request_id: id, score, text: words.value.trim() });
+    buttons.forEach((button, place) => button.setAttribute("aria-pressed", String(score === 1 - place)));
+    more.hidden = false;
+    said.textContent = text;
+  });
+  const buttons = [1, 0].map((value) => el("button", {
+    type: "button", class: "quiet thumb", "aria-pressed": "false", "aria-label": value ? "Good answer" : "Bad answer", title: value ? "Good answer" : "Bad answer",
+    onclick: () => { score = value; return tell("Thank you."); },
+  }, thumb(value)));
+  more.addEventListener("submit", (event) => { event.preventDefault(); tell("Noted."); });
+  return el("div", { class: "thumbs" }, buttons, said, fault, more);
 }
 
 export function playgroundPage() {
@@ -157,7 +181,8 @@ export function playgroundPage() {
 
   async function enter() {
     try {
-      const models = (await get("/v1/models")).data.map((model) => model.id);
+      // Encoders give vectors, and no answers.
+      const models = (await get("/v1/models")).data.filter((model) => !model.embedding_dimensions).map((model) => model.id);
       sides.forEach((side, place) => {
         side.model.replaceChildren(...models.map((name) => el("option", { value: name }, name)));
         side.model.value = models[Math.min(place, models.length - 1)] ?? "";

@@ -58,15 +58,16 @@ export function poll(load, everyMs) {
   return { enter, leave };
 }
 
-/** All pages of a list. */
-export async function everything(path) {
-  const found = [];
-  for (let after = ""; ;) {
-    const page = await get(`${path}${path.includes("?") ? "&" : "?"}limit=500${after && `&after=${encodeURIComponent(after)}`}`);
-    found.push(...page.data);
-    if (!page.next) return found;
-    after = page.next;
-  }
+/** Whether something of that path exists. @throws {Refusal} For another reason than that it does not. */
+export const isThere = (path) => get(path).then(() => true, (error) => {
+  if (error instanceof Refusal && error.status === 404) return false;
+  throw error;
+});
+
+/** A page of a list, as [items, how to get those after it or null]. */
+export async function pageOf(path, limit = 100, after = "") {
+  const page = await get(`${path}${path.includes("?") ? "&" : "?"}limit=${limit}${after && `&after=${encodeURIComponent(after)}`}`);
+  return [page.data, page.next ? () => pageOf(path, limit, page.next) : null];
 }
 
 /** Who is logged in; null where a key is asked for. */
