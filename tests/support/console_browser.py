@@ -41,6 +41,11 @@ def serious_violations(page, where: str | None = None) -> list[dict[str, object]
     return [each for each in accessibility_violations(page, where) if each["impact"] in ("serious", "critical")]
 
 
+def wait_until_drawn(page) -> None:
+    """Waits until a page shows what the server has told it."""
+    page.locator("main:not([aria-busy])").wait_for()
+
+
 def log_in(page, key: str) -> None:
     """Logs in with a key."""
     page.get_by_role("button", name="Log in").click()

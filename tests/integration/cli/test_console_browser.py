@@ -11,7 +11,15 @@ import pytest
 
 from maitred.wire.admin.scaling import ScalingBody
 from maitred.wire.admin.semantic import SemanticScopeBody
-from tests.support.console_browser import PATIENCE_MS, PHONE, WIDE, log_in, opening, serious_violations
+from tests.support.console_browser import (
+    PATIENCE_MS,
+    PHONE,
+    WIDE,
+    log_in,
+    opening,
+    serious_violations,
+    wait_until_drawn,
+)
 from tests.support.console_server import accessibility_violations, consoled
 
 playwright = pytest.importorskip(
@@ -480,7 +488,8 @@ def test_the_console_has_no_accessibility_violations(opened, system, scheme):
         expect(page.get_by_role("navigation").locator("[aria-current]")).to_have_attribute(
             "href", f"#{name.partition('/')[0]}"
         )
-        page.wait_for_timeout(700)  # filled, and drawn
+        wait_until_drawn(page)
+        page.wait_for_timeout(700)  # charts, too
         assert serious_violations(page) == [], name
 
 
@@ -489,6 +498,7 @@ def test_a_phone_scrolls_down_only(opened, system):
     log_in(page, system.admin_key)
     for name in PAGES:
         page.evaluate("name => { location.hash = name }", name)
+        wait_until_drawn(page)
         page.wait_for_timeout(700)
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], name
 

@@ -8,7 +8,15 @@ import httpx
 import pytest
 
 from maitred.config.tree import BUNDLED_MODEL
-from tests.support.console_browser import PATIENCE_MS, PHONE, WIDE, log_in, opening, serious_violations
+from tests.support.console_browser import (
+    PATIENCE_MS,
+    PHONE,
+    WIDE,
+    log_in,
+    opening,
+    serious_violations,
+    wait_until_drawn,
+)
 from tests.support.console_server import consoled
 from tests.support.models import make_encoder, save_words
 
@@ -72,7 +80,7 @@ def confirm(page, button):
 
 def usable(page, size):
     """Whether a page can be used by everybody, and scrolls down only."""
-    page.wait_for_timeout(700)  # filled, and drawn
+    wait_until_drawn(page)
     assert serious_violations(page) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
 
@@ -283,20 +291,20 @@ def test_pools_are_shown_with_their_replicas_and_scaled(opened, system):
         assert pools["maitred-tiny"] == int(number)
 
 
-def test_the_story_of_a_request_is_told(refused, system):
+def test_what_happened_to_a_request_is_told(refused, system):
     assert ask(system, system.key("teller"), request_id="tell-me").status_code == 200
     page = administer(refused(), system, "requests")
     page.get_by_role("link", name="tell-me").click()
-    story = page.get_by_role("region", name="What happened")
+    happened = page.get_by_role("region", name="What happened")
     for part in ("Arrival", "Limits", "Queue", "Choice of replica", "Prefill", "Decode", "Cost"):
-        expect(story.locator("b").filter(has_text=part).first).to_be_visible()
+        expect(happened.locator("b").filter(has_text=part).first).to_be_visible()
     told = system.admin.get("/admin/v1/requests/tell-me").json()
     facts = page.get_by_role("region", name="Request", exact=True)
     expect(facts).to_contain_text("finished 200")
     expect(facts.locator(".facts div").filter(has_text="answer")).to_contain_text(f"{told['output_tokens']} tokens")
     assert page.locator(".span").count() >= len(told["chapters"])
     page.get_by_label("Request id").fill("never-was")
-    page.get_by_role("button", name="Tell its story").click()
+    page.get_by_role("button", name="Explain").click()
     expect(page.get_by_role("alert").filter(has_text="No request of that id is known")).to_be_visible()
 
 
@@ -332,11 +340,11 @@ def test_why_a_replica_was_chosen_is_told_for_each_that_could_be(opened, system)
     page = opened()
     page.route("**/admin/v1/requests/two", lambda route: route.fulfill(json=told))
     administer(page, system, "requests/two")
-    story = page.get_by_role("region", name="What happened")
-    expect(story.get_by_text("failed: replica_lost")).to_be_visible()
-    expect(story).to_contain_text("ran elsewhere because no replica here was ready")
-    expect(story.get_by_role("row", name="<b>a</b> taken")).to_contain_text("16 tokens")
-    expect(story.get_by_role("row").filter(has_text="50 %")).to_contain_text("20 ms")
+    happened = page.get_by_role("region", name="What happened")
+    expect(happened.get_by_text("failed: replica_lost")).to_be_visible()
+    expect(happened).to_contain_text("ran elsewhere because no replica here was ready")
+    expect(happened.get_by_role("row", name="<b>a</b> taken")).to_contain_text("16 tokens")
+    expect(happened.get_by_role("row").filter(has_text="50 %")).to_contain_text("20 ms")
     expect(page.get_by_role("region", name="Request", exact=True)).to_contain_text("continued after a loss")
 
 

@@ -63,8 +63,7 @@ export function answersPage() {
     node,
     leave: similar.leave,
     enter() {
-      similar.enter();
-      return doing(() => {});
+      return Promise.all([similar.enter(), doing(() => {})]);
     },
   };
 }

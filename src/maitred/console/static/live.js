@@ -122,7 +122,7 @@ export function livePage(me, connection) {
     node,
     enter() {
       if (scaling) scaling.enter();
-      return follow();
+      follow();
     },
     leave() {
       ended = true;

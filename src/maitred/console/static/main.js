@@ -73,10 +73,12 @@ function show() {
   const page = PAGES[name].page(me, connection, about);
   main.replaceChildren(el("h1", { class: "unseen" }, PAGES[name].title), page.node);
   leave = page.leave ?? leave;
-  page.enter?.();
+  main.setAttribute("aria-busy", "true");
+  Promise.resolve(page.enter?.()).finally(() => { if (page.node.isConnected) main.removeAttribute("aria-busy"); });
 }
 
 function login(message = "") {
+  main.removeAttribute("aria-busy");
   leave();
   leave = () => {};
   connection("none");

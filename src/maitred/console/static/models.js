@@ -20,6 +20,7 @@ const DOES = { out: ["load", "pin"], held: ["load", "pin"], waiting: [], loading
 
 export function modelsPage() {
   const fault = el("p", { class: "fault", role: "alert" });
+  const away = el("p", { class: "fault", role: "alert" });
   const said = el("p", { class: "unseen", role: "status" });
   const parts = {
     chat: panel("Chat models", { wide: true }), encoder: panel("Encoders", { wide: true, note: "give vectors for texts" }),
@@ -31,7 +32,7 @@ export function modelsPage() {
   const replicaTable = table("Replicas", REPLICAS);
   const replicaList = longList(replicaTable, REPLICAS, replicaRow, { empty: "No model has a replica now." });
   replicas.body.append(replicaList.node);
-  const node = el("div", { class: "grid single" }, fault, said, ...Object.values(parts).map((part) => part.node), replicas.node);
+  const node = el("div", { class: "grid single" }, away, fault, said, ...Object.values(parts).map((part) => part.node), replicas.node);
   let drawn = "";
 
   async function load() {
@@ -85,7 +86,7 @@ export function modelsPage() {
       }) }, title)]);
   }
 
-  return { node, ...poll(load, EVERY_MS) };
+  return { node, ...poll(load, EVERY_MS, away) };
 }
 
 /** Every model as one entry, from what the lists know of it. */

@@ -18,12 +18,12 @@ const MEANS = {
 };
 const SPILLS = { objective: "its first token would have come too late here", session: "its session is there", no_replica: "no replica here was ready", residency: "it may not run here", continuation: "its replica was lost, and none here had room" };
 
-/** The last requests, or the story of the one that the address names. */
-export const requestsPage = (me, _, id) => (id ? storyPage(id) : lastPage());
+/** The last requests, or what happened to the one that the address names. */
+export const requestsPage = (me, _, id) => (id ? requestPage(id) : lastPage());
 
 function searchForm(id = "") {
   const input = el("input", { required: true, autocomplete: "off", spellcheck: "false", maxlength: 128, value: id });
-  const form = el("form", { class: "row-form", "aria-label": "One request" }, field("Request id", input, "x-request-id of its answer"), el("button", { class: "strong" }, "Tell its story"));
+  const form = el("form", { class: "row-form", "aria-label": "One request" }, field("Request id", input, "x-request-id of its answer"), el("button", { class: "strong" }, "Explain"));
   form.addEventListener("submit", (event) => { event.preventDefault(); location.hash = `requests/${quoted(input.value.trim())}`; });
   return form;
 }
@@ -48,7 +48,7 @@ function lastPage() {
 const lastRow = (one) => row(LAST, [el("a", { href: `#requests/${quoted(one.id)}` }, el("code", {}, one.id)), date(one.time), one.model ?? "–", one.organisation ?? "–",
   badge(TONES[one.outcome] ?? "muted", one.status >= 400 ? `${one.outcome} ${one.status}` : one.outcome), milliseconds(one.ttft_ms), milliseconds(one.duration_ms), count(one.output_tokens)]);
 
-function storyPage(id) {
+function requestPage(id) {
   const fault = el("p", { class: "fault", role: "alert" });
   const whole = panel("Request", { wide: true });
   const line = panel("What happened", { wide: true });
@@ -86,7 +86,7 @@ function heading(told) {
     ["degraded", list(told.degraded)], ["fallbacks", list(told.fallbacks)], ["escalated", list(told.escalated)], ["continued after a loss", told.recoveries ? `${count(told.recoveries)} times` : null],
     ["parameters", list(Object.entries(told.parameters).map(([name, value]) => `${name} ${value}`))], ["trace", told.trace_id],
   ];
-  return [el("h3", { class: "story" }, badge(TONES[told.outcome] ?? "muted", `${told.outcome} ${told.status}`), el("span", { class: "note" }, `${told.route}, ended ${date(told.time)}`)),
+  return [el("h3", { class: "outcome" }, badge(TONES[told.outcome] ?? "muted", `${told.outcome} ${told.status}`), el("span", { class: "note" }, `${told.route}, ended ${date(told.time)}`)),
     end && el("p", { class: "fault" }, end) || "",
     el("div", { class: "facts" }, facts.filter(([, value]) => value !== null && value !== "" && value !== undefined).map(([name, value]) => fact(name, value)))];
 }
@@ -94,8 +94,8 @@ function heading(told) {
 function ledgerOnly(event, why) {
   const facts = [["model", event.model], ["tenant", event.tenant], ["replica", event.replica || "–"], ["took", span(event.duration_s)], ["first token", span(event.ttft_s)],
     ["prompt", `${count(event.prompt_tokens)} tokens`], ["answer", `${count(event.output_tokens)} tokens`], ["cost", usd(event.cost_usd)]];
-  return [el("h3", { class: "story" }, badge(TONES[event.outcome] ?? "muted", event.outcome), el("span", { class: "note" }, `${event.route}, ended ${date(event.time)}`)),
-    el("p", { class: "hint" }, `The ledger has its line; its story is not known any more. ${why}`), el("div", { class: "facts" }, facts.map(([name, value]) => fact(name, value)))];
+  return [el("h3", { class: "outcome" }, badge(TONES[event.outcome] ?? "muted", event.outcome), el("span", { class: "note" }, `${event.route}, ended ${date(event.time)}`)),
+    el("p", { class: "hint" }, `The ledger has its line; what happened to it is not known any more. ${why}`), el("div", { class: "facts" }, facts.map(([name, value]) => fact(name, value)))];
 }
 
 /** Every span as a line, its bar where it was in the time of the whole. */

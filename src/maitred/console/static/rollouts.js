@@ -18,10 +18,11 @@ const ORDERS = {
 
 export function rolloutsPage() {
   const fault = el("p", { class: "fault", role: "alert" });
+  const away = el("p", { class: "fault", role: "alert" });
   const said = el("p", { class: "unseen", role: "status" });
   const place = el("div", { class: "grid single" });
   const begin = panel("New rollout", { wide: true });
-  const node = el("div", { class: "grid single" }, fault, said, place, begin.node);
+  const node = el("div", { class: "grid single" }, away, fault, said, place, begin.node);
 
   async function load() {
     const [{ data }, [sums]] = await Promise.all([get("/admin/v1/rollouts"), pageOf("/admin/v1/usage?group_by=rollout&start=-30d", 500)]);
@@ -80,7 +81,7 @@ export function rolloutsPage() {
   }
 
   begin.body.append(beginForm());
-  return { node, ...poll(load, EVERY_MS) };
+  return { node, ...poll(load, EVERY_MS, away) };
 }
 
 /** Where it is on its way. */
@@ -88,9 +89,10 @@ function steps(one) {
   const way = one.phase in BACK ? [STEPS[0], [one.phase, BACK[one.phase]]] : STEPS;
   return el("div", {}, el("ol", { class: "steps" }, way.map(([phase, title]) => el("li", { "aria-current": phase === one.phase && "step" },
     phase === one.phase ? badge(TONES[phase], title) : el("span", { class: "hint" }, title)))),
-  el("p", { class: "hint" }, `${one.why || (one.phase === "running" ? "It goes on" : "No reason was given")}. Since ${date(one.changed_at)}; ${AUTOMATIC[one.automatic] ?? one.automatic}; the same ${one.sticky} stays on its side.`));
+  el("p", { class: "hint" }, `${one.why || (one.phase === "running" ? "It goes on" : "No reason was given")}. Since ${date(one.changed_at)}; ${AUTOMATIC[one.automatic] ?? one.automatic}; ${STICKY[one.sticky] ?? one.sticky}.`));
 }
 
+const STICKY = { key: "a key stays on its side", session: "a session stays on its side", request: "each request is drawn by itself" };
 const AUTOMATIC = { none: "decides nothing by itself", abort: "aborts by itself what is worse", promote: "aborts or promotes by itself" };
 
 function shares(one, sums) {

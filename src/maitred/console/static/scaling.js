@@ -84,6 +84,7 @@ function firstTokenOf({ outcomes, objectives, decision }) {
 /** The page: what the panel shows, the last decisions and outcomes, the replicas by phase, and the regions. */
 export function scalingPage() {
   const fault = el("p", { class: "fault", role: "alert" });
+  const away = el("p", { class: "fault", role: "alert" });
   const said = el("p", { class: "unseen", role: "status" });
   const summary = scalingPanel();
   const place = el("div", { class: "grid single" });
@@ -91,7 +92,7 @@ export function scalingPage() {
   const regions = panel("Regions", { wide: true });
   const regionList = table("Regions", REGIONS);
   regions.body.append(regionList.node);
-  const node = el("div", { class: "grid single" }, fault, said, summary.node, place, pools.node, regions.node);
+  const node = el("div", { class: "grid single" }, away, fault, said, summary.node, place, pools.node, regions.node);
 
   async function load() {
     const [scaled, pooled, replicas, onDemand] = await Promise.all([get("/admin/v1/scaling"), get("/admin/v1/replicas/pools"), get("/admin/v1/replicas"), get("/admin/v1/models")]);
@@ -159,8 +160,8 @@ export function scalingPage() {
     return form;
   }
 
-  const polled = poll(load, EVERY_MS);
-  return { node, enter: () => { summary.enter(); polled.enter(); }, leave: () => { summary.leave(); polled.leave(); } };
+  const polled = poll(load, EVERY_MS, away);
+  return { node, enter: () => Promise.all([summary.enter(), polled.enter()]), leave: () => { summary.leave(); polled.leave(); } };
 }
 
 /** A pool without what changes with every second. */

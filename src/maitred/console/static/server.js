@@ -43,12 +43,14 @@ export async function request(method, path, { body, headers = {}, signal } = {})
 export const get = async (path) => (await request("GET", path)).json();
 export const send = async (method, path, body) => (await request(method, path, { body })).json();
 
-/** Calls `load` from `enter` to `leave`, every so often while somebody can see the page. */
-export function poll(load, everyMs) {
+/** Calls `load` from `enter` to `leave`, every so often while somebody can see the page. `away` says what went wrong. */
+export function poll(load, everyMs, away = null) {
   let timer = 0;
   let ended = false;
   async function enter() {
-    if (!document.hidden) await load().catch(() => {}); // The page says that the server is away; what is here stays.
+    // Where it fails, what is here stays.
+    if (!document.hidden) await load().then(() => "", (error) => (error instanceof Refusal ? error.message : "The server does not answer. Trying again…"))
+      .then((fault) => { if (away) away.textContent = fault; });
     if (!ended) timer = setTimeout(enter, everyMs);
   }
   function leave() {
