@@ -22,8 +22,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from maitred.config.tree import BUNDLED_MODEL
-from tests.support.console_browser import log_in
-from tests.support.console_server import CHROMIUM, Consoled, consoled
+from tests.support.console_server import CHROMIUM, Consoled, consoled, log_in
 from tests.support.models import make_encoder, save_words
 
 SHOWN = Path(__file__).resolve().parents[1] / "docs" / "images"

@@ -2,15 +2,20 @@
 
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from maitred.testing.server_process import ServerProcess, serving
 
+PATIENCE_MS = 300_000
+"""Longest wait: whatever takes longer does not come."""
+WIDE = {"width": 1280, "height": 900}
+PHONE = {"width": 375, "height": 780}
 CHROMIUM = shutil.which("chromium")
 AXE = Path(__file__).parents[1] / "vendor" / "axe.min.js"
 _AXE_RUN = """async (where) => {
@@ -81,3 +86,45 @@ class Complaints:
         )
         page.on("pageerror", lambda error: self.messages.append(str(error)))
         page.on("request", lambda asked: None if asked.url.startswith(self.url) else self.messages.append(asked.url))
+
+
+@contextmanager
+def opening(browser, server_url: str, refusals: Sequence[int] = ()) -> Iterator[Callable[..., Any]]:
+    """Opens pages, and holds at the end that none of them complained or asked anybody else.
+
+    A browser itself writes down every refused request; those with the status of one of `refusals` are expected.
+    """
+    complaints, contexts = Complaints(server_url), []
+
+    def open_(where="", *, url=server_url, **options):
+        context = browser.new_context(**{"viewport": WIDE, "reduced_motion": "reduce", **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        complaints.watch(page)
+        page.goto(f"{url}/console{where}")
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    expected = [f"the server responded with a status of {status}" for status in refusals]
+    assert [said for said in complaints.messages if not any(part in said for part in expected)] == []
+
+
+def serious_violations(page, where: str | None = None) -> list[dict[str, object]]:
+    """What axe finds on a page that keeps somebody from using it."""
+    return [each for each in accessibility_violations(page, where) if each["impact"] in ("serious", "critical")]
+
+
+def wait_until_drawn(page) -> None:
+    """Waits until a page shows what the server has told it."""
+    page.locator("main:not([aria-busy])").wait_for()
+
+
+def log_in(page, key: str) -> None:
+    """Logs in with a key."""
+    page.get_by_role("button", name="Log in").click()
+    page.get_by_label("API key").fill(key)
+    page.get_by_label("API key").press("Enter")
+    page.get_by_role("button", name="Log out").wait_for()

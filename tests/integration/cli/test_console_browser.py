@@ -11,16 +11,17 @@ import pytest
 
 from maitred.wire.admin.scaling import ScalingBody
 from maitred.wire.admin.semantic import SemanticScopeBody
-from tests.support.console_browser import (
+from tests.support.console_server import (
     PATIENCE_MS,
     PHONE,
     WIDE,
+    accessibility_violations,
+    consoled,
     log_in,
     opening,
     serious_violations,
     wait_until_drawn,
 )
-from tests.support.console_server import accessibility_violations, consoled
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="Playwright is not installed: pip install 'maitred[dev]'"

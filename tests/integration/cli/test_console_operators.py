@@ -8,16 +8,16 @@ import httpx
 import pytest
 
 from maitred.config.tree import BUNDLED_MODEL
-from tests.support.console_browser import (
+from tests.support.console_server import (
     PATIENCE_MS,
     PHONE,
     WIDE,
+    consoled,
     log_in,
     opening,
     serious_violations,
     wait_until_drawn,
 )
-from tests.support.console_server import consoled
 from tests.support.models import make_encoder, save_words
 
 playwright = pytest.importorskip(
