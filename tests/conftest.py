@@ -52,6 +52,9 @@ os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 if not os.path.exists("/dev/nvidiactl"):  # noqa: PTH110 - nothing else here needs a path
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# The bundled model is served where a test names none, also where a real one is installed.
+os.environ["MAITRED_TINY"] = "1"
+
 # Servers keep tenants, keys and usage in the user's data folder; those of tests have one of their own.
 os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="maitred-test-data-")
 atexit.register(shutil.rmtree, os.environ["XDG_DATA_HOME"], ignore_errors=True)

@@ -73,7 +73,7 @@ def _show_first_steps(console: Console, url: str, model: str) -> None:
 
 def first_request(url: str, model: str) -> str:
     """Returns a curl command that streams an answer."""
-    body = {"model": model, "messages": [{"role": "user", "content": "Hello! Who are you?"}], "stream": True}
+    body = {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}], "stream": True}
     return (
         f"curl -N {url}/v1/chat/completions \\\n"
         f"  -H 'content-type: application/json' \\\n"

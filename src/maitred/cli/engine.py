@@ -13,6 +13,7 @@ from maitred.cli.options import (
     ProfileOption,
     SetOption,
     ThreadsOption,
+    TinyOption,
     load_settings,
     require_model,
 )
@@ -44,10 +45,9 @@ def engine(
     ],
     model: Annotated[
         str | None,
-        typer.Argument(
-            metavar="MODEL", help="Folder of the model, or a .gguf file. Default: the small one in maitred."
-        ),
+        typer.Argument(metavar="MODEL", help="Folder of the model, or a .gguf file. Default: as of `maitred serve`."),
     ] = None,
+    tiny: TinyOption = False,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     threads: ThreadsOption = None,
@@ -94,6 +94,7 @@ def engine(
         },
         # What a token counts is said where requests wait, and has to be the same here.
         sections=("model", "engine", "dispatch", "engine_link", "log", "region"),
+        tiny=tiny,
     )
     folder, ours = require_model(loaded), loaded.config
     parse_address(listen)
@@ -111,7 +112,7 @@ def agent(
     ],
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="Folder of the model. Default: the small one in maitred."),
+        typer.Argument(metavar="MODEL", help="Folder of the model, or a .gguf file. Default: as of `maitred serve`."),
     ] = None,
     name: Annotated[
         str | None,
@@ -146,6 +147,7 @@ def agent(
     usd_per_hour: Annotated[
         float, typer.Option("--usd-per-hour", metavar="PRICE", min=0.0, help="Price of one replica.")
     ] = 0.0,
+    tiny: TinyOption = False,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     threads: ThreadsOption = None,
@@ -178,6 +180,7 @@ def agent(
             "engine.max_sequences": ("--max-sequences", max_sequences),
         },
         sections=("model", "engine", "dispatch", "engine_link", "log", "region"),
+        tiny=tiny,
     )
     require_model(loaded)
 

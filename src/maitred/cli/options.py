@@ -82,6 +82,9 @@ KeyOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print what the server answers, as JSON.")]
+TinyOption = Annotated[
+    bool, typer.Option("--tiny", help="Use the toy model in maitred, which needs no download, not a real one.")
+]
 DEFAULT_URL = "http://127.0.0.1:8000"
 ModelOption = Annotated[
     str | None,
@@ -122,6 +125,8 @@ def load_settings(
     assignments: list[str] | None,
     flags: Mapping[str, tuple[str, str | None]],
     sections: Collection[str] | None = None,
+    *,
+    tiny: bool = False,
 ) -> "LoadedConfig":
     """The configuration with the command line as its top layer.
 
@@ -132,12 +137,20 @@ def load_settings(
         assignments: What each `--set` said. A flag of its own wins over `--set`.
         flags: Dotted key -> the flag's name and its value; None where it was not given.
         sections: The sections that the command reads; None: all.
+        tiny: Whether `--tiny` was given: the model is the bundled one.
 
     Raises:
         ConfigInvalid: The message lists every fault.
     """
+    from maitred.config.default_model import with_default_model
     from maitred.config.loader import load
     from maitred.config.sources import Flag
+    from maitred.config.tree import BUNDLED_MODEL
+
+    if tiny:
+        if flags["model.path"][1] is not None:
+            raise ConfigInvalid("--tiny is for the model in maitred, and MODEL names another one. Leave one out.")
+        flags = {**flags, "model.path": ("--tiny", str(BUNDLED_MODEL))}
 
     overrides: dict[str, object] = {}
     for assignment in assignments or []:
@@ -150,7 +163,7 @@ def load_settings(
         if size is not None and key.endswith("_bytes") and lacks_unit(size):
             raise ConfigInvalid(f"{name} must be a size with its unit, such as 64MiB or 2GiB; got {size!r}.")
     overrides |= {key: Flag(name, value) for key, (name, value) in flags.items() if value is not None}
-    return load(path, os.environ, overrides, sections=sections)
+    return with_default_model(load(path, os.environ, overrides, sections=sections), os.environ)
 
 
 def require_model(loaded: "LoadedConfig") -> Path:

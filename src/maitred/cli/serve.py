@@ -1,5 +1,6 @@
 """`maitred serve`: the gateway and its engines."""
 
+import os
 from functools import partial
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from maitred.cli.options import (
     ProfileOption,
     SetOption,
     ThreadsOption,
+    TinyOption,
     load_settings,
     require_model,
 )
@@ -22,6 +24,8 @@ EXAMPLES = """
 Examples:
 
     maitred serve
+
+    maitred serve --tiny
 
     maitred serve ./models/Qwen2.5-0.5B-Instruct --port 9000
 
@@ -47,7 +51,9 @@ def serve(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="MODEL", help="Folder of the model, or a .gguf file. Default: the small one in maitred."
+            metavar="MODEL",
+            help="Folder of the model, a .gguf file, or the id of a model on the hub. Default: SmolLM2-135M-Instruct "
+            "if it is installed, else the toy in maitred.",
         ),
     ] = None,
     host: Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = None,
@@ -89,6 +95,7 @@ def serve(
             "engine_link has the secret and the certificates.",
         ),
     ] = None,
+    tiny: TinyOption = False,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     threads: ThreadsOption = None,
@@ -128,12 +135,17 @@ def serve(
             "engine.max_sequences": ("--max-sequences", max_sequences),
             "log.level": ("--log-level", log_level),
         },
+        tiny=tiny,
     )
     loaded = read()
     if loaded.migration is not None:
         typer.echo(
             f"{loaded.migration.summary()}\n  `maitred import litellm` writes the file and says it all.", err=True
         )
+    from maitred.config.default_model import notice
+
+    if (about := notice(loaded, os.environ)) is not None:
+        typer.echo(about, err=True)
     if loaded.config.has_engine:
         require_model(loaded)
     from maitred.app.start import run

@@ -14,6 +14,7 @@ from maitred.cli.options import (
     ProfileOption,
     SetOption,
     ThreadsOption,
+    TinyOption,
     load_settings,
     parse_duration,
     require_model,
@@ -68,6 +69,7 @@ def tune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write no settings, and do not ask.")] = False,
     svg: Annotated[Path | None, typer.Option("--svg", metavar="PATH", help="Write the plot into this file.")] = None,
     html: Annotated[Path | None, typer.Option("--html", metavar="PATH", help="Write a report into this file.")] = None,
+    tiny: TinyOption = False,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     threads: ThreadsOption = None,
@@ -99,6 +101,7 @@ def tune(
             "engine.kv_memory_bytes": ("--kv-memory", kv_memory),
         },
         sections=("model", "engine"),
+        tiny=tiny,
     )
     objective_s = loaded.config.engine.itl_objective_s or parse_seconds(DEFAULT_ITL)
     if itl is not None:

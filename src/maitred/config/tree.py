@@ -112,7 +112,8 @@ class ServedModelConfig(Struct, frozen=True, kw_only=True):
         str,
         Meta(
             description="Folder with `config.json`, `tokenizer.json` and `*.safetensors` in the Hugging Face layout, a "
-            "`.gguf` file, or the id of a model on the hub. Empty: the small model that comes with maitred."
+            "`.gguf` file, or the id of a model on the hub. Empty: SmolLM2-135M-Instruct if its package is installed, "
+            "else the toy that comes with maitred; see [the first run](gguf.md#the-model-of-the-first-run)."
         ),
     ] = ""
     served_name: Annotated[

@@ -21,6 +21,7 @@ class _LogEntry(msgspec.Struct):
     request_id: str = ""
     trace_id: str = ""
     exception: str = ""
+    progress: float | None = None
 
 
 _decoder = msgspec.json.Decoder(_LogEntry)
@@ -51,5 +52,7 @@ def log_line(pid: int, line: bytes) -> str:
             record.request_id = entry.request_id
         if entry.trace_id:
             record.trace_id = entry.trace_id
+        if entry.progress is not None:
+            record.progress = entry.progress
         logger.handle(record)
     return text

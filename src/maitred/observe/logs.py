@@ -10,13 +10,16 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import msgspec
 
 from maitred.core.context import LOG_CONTEXT, Outcome, RequestContext
 from maitred.observe.config import LogConfig
 from maitred.observe.log_limit import LogRateLimiter, MessageKind
+
+if TYPE_CHECKING:
+    from maitred.observe.progress_bars import ProgressBars
 
 _TEXT_FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s  %(message)s"
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
@@ -39,6 +42,9 @@ def configure_logging(config: LogConfig) -> None:
 class LogHandler(logging.StreamHandler[TextIO]):
     """Handler that writes records to standard error under the rate limit, and counts the suppressed ones.
 
+    A record with `progress`, a number from 0 to 1, is drawn as a bar on a terminal. In a text file only the beginning
+    of what it tells of is a line; collectors get all.
+
     Args:
         burst: Messages of one kind in a second; 0: all.
     """
@@ -46,18 +52,38 @@ class LogHandler(logging.StreamHandler[TextIO]):
     def __init__(self, burst: int) -> None:
         super().__init__(sys.stderr)
         self._limiter = LogRateLimiter(burst)
+        self._bars: ProgressBars | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes a record unless it is suppressed. Called under the handler's lock."""
         self._write_suppressed(self._limiter.take_expired(record.created))
+        progress: float | None = getattr(record, "progress", None)
+        if progress is not None and not isinstance(self.formatter, JsonFormatter):
+            if self.stream.isatty():
+                self._draw(record.getMessage(), progress)
+                return
+            if progress > 0:
+                return
         if self._limiter.allow((record.name, record.levelno, str(record.msg)), record.created):
             _add_request_ids(record)
-            super().emit(record)
+            if self._bars is not None and self._bars.shown:
+                self._bars.print(self.format(record))
+            else:
+                super().emit(record)
+
+    def _draw(self, stage: str, progress: float) -> None:
+        if self._bars is None:
+            from maitred.observe.progress_bars import ProgressBars  # slow to import, and few processes draw
+
+            self._bars = ProgressBars(self.stream)
+        self._bars.show(stage, progress)
 
     def close(self) -> None:
         """Writes the remaining counts and closes the handler."""
         with self.lock or nullcontext():
             self._write_suppressed(self._limiter.take_all())
+            if self._bars is not None:
+                self._bars.stop()
         super().close()
 
     def _write_suppressed(self, suppressed: Sequence[tuple[MessageKind, int]]) -> None:

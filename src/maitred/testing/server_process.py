@@ -92,8 +92,10 @@ def serving(
             *(sys.executable, *program, *arguments, "--port", str(port)),
             *(f"--set={key}={value}" for key, value in (settings or {}).items()),
         ]
-        # No settings of earlier servers, nothing left behind, and time for a start on a crowded machine
+        # No settings of earlier servers, nothing left behind, and time for a start on a crowded machine; the bundled
+        # model, whatever else is installed
         own = {
+            "MAITRED_TINY": "1",
             "MAITRED__STORE__FOLDER": str(Path(folder) / "data"),
             "MAITRED__STORE__DEADLINE_S": str(STORE_DEADLINE_S),
         }

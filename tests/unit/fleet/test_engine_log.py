@@ -40,3 +40,12 @@ def test_what_is_printed_is_a_line_of_ours(caplog):
     assert {(record.name, record.levelno) for record in caplog.records} == {("maitred.engine", logging.INFO)}
     assert len(caplog.records) == 5
     assert caplog.messages[0] == "engine 7: Traceback (most recent call last):"
+
+
+def test_progress_is_passed_on(caplog):
+    with caplog.at_level(logging.INFO):
+        log_line(7, line(level="info", message="Converting", progress=0.5))
+        log_line(7, line(level="info", message="converted"))
+    first, second = caplog.records
+    assert first.progress == 0.5
+    assert not hasattr(second, "progress")
