@@ -1,1 +1,1 @@
-"""Fakes and conformance functions that ship with maitred, for its own tests and for those of its extensions."""
+"""Fakes and conformance functions for the tests of maitred and of its extensions, in the repository but in no wheel."""

@@ -78,6 +78,7 @@ def serving(
     settings: Mapping[str, object] | None = None,
     environment: Mapping[str, str] | None = None,
     program: Sequence[str] = ("-m", "maitred", "serve"),
+    python: str = sys.executable,
 ) -> Iterator[ServerProcess]:
     """Starts ``maitred serve`` on a free loopback port, waits until it is ready, and stops it at the end.
 
@@ -86,10 +87,11 @@ def serving(
         settings: Dotted configuration keys and their values.
         environment: Environment variables in addition to those of this process.
         program: Program that Python runs; it must accept the same options.
+        python: The Python; by default, the one that runs this.
     """
     with kept_port() as port, tempfile.TemporaryDirectory(prefix="maitred-") as folder:
         command: Sequence[str] = [
-            *(sys.executable, *program, *arguments, "--port", str(port)),
+            *(python, *program, *arguments, "--port", str(port)),
             *(f"--set={key}={value}" for key, value in (settings or {}).items()),
         ]
         # No settings of earlier servers, nothing left behind, and time for a start on a crowded machine; the bundled

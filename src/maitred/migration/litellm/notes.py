@@ -83,7 +83,7 @@ DEPLOYMENT_NOTES: dict[str, Note] = {
         "ssl_verify",
         "ssl_certificate",
     ),
-    **_refuse("Start the scripted server of `maitred.testing`, and name its URL.", "mock_response"),
+    **_refuse("Point the model at `maitred serve --tiny`, which answers without a provider.", "mock_response"),
     **_refuse("Clients mark what is to be cached in their messages.", "cache_control_injection_points"),
     **_refuse("Put this into the chat template of the server.", "roles", "initial_prompt_value", "bos_token"),
     **_refuse("Put this into the chat template of the server.", "final_prompt_value", "eos_token"),
