@@ -14,6 +14,15 @@ from maitred.core.errors import CallerError, MaitredError, StoreUnavailable
 
 INTERRUPTED = 130
 
+SERVE = "Serve"
+TALK = "Talk with a model"
+MODELS = "Models and engines"
+TENANTS = "Tenants and money"
+WATCH = "See what happens"
+MEASURE = "Measure"
+CONFIGURE = "Configure and move in"
+PANELS = (SERVE, TALK, MODELS, TENANTS, WATCH, MEASURE, CONFIGURE)
+"""Panels of `maitred --help`, in their order."""
 
 _CONNECTION = ("url", "key")
 """Options about the connection; the server has other things by these names."""
@@ -64,10 +73,20 @@ def _with_parameters(message: str, field: str | None, parameters: Mapping[str, s
 class CommandGroup(TyperGroup):
     """Runs a command and explains its failure."""
 
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        """Returns the names of the commands in the order of the help: panel by panel."""
+        return sorted(super().list_commands(ctx), key=lambda name: self._panel(self.commands[name]))
+
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         """Runs a command, and turns its errors into sentences."""
         with explain_errors(lambda: self._parameters(ctx)):
             return super().invoke(ctx)
+
+    @staticmethod
+    def _panel(command: object) -> int:
+        """Returns the place of a command's panel; commands without one come first."""
+        panel = getattr(command, "rich_help_panel", None)
+        return PANELS.index(panel) if panel in PANELS else -1
 
     def _parameters(self, ctx: typer.Context) -> dict[str, str]:
         """Returns how the parameters of the invoked command are written, by their names in Python."""

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from maitred.config.loader import LoadedConfig
 
 CONFIGURATION = "Configuration"
+MODEL = "Model and engines"
+ADDRESS = "Address and access"
+COMPUTATION = "Computation"
+"""Panels of options in the help of a command."""
 
 URL_VARIABLE = "MAITRED_URL"
 KEY_VARIABLE = "MAITRED_API_KEY"
@@ -36,19 +40,32 @@ SetOption = Annotated[
         rich_help_panel=CONFIGURATION,
     ),
 ]
-DeviceOption = Annotated[str | None, typer.Option("--device", metavar="NAME", help="auto, cpu or cuda.")]
-DtypeOption = Annotated[str | None, typer.Option("--dtype", metavar="NAME", help="auto, fp32 or bf16.")]
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", metavar="NAME", help="auto, cpu or cuda.", rich_help_panel=COMPUTATION)
+]
+DtypeOption = Annotated[
+    str | None, typer.Option("--dtype", metavar="NAME", help="auto, fp32 or bf16.", rich_help_panel=COMPUTATION)
+]
 ThreadsOption = Annotated[
     str | None,
     typer.Option(
-        "--threads", metavar="COUNT", help="CPU threads of a step; 0: one per core, less one for the gateway."
+        "--threads",
+        metavar="COUNT",
+        help="CPU threads of a step; 0: one per core, less one for the gateway.",
+        rich_help_panel=COMPUTATION,
     ),
 ]
 KvMemoryOption = Annotated[
-    str | None, typer.Option("--kv-memory", metavar="SIZE", help="Memory for the KV cache, such as 2GiB.")
+    str | None,
+    typer.Option(
+        "--kv-memory", metavar="SIZE", help="Memory for the KV cache, such as 2GiB.", rich_help_panel=COMPUTATION
+    ),
 ]
 MaxSequencesOption = Annotated[
-    str | None, typer.Option("--max-sequences", metavar="COUNT", help="Sequences in one batch at most.")
+    str | None,
+    typer.Option(
+        "--max-sequences", metavar="COUNT", help="Sequences in one batch at most.", rich_help_panel=COMPUTATION
+    ),
 ]
 ProfileOption = Annotated[
     str | None,
@@ -83,7 +100,7 @@ KeyOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print what the server answers, as JSON.")]
 TinyOption = Annotated[
-    bool, typer.Option("--tiny", help="Use the toy model in maitred, which needs no download, not a real one.")
+    bool, typer.Option("--tiny", help="Use the toy model in maitred, not a real one.", rich_help_panel=MODEL)
 ]
 DEFAULT_URL = "http://127.0.0.1:8000"
 ModelOption = Annotated[

@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from maitred.cli.options import (
+    ADDRESS,
+    MODEL,
     ConfigOption,
     DeviceOption,
     DtypeOption,
@@ -56,27 +58,21 @@ def serve(
             "if it is installed, else the toy in maitred.",
         ),
     ] = None,
-    host: Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = None,
-    port: Annotated[str | None, typer.Option("--port", metavar="PORT", help="Port; 0 takes a free one.")] = None,
-    workers: Annotated[
+    tiny: TinyOption = False,
+    served_name: Annotated[
         str | None,
         typer.Option(
-            "--workers", metavar="COUNT", help="Processes that speak HTTP, beside one that decides. Default: 1."
+            "--served-name", metavar="NAME", help="The name that clients put into `model`.", rich_help_panel=MODEL
         ),
     ] = None,
-    served_name: Annotated[
-        str | None, typer.Option("--served-name", metavar="NAME", help="The name that clients put into `model`.")
-    ] = None,
-    allow_unauthenticated: Annotated[
-        bool,
-        typer.Option(
-            "--allow-unauthenticated",
-            help="Serve requests without an API key on any address, not only on a loopback one.",
-        ),
-    ] = False,
     replicas: Annotated[
         str | None,
-        typer.Option("--replicas", metavar="COUNT", help="Engines to start; they share this machine. Default: 1."),
+        typer.Option(
+            "--replicas",
+            metavar="COUNT",
+            help="Engines to start; they share this machine. Default: 1.",
+            rich_help_panel=MODEL,
+        ),
     ] = None,
     backend: Annotated[
         str | None,
@@ -84,6 +80,7 @@ def serve(
             "--backend",
             metavar="NAME",
             help="What starts the engines: local, agents, kubernetes or ray. Default: local.",
+            rich_help_panel=MODEL,
         ),
     ] = None,
     engine: Annotated[
@@ -91,11 +88,36 @@ def serve(
         typer.Option(
             "--engine",
             metavar="ADDRESS",
-            help="Use an engine that runs already: unix:/path or tcp:host:port. Repeatable. The section "
-            "engine_link has the secret and the certificates.",
+            help="Use an engine that runs already: unix:/path or tcp:host:port. Repeatable. The section engine_link "
+            "has the secret and the certificates.",
+            rich_help_panel=MODEL,
         ),
     ] = None,
-    tiny: TinyOption = False,
+    host: Annotated[
+        str | None,
+        typer.Option("--host", metavar="ADDRESS", help="Address to listen on.", rich_help_panel=ADDRESS),
+    ] = None,
+    port: Annotated[
+        str | None,
+        typer.Option("--port", metavar="PORT", help="Port; 0 takes a free one.", rich_help_panel=ADDRESS),
+    ] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            "--workers",
+            metavar="COUNT",
+            help="Processes that speak HTTP, beside one that decides. Default: 1.",
+            rich_help_panel=ADDRESS,
+        ),
+    ] = None,
+    allow_unauthenticated: Annotated[
+        bool,
+        typer.Option(
+            "--allow-unauthenticated",
+            help="Serve requests without an API key on any address, not only on a loopback one.",
+            rich_help_panel=ADDRESS,
+        ),
+    ] = False,
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     threads: ThreadsOption = None,

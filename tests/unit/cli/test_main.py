@@ -9,11 +9,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import typer.main
 from typer.testing import CliRunner, Result
 
 from maitred import __version__
 from maitred.cli import local_engine
 from maitred.cli.app import app
+from maitred.cli.group import PANELS
 from maitred.config.loader import LoadedConfig
 from maitred.config.tree import BUNDLED_MODEL
 from maitred.core.errors import Bug
@@ -75,6 +77,21 @@ def test_help_has_examples(command: tuple[str, ...]) -> None:
         assert result.exit_code == 0
         assert "Examples:" in result.output
         assert re.search(rf"maitred {' '.join(command)}", result.output)
+
+
+def test_help_is_in_panels_with_a_line_for_each_command() -> None:
+    lines = run("--help").output.splitlines()
+    titles = [line.strip("╭╮─ ") for line in lines if line.startswith("╭")]
+    assert titles == ["Options", *PANELS]
+    names = [line.split()[1] for line in lines[lines.index("╰" + "─" * 98 + "╯") :] if line.startswith("│ ")]
+    assert set(names) == typer.main.get_command(app).commands.keys()  # type: ignore[attr-defined]
+    assert len(names) == len(set(names))  # nothing is continued on a second line
+
+
+def test_help_of_serve_is_in_panels() -> None:
+    lines = run("serve", "--help").output.splitlines()
+    titles = [line.strip("╭╮─ ") for line in lines if line.startswith("╭")]
+    assert titles == ["Arguments", "Options", "Model and engines", "Address and access", "Computation", "Configuration"]
 
 
 @pytest.mark.parametrize(
