@@ -44,7 +44,7 @@ def render() -> str:
     fair, routing = fair_summary.render(), routing_summary.render()
     text = "\n".join(
         [
-            *(_users(), _loads(), *fair, _throughput(), _rest(), rival_summary.render()),
+            *(_first_run(), _users(), _loads(), *fair, _throughput(), _rest(), rival_summary.render()),
             *gateways_summary.render(),
             *(routing, scaling_summary.render(), _accounts(), responses_summary.render(), _retries(), _tester()),
         ]
@@ -58,6 +58,18 @@ def _with_current_commands(text: str) -> str:
     text = re.sub(r"`[^`\n]+`", lambda code: code[0].replace(" ", _NO_BREAK), text)
     lines = (line if line.startswith(("|", "!")) else textwrap.fill(line, 120) for line in text.split("\n"))
     return "\n".join(lines).replace(_NO_BREAK, " ")
+
+
+def _first_run() -> str:
+    result = load_result("first_run")
+    machine, figures = result["machine"], result["figures"]
+    return (
+        f"**The first run** — `{result['command']}`: a clone without an environment, no caches, {machine['cores']} cores "
+        f"({machine['cpu']}) shared with other work. `make serve` downloads {figures['packages']} packages, "
+        f"{figures['downloaded_mb']:.0f} MB, and has installed them after {figures['installed_s']:.0f} s; "
+        f"{figures['served_s']:.0f} s later, with weights converted and kernels compiled, {figures['model']} answers: "
+        f"“{figures['answer']}”\n"
+    )
 
 
 def _users() -> str:

@@ -90,6 +90,7 @@ SMALLEST = {
     "scheduler_cost": SmallestForm({"SIZES": (100, 200)}),
     "starvation": SmallestForm({"QUICK_SECONDS": 2.0, "AGEING_S": 0.2, "USERS": 4, "SETTLE_IN_S": 0.2}),
     "vtc": SmallestForm({"ENDS_S": 60.0}),
+    "first_run": SmallestForm(),
     "first_steps": SmallestForm(),
     "gpu": SmallestForm(),
     "host_work": SmallestForm(),
