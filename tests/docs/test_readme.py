@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import summary
+from maitred.config.default_model import LICENCE, MODEL_NAME, installed_model
 from maitred.testing.server_process import serving
 
 ROOT = Path(__file__).parents[2]
@@ -26,26 +27,45 @@ def block(language: str) -> str:
 
 @pytest.fixture(scope="module")
 def server():
-    with serving(settings={"engine.kv_memory_bytes": "64MiB"}) as server:
+    environment = {"MAITRED_TINY": "" if installed_model() else "1"}
+    with serving(settings={"engine.kv_memory_bytes": "256MiB"}, environment=environment) as server:
         yield server
 
 
+def here(code, server):
+    """Code of the page with the server of the test, and with the toy where the page's model is not installed."""
+    code = code.replace(DEFAULT_URL, server.url)
+    return code if installed_model() else code.replace(MODEL_NAME, "maitred-tiny")
+
+
+def holds(text):
+    """Whether a text has the answer that the page promises, from the model that it names."""
+    return "Paris" in text if installed_model() else len(text.split()) > 3
+
+
+def test_a_start_prints_what_the_page_shows(server):
+    shown = [LICENCE, "Ready at ", f"  model     {MODEL_NAME}  (fp32 on cpu)"]
+    assert all(f"\n{line}" in block("console") for line in shown)
+    if installed_model():
+        assert all(line in server.log.read_text() for line in shown)
+
+
 def test_the_curl_command_streams_an_answer(server):
-    command = block("sh").replace(DEFAULT_URL, server.url)
+    command = here(block("sh"), server)
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300, check=True)
     events = [line.removeprefix("data: ") for line in done.stdout.splitlines() if line]
     assert events[-1] == "[DONE]"
     text = "".join(json.loads(event)["choices"][0]["delta"].get("content") or "" for event in events[:-1])
-    assert len(text.split()) > 3
+    assert holds(text)
 
 
 def test_the_python_block_prints_an_answer(server):
     printed = io.StringIO()
     scope: dict[str, object] = {}
     with contextlib.redirect_stdout(printed):
-        exec(block("python").replace(DEFAULT_URL, server.url), scope)
+        exec(here(block("python"), server), scope)
     scope["client"].close()
-    assert printed.getvalue().strip()
+    assert holds(printed.getvalue())
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def doctor(
         typer.Option(
             "--key",
             metavar="KEY",
-            envvar=[KEY_VARIABLE, ADMIN_KEY_VARIABLE],
+            envvar=[ADMIN_KEY_VARIABLE, KEY_VARIABLE],
             help="A key with the scope metrics, where the server asks for one.",
         ),
     ] = None,
