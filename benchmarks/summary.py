@@ -64,8 +64,8 @@ def _first_run() -> str:
     result = load_result("first_run")
     machine, figures = result["machine"], result["figures"]
     return (
-        f"**The first run** — `{result['command']}`: a clone without an environment, no caches, {machine['cores']} cores "
-        f"({machine['cpu']}) shared with other work. `make serve` downloads {figures['packages']} packages, "
+        f"**The first run** — `{result['command']}`: a clone without an environment, no caches, {machine['cores']} "
+        f"cores ({machine['cpu']}) shared with other work. `make serve` downloads {figures['packages']} packages, "
         f"{figures['downloaded_mb']:.0f} MB, and has installed them after {figures['installed_s']:.0f} s; "
         f"{figures['served_s']:.0f} s later, with weights converted and kernels compiled, {figures['model']} answers: "
         f"“{figures['answer']}”\n"

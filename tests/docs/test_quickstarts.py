@@ -104,7 +104,7 @@ READ = {
 """Page -> servers that it starts, and what is printed when it is followed."""
 
 
-def test_there_is_one_for_each_seat():
+def test_there_is_one_for_each_reader():
     assert {page.stem.removeprefix("quickstart-") for page in PAGES} == READ.keys()
     listed = (ROOT / "docs/README.md").read_text()
     assert all(f"]({page.name})" in listed for page in PAGES)

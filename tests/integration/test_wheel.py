@@ -10,6 +10,7 @@ import sys
 import sysconfig
 import venv
 from importlib.util import find_spec
+from pathlib import Path
 
 import httpx
 import pytest
@@ -48,8 +49,7 @@ def python(wheel, tmp_path_factory):
     run(*pip, "--no-deps", "--no-index", "--no-compile", str(wheel))
     packages = sysconfig.get_path("purelib", vars={"base": str(folder)})
     # A path in such a file is searched last, and the files of its kind there, of which one names our source, are not.
-    with open(f"{packages}/of_the_tests.pth", "w") as file:
-        file.write(sysconfig.get_path("purelib"))
+    (Path(packages) / "of_the_tests.pth").write_text(sysconfig.get_path("purelib"))
     return str(python)
 
 

@@ -25,7 +25,7 @@ from maitred.engine.models.decoder import Decoder
 from maitred.engine.models.digest import WeightsCheck
 from maitred.engine.models.host_blocks import HostBlocks
 from maitred.engine.models.kv_cache import KVCache
-from maitred.engine.progress import report_progress
+from maitred.engine.progress import StageProgress
 from maitred.engine.runner import ForwardModel, ModelRunner
 from maitred.engine.sampling.sampler import Sampler
 from maitred.engine.scheduler.scheduler import Scheduler
@@ -75,10 +75,10 @@ def build(
     sampler = Sampler(shape.vocab_size, target.device, accelerated=target.accelerated)
     block_bytes = loader.block_bytes(*[shape] if draft is None else [shape, draft.config])
     kv = plan_kv(config, shape, block_bytes=block_bytes, free_bytes=int(loader.free_bytes(decoder, sampler)))
-    warming_up = f"Warming up {model.name}"
-    report_progress(warming_up, 0.0)
+    warm_up = StageProgress(f"Warming up {model.name}")
+    warm_up.report(0.0)
     forward, cache = loader.with_cache(decoder, kv)
-    report_progress(warming_up, 0.5)
+    warm_up.report(0.5)
     slots = config.swap_bytes // block_bytes
     host_blocks = HostBlocks(cache, slots) if slots else None
     compiler = GrammarCompiler(partial(load_vocabulary, model, shape.vocab_size, shape.eos_token_ids))
@@ -105,7 +105,7 @@ def build(
         block_copy_s=math.inf if host_blocks is None else host_blocks.seconds_per_block(cache, block=0),
     )
 
-    report_progress(warming_up, 1.0)
+    warm_up.report(1.0)
 
     def reload() -> None:
         """Restores the model. With other weights the engine ends: the card that gateways have names the old ones."""

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from maitred.engine.progress import progress_range
+from maitred.engine.progress import StageProgress
 
 
 @pytest.mark.parametrize(
@@ -13,12 +13,12 @@ from maitred.engine.progress import progress_range
 )
 def test_a_stage_is_reported_from_its_beginning_to_its_end(caplog, count, told):
     with caplog.at_level(logging.INFO):
-        assert list(progress_range("Converting", count)) == list(range(count))
+        assert list(StageProgress("Converting").range(count)) == list(range(count))
     assert [record.progress for record in caplog.records] == told
     assert {record.getMessage() for record in caplog.records} == {"Converting"}
 
 
 def test_a_report_is_made_before_what_it_counts(caplog):
     with caplog.at_level(logging.INFO):
-        seen = [len(caplog.records) for _ in progress_range("Converting", 2)]
+        seen = [len(caplog.records) for _ in StageProgress("Converting").range(2)]
     assert seen == [1, 2]

@@ -26,7 +26,7 @@ from maitred.engine.gguf.tensors import GGUFTensors
 from maitred.engine.kernels.linear import GroupedWeight, Linear, Unchanged, make_head, make_linear
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.digest import weight_files
-from maitred.engine.progress import progress_range
+from maitred.engine.progress import StageProgress
 from maitred.engine.weights_cache.cached import load_cached
 from maitred.engine.weights_cache.config import WeightsCacheConfig
 
@@ -110,7 +110,7 @@ def load_weights(
     with Checkpoint(folder, dtype, device) as checkpoint:
         linear = partial(make_linear, scheme=scheme, accelerated=accelerated)
         end = partial(make_head, scheme=scheme, accelerated=accelerated) if head else None
-        weights = _assemble(checkpoint, config, linear, end, f"Converting the weights of {folder.name}")
+        weights = _assemble(checkpoint, config, linear, end, StageProgress(f"Converting the weights of {folder.name}"))
         checkpoint.check_nothing_left()
     return weights
 
@@ -289,15 +289,13 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
 
 
 def _assemble(
-    checkpoint: Checkpoint, config: ModelConfig, linear: MakeLinear, head: MakeLinear | None, stage: str
+    checkpoint: Checkpoint, config: ModelConfig, linear: MakeLinear, head: MakeLinear | None, progress: StageProgress
 ) -> Weights:
     hidden = config.hidden_size
     # A model that was saved without its head has tensor names without the prefix.
     prefix = "" if "embed_tokens.weight" in checkpoint else "model."
     embedding = checkpoint.read(f"{prefix}embed_tokens.weight", config.vocab_size, hidden)
-    layers = [
-        _layer(checkpoint, config, linear, f"{prefix}layers.{index}.") for index in progress_range(stage, config.layers)
-    ]
+    layers = [_layer(checkpoint, config, linear, f"{prefix}layers.{index}.") for index in progress.range(config.layers)]
     final_norm = checkpoint.tensor(f"{prefix}norm.weight", hidden)
     if head is None:
         checkpoint.ignore(_HEAD)
