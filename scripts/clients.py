@@ -20,7 +20,7 @@ from maitred.testing.server_process import serving
 
 PAGE = Path(__file__).parent.parent / "docs" / "clients.md"
 BUNDLED = Path(__file__).parent.parent / "src" / "maitred" / "bundled" / "maitred-tiny"
-ADDRESS, MODEL = "http://127.0.0.1:8000", "maitred-tiny"
+ADDRESS, MODEL = "http://127.0.0.1:8000", "SmolLM2-135M-Instruct"
 _SECTION = re.compile(
     r"<!-- client: (?P<about>[^>]*) -->\n```(?P<language>\w+)\n(?P<program>.*?)^```$", re.DOTALL | re.M
 )

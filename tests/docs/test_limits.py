@@ -13,6 +13,7 @@ import pytest
 import typer.main
 
 from maitred.cli.app import app
+from maitred.config.default_model import MODEL_NAME
 from maitred.config.loader import load
 from maitred.core.context import Outcome
 from maitred.core.errors import QuotaExceeded, RateLimited
@@ -22,7 +23,7 @@ from maitred.testing.server_process import serving
 from tests.support.admission_services import AdmissionSetup, limit
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8").replace(MODEL_NAME, "maitred-tiny")
 SECTIONS = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
 COMMANDS, DECLARED = SECTIONS["A team with a key, in two minutes"], SECTIONS["In the configuration file"]
 KEY_ID = re.compile(r"sk-mtd-([a-z0-9]{16})-")

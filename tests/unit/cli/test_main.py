@@ -129,6 +129,18 @@ def test_serve_hands_its_flags_to_the_gateway(monkeypatch: pytest.MonkeyPatch) -
     assert (loaded.origins["server.port"], loaded.origins["engine.step_tokens"]) == ("--port", "--set")
 
 
+def test_the_toy_is_served_in_place_of_any_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[LoadedConfig] = []
+    gateway = ModuleType("maitred.app.start")
+    gateway.run = lambda loaded, read: given.append(loaded) or 0  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "maitred.app.start", gateway)
+    assert run("serve", "--tiny", env={"MAITRED_TINY": ""}).output == ""
+    assert (given[0].config.model.path, given[0].origins["model.path"]) == (str(BUNDLED_MODEL), "--tiny")
+    result = run("serve", "--tiny", "./mine")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "Leave one out" in result.stderr
+
+
 def test_all_wrong_flags_are_named_in_one_run() -> None:
     result = run("serve", "--port", "http", "--device", "tpu", "--threads", "-1", "--set", "engine.thread=1")
     assert result.exit_code == 2
