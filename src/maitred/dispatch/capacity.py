@@ -58,8 +58,8 @@ class CapacityAllocator:
         if self.quotas.has_dedicated:
             limit = self.quotas.limit(quota, total_of(ready))
             queued.quota_cost = queued.cost.at_most(_beside_headroom(limit, self.headroom))
-        quota.allocate(queued.quota_cost)
         self.holdings.allocate(queued.tenant, queued.cost.slots, queued.flow.priority)
+        quota.allocate(queued.quota_cost)
 
     def release(self, queued: QueuedRequest, quota: Quota) -> None:
         """Releases the cost of an entry from its quota and its tenant."""
@@ -196,16 +196,8 @@ class CapacityAllocator:
             candidates = [s for s in candidates if s.region == self.regions.region] or candidates
         return self._selector.select(queued, candidates, now_s) if candidates else None
 
-    def select_overtaking(
-        self,
-        queue: QuotaQueue,
-        quota: Quota,
-        ready: Sequence[EndpointState],
-        now_s: float,
-        *,
-        except_in: Set[str | None] = frozenset(),
-    ) -> tuple[QueuedRequest, EndpointState] | None:
-        """Selects a request that may overtake a blocked head: by class, then by slots per weight.
+    def overtaking_candidate(self, queue: QuotaQueue, ready: Sequence[EndpointState]) -> QueuedRequest | None:
+        """Returns the request that may overtake a blocked head: by class, then by slots per weight.
 
         The head may neither use the headroom nor be overcommitted. A tenant may overtake by at most one request, so the
         fairness bound grows by one request only.
@@ -224,11 +216,7 @@ class CapacityAllocator:
             )
             if (best is None or key < best_key) and self.may_lead(queued):
                 best, best_key = queued, key
-        if best is None:
-            return None
-        above = self.above_share(best, quota, ready, now_s)
-        endpoint_state = self.endpoint_for(best, quota, ready, now_s, above_share=above, except_in=except_in)
-        return None if isinstance(endpoint_state, WaitCause) else (best, endpoint_state)
+        return best
 
     def free_capacity(self, queued: QueuedRequest, ready: Sequence[EndpointState], *, above_share: bool) -> Cost:
         """Returns the part of all replicas' credits that an entry may use now."""

@@ -11,11 +11,13 @@ its sequences by turns.
 
 import heapq
 import itertools
+import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from maitred.core.balance import CacheAwareBalancer
 from maitred.core.errors import (
+    Bug,
     DeadlineExceeded,
     MaitredError,
     ModelHeld,
@@ -43,6 +45,11 @@ _DEADLINE_PASSED_MESSAGE = (
     "The deadline for the first token passed while the request waited. Allow more time, or send it when less is going "
     "on."
 )
+_FAULT_MESSAGE = (
+    "The server failed while it chose a replica for this request. This is not the request's fault; report it with the "
+    "request id {}."
+)
+_log = logging.getLogger(__name__)
 _MAX_STALE_DEADLINES = 64
 """The deadline heap is cleaned once it holds this many entries more than twice the waiting requests."""
 
@@ -103,6 +110,10 @@ class DispatchCore:
         """Whether no request waits, and the wait accounts and the predictor know it."""
         self._deadline_heap: list[tuple[float, int, QueuedRequest]] = []
         self._heap_tiebreaker = itertools.count()
+        self._considered: QueuedRequest | None = None
+        """Request that the current dispatch pass looks at, to which a fault is put down; None: none."""
+        self._considered_queue: QuotaQueue | None = None
+        """Queue that the current dispatch pass looks at; None: none."""
 
     def reconfigure(
         self,
@@ -181,7 +192,10 @@ class DispatchCore:
         is_regional = False
         for endpoint_state in self.endpoint_states:
             load = endpoint_state.load
-            endpoint_state.refresh(now_s)
+            try:
+                endpoint_state.refresh(now_s)
+            except Exception as fault:
+                endpoint_state.on_fault(fault)
             if endpoint_state.load is not load:
                 self.forecast_cache.invalidate()
             if endpoint_state.ready:
@@ -302,9 +316,9 @@ class DispatchCore:
         if self.arrivals is not None and self.is_own_demand(queued.request):
             self.arrivals.on_arrival(queued)
         forecast_cache.joins.observe(queued.flow, now_s)
+        queue.fair_queue.pass_through(queued, now_s)
         if regions is not None:
             self._bounds[regions] += 1
-        queue.fair_queue.pass_through(queued, now_s)
         self._start(queued, endpoint_state, queue.quota, now_s)
         if not self.idle_recorded:
             self._on_idle(now_s)
@@ -469,31 +483,87 @@ class DispatchCore:
         self.idle_recorded = False
         if ready is None:
             ready = self.refresh(now_s)
-        self._fail_expired(changed_requests, now_s)
+        is_unexplained, failed = False, set[QueuedRequest]()
+        while True:
+            self._considered = self._considered_queue = None
+            if self.regions is not None:
+                self.regions.considered = None
+            try:
+                self._run_pass(changed_requests, ready, now_s)
+                break
+            except Exception as fault:
+                culprit = self._considered or (self.regions.considered if self.regions is not None else None)
+                culprits = [culprit] if culprit is not None else []
+                if culprit is None and is_unexplained and self._considered_queue is not None:
+                    culprits = self._considered_queue.all()  # they cannot be put in an order
+                self._log_fault(fault, culprits)
+                if (not culprits and is_unexplained) or not failed.isdisjoint(culprits):
+                    break  # what fails is no request, or its removal; the next pass tries it again
+                is_unexplained = not culprits
+                failed.update(culprits)
+                for queued in culprits:
+                    self.fail_faulty(queued, now_s)
+                    changed_requests.append(queued)
+        self._considered = self._considered_queue = None
+        return changed_requests
+
+    def _run_pass(self, changed: list[QueuedRequest], ready: Sequence[EndpointState], now_s: float) -> None:
+        """Runs one dispatch pass; a fault that is raised was caused by what the pass looked at last."""
+        self._fail_expired(changed, now_s)
         if not ready:
-            self._fail_without_replica(changed_requests, now_s)
+            self._fail_without_replica(changed, now_s)
             for queue in self.queues:
                 queue.wait_account.set_blocked_head(now_s, ("", WaitCause.COLD_START) if len(queue) else None)
             self.predictor.on_unsaturated()
-            return changed_requests
+            return
         common_queue = self.queues[-1]
         for queue in self.queues:
-            queue.wait_account.set_blocked_head(
-                now_s, self._dispatch_queue(queue, queue.quota, ready, changed_requests, now_s)
-            )
+            blocked_head = self._dispatch_queue(queue, queue.quota, ready, changed, now_s)
+            self._considered = self._considered_queue = None
+            queue.wait_account.set_blocked_head(now_s, blocked_head)
         if not len(common_queue):
             for queue in self.queues[:-1]:
                 if queue.quota.borrows_common and len(queue):
-                    queue.wait_account.set_blocked_head(
-                        now_s, self._dispatch_queue(queue, self.allocator.quotas.common, ready, changed_requests, now_s)
-                    )
+                    blocked_head = self._dispatch_queue(queue, self.allocator.quotas.common, ready, changed, now_s)
+                    self._considered = self._considered_queue = None
+                    queue.wait_account.set_blocked_head(now_s, blocked_head)
         if self.regions is not None:
-            self._fail_out_of_region(ready, changed_requests, now_s)
+            self._fail_out_of_region(ready, changed, now_s)
         if self.waiting and self.regions is None:  # while some wait for one region, another one may be idle
             self.predictor.on_saturated(sum(endpoint_state.load.steps for endpoint_state in ready) // len(ready), now_s)
         else:
             self.predictor.on_unsaturated()
-        return changed_requests
+
+    def _log_fault(self, fault: BaseException, culprits: Sequence[QueuedRequest]) -> None:
+        whom = f"request {culprits[0].request.id}" if len(culprits) == 1 else f"{len(culprits)} requests"
+        effect = f"fails {whom}" if culprits else "is tried again"
+        _log.error("A fault in a dispatch pass %s; all others go on.", effect, exc_info=fault)
+
+    def fail_faulty(self, queued: QueuedRequest, now_s: float) -> None:
+        """Fails a request because a step for it has raised, and frees all that it holds, however far that had come.
+
+        The owner must still call `leave`.
+        """
+        queue, state = queued.queue, queued.state
+        if state is QueueState.NEW:
+            return
+        is_in_queue = queued in queue.tenants.get(queued.tenant.id, ())
+        was_taken = state is QueueState.DISPATCHED or (state is QueueState.WAITING and not is_in_queue)
+        queued.state = QueueState.FAILED
+        queued.failure = Bug(_FAULT_MESSAGE.format(queued.request.id))
+        try:
+            if queued.allocation is not None:
+                self._release(queued, lost=False)
+                queued.allocation = None
+            if is_in_queue:
+                queue.remove(queued, now_s)
+            if was_taken:
+                queue.fair_queue.done(queued.flow)
+            self._refund(queued)
+        except Exception:
+            _log.exception("Not all that request %s held could be freed.", queued.request.id)
+        self.forecast_cache.invalidate()
+        self.counters.on_rejection(queued.failure.code)
 
     def leave(
         self, queued: QueuedRequest, now_s: float, *, finished: bool, lost: bool = False, moved: bool = False
@@ -589,23 +659,46 @@ class DispatchCore:
         now_s: float,
     ) -> tuple[str, WaitCause] | None:
         """Dispatches from the head until it is blocked; returns the head's tenant and wait cause."""
+        self._considered_queue = queue
         if queue.aside:
             self._call_back(queue, ready, now_s)
         if self.regions is not None:
             return self._dispatch_in_regions(self.regions, queue, quota, ready, changed, now_s)
         while (queued := queue.head(now_s)) is not None:
+            self._considered = queued
             if self.allocator.awaits_turns(queued, ready):
                 queue.set_aside(queued)
                 continue
             above_share = not queued.requeues and self.allocator.above_share(queued, quota, ready, now_s)
             endpoint_state = self.allocator.endpoint_for(queued, quota, ready, now_s, above_share=above_share)
             if isinstance(endpoint_state, WaitCause):
-                overtaking = self.allocator.select_overtaking(queue, quota, ready, now_s) if above_share else None
+                overtaking = self._select_overtaking(queue, quota, ready, now_s) if above_share else None
                 if overtaking is None:
+                    self._considered = None
                     return queued.tenant.id, endpoint_state
                 queued, endpoint_state = overtaking
             self._dispatch_or_fail(queued, endpoint_state, quota, changed, now_s)
         return next(((queued.tenant.id, WaitCause.SLOTS) for queued in queue.aside), None)
+
+    def _select_overtaking(
+        self,
+        queue: QuotaQueue,
+        quota: Quota,
+        ready: Sequence[EndpointState],
+        now_s: float,
+        *,
+        except_in: Set[str | None] = frozenset(),
+    ) -> tuple[QueuedRequest, EndpointState] | None:
+        """Selects a request that may overtake a blocked head, and its endpoint; None: there is none."""
+        best = self.allocator.overtaking_candidate(queue, ready)
+        if best is None:
+            return None
+        self._considered = best
+        above_share = self.allocator.above_share(best, quota, ready, now_s)
+        endpoint_state = self.allocator.endpoint_for(
+            best, quota, ready, now_s, above_share=above_share, except_in=except_in
+        )
+        return None if isinstance(endpoint_state, WaitCause) else (best, endpoint_state)
 
     def _call_back(self, queue: QuotaQueue, ready: Sequence[EndpointState], now_s: float) -> None:
         """Returns requests that were set aside to the order, where others like them take turns no more."""
@@ -615,7 +708,9 @@ class DispatchCore:
         else:
             returning = [queued for queued in aside if not self.allocator.awaits_turns(queued, ready)]
         for queued in returning:
+            self._considered = queued
             queue.call_back(queued, now_s)
+        self._considered = None
 
     def _dispatch_in_regions(
         self,
@@ -634,11 +729,14 @@ class DispatchCore:
         blocked: set[str | None] = set()
         if queue.away:
             for returning in regions.returning(queue, ready):
+                self._considered = returning
                 queue.call_home(returning, now_s)
+            self._considered = None
             self._dispatch_away(regions, queue, quota, ready, changed, now_s, blocked=blocked, home_blocked=False)
         cause: tuple[str, WaitCause] | None = None
         overtaking: tuple[QueuedRequest, EndpointState] | None
         while (queued := queue.head(now_s)) is not None:
+            self._considered = queued
             if self.allocator.awaits_turns(queued, ready):
                 queue.set_aside(queued)
                 continue
@@ -655,7 +753,7 @@ class DispatchCore:
                     continue
                 overtaking = None
                 if above_share:
-                    overtaking = self.allocator.select_overtaking(queue, quota, ready, now_s, except_in=blocked)
+                    overtaking = self._select_overtaking(queue, quota, ready, now_s, except_in=blocked)
                 if overtaking is None:
                     cause = queued.tenant.id, endpoint_state
                     blocked |= waits_for
@@ -663,6 +761,7 @@ class DispatchCore:
                 self._dispatch_or_fail(*overtaking, quota, changed, now_s)
             else:
                 self._dispatch_or_fail(queued, endpoint_state, quota, changed, now_s)
+        self._considered = None
         if queue.waiting:
             self._dispatch_away(
                 regions, queue, quota, ready, changed, now_s, blocked=blocked, home_blocked=self.region in blocked
@@ -697,6 +796,7 @@ class DispatchCore:
             open_states = [state for state in ready if state.region not in blocked]
             if not any(state.free.slots + state.overcommit_slots > 0 for state in open_states):
                 return
+            self._considered = queued
             above_share = not queued.requeues and self.allocator.above_share(queued, quota, ready, now_s)
             endpoint_state = self.allocator.endpoint_for(
                 queued, quota, ready, now_s, above_share=above_share, except_in=blocked
@@ -705,6 +805,7 @@ class DispatchCore:
                 blocked |= regions.waits_for(queued, ready)
             else:
                 self._dispatch_or_fail(queued, endpoint_state, quota, changed, now_s)
+            self._considered = None
 
     def _dispatch_or_fail(
         self,
@@ -722,6 +823,7 @@ class DispatchCore:
             queued.prefill_s = self.selector.prefill_s(queued, endpoint_state, 0, now_s)
             self._start(queued, endpoint_state, quota, now_s)
         changed.append(queued)
+        self._considered = None
 
     def _fail_out_of_region(self, ready: Sequence[EndpointState], changed: list[QueuedRequest], now_s: float) -> None:
         """Fails requests while none of the replicas where they may run is ready.
@@ -736,9 +838,11 @@ class DispatchCore:
                     continue
                 is_hopeless = self._is_hopeless(entries[0])
                 for queued in entries:
+                    self._considered = queued
                     if is_hopeless or now_s - queued.joined_s > longest.get(queued.flow.priority, float("inf")):
                         self._fail(queued, self.unavailable(queued.request), now_s)
                         changed.append(queued)
+                self._considered = None
 
     def _on_idle(self, now_s: float) -> None:
         for queue in self.queues:
@@ -760,26 +864,25 @@ class DispatchCore:
         costs: Sequence[Cost] = queued.costs
         if not endpoint_state.endpoint.reports_capacity or queued.cost.slots > 1:
             costs = self.allocator.held_costs(queued, endpoint_state)
-        queued.allocation = Allocation(
-            endpoint_state,
-            hold=endpoint_state.acquire(costs, now_s),
-            quota=quota,
-            since_s=now_s,
-            stalled_s=self.stalled_s,
-        )
-        self.allocator.allocate(queued, quota, self._last_ready)
+        hold = endpoint_state.acquire(costs, now_s)
+        try:
+            self.allocator.allocate(queued, quota, self._last_ready)
+        except Exception:
+            endpoint_state.release(hold)
+            raise
+        queued.allocation = Allocation(endpoint_state, hold=hold, quota=quota, since_s=now_s, stalled_s=self.stalled_s)
+        self.running_requests[queued] = None
         if self.selector.balancer is not None:
             self.selector.on_dispatch(queued, endpoint_state)
         if self.regions is not None:
             self.regions.on_dispatch(queued, endpoint_state)
             if queued.spill_reason is not None:
                 self.counters.on_spill(endpoint_state.region, queued.spill_reason)
-        self.running_requests[queued] = None
         self.forecast_cache.invalidate()
         if queued.requeues:
             return
-        queued.owes_prompts = True
         self._charge(queued, self.weights.prompt * queued.request.prompt_tokens)
+        queued.owes_prompts = True
         self.predictor.on_dispatch(queued)
         if queued.raw_wait_s > 0:
             self.predictor.on_waited(queued, now_s)
@@ -816,9 +919,9 @@ class DispatchCore:
     def _fail(self, queued: QueuedRequest, failure: MaitredError, now_s: float) -> None:
         self._refund(queued)
         queued.queue.remove(queued, now_s)
-        self.forecast_cache.invalidate()
         queued.state = QueueState.FAILED
         queued.failure = failure
+        self.forecast_cache.invalidate()
         self.predictor.on_waited(queued, now_s)
         self.counters.on_rejection(failure.code)
 
@@ -831,27 +934,26 @@ class DispatchCore:
         while self._deadline_heap and (
             self._deadline_heap[0][0] <= now_s or self._deadline_heap[0][2].state is not QueueState.WAITING
         ):
-            queued = heapq.heappop(self._deadline_heap)[2]
+            queued = self._considered = heapq.heappop(self._deadline_heap)[2]
             due_s = queued.wait_deadline_s
             if queued.state is QueueState.WAITING and due_s is not None and due_s <= now_s:
                 self._fail(queued, DeadlineExceeded(_DEADLINE_PASSED_MESSAGE), now_s)
                 changed.append(queued)
+        self._considered = None
 
     def _fail_without_replica(self, changed: list[QueuedRequest], now_s: float) -> None:
         """Fails requests over their class's longest wait, or all if no replica will become ready."""
         hopeless = isinstance(self.outage, ModelLoadFailed | ModelHeld)
         longest = self._config.max_wait_s
         for queue in self.queues:
-            over = [
-                queued
-                for entries in queue.tenants.values()
-                for queued in entries
-                if (hopeless if queued.request.regions is None else self._is_hopeless(queued))
-                or _cold_start_wait_s(queued, now_s) > longest.get(queued.flow.priority, float("inf"))
-            ]
-            for queued in over:
-                self._fail(queued, self.unavailable(queued.request), now_s)
-                changed.append(queued)
+            for queued in queue.all():
+                self._considered = queued
+                if (hopeless if queued.request.regions is None else self._is_hopeless(queued)) or _cold_start_wait_s(
+                    queued, now_s
+                ) > longest.get(queued.flow.priority, float("inf")):
+                    self._fail(queued, self.unavailable(queued.request), now_s)
+                    changed.append(queued)
+        self._considered = None
 
     def _is_hopeless(self, queued: QueuedRequest) -> bool:
         """Whether no replica will become ready where a request may run, while none is ready there."""

@@ -5,6 +5,7 @@ changes within one iteration of the event loop share one pass, so a report that 
 """
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -28,6 +29,7 @@ from maitred.dispatch.shedding import LoadShedder
 
 _POLL_INTERVAL_S = 0.1
 """Interval of the checks for passed deadlines and for overflow while nothing else happens."""
+_log = logging.getLogger(__name__)
 _OVERFLOW_ANSWER_TIMEOUT_S = 2.0
 """Time limit for answers of requests that are asked to move; most answer in milliseconds."""
 
@@ -100,19 +102,30 @@ class DispatchEntry:
         dispatcher, queued = self._dispatcher, self.queued
         if queued.state is not QueueState.NEW:
             raise RuntimeError("An entry is entered once.")
-        core, now_s = dispatcher.core, dispatcher.clock.monotonic_s()
+        now_s = dispatcher.clock.monotonic_s()
+        try:
+            self._join(dispatcher.core, now_s)
+        except Exception:  # nobody will leave
+            dispatcher.core.fail_faulty(queued, now_s)
+            dispatcher.remove_waiting(queued)
+            dispatcher.core.leave(queued, now_s, finished=False)
+            dispatcher.on_left(now_s)
+            raise
+        return self
+
+    def _join(self, core: DispatchCore, now_s: float) -> None:
+        dispatcher, queued = self._dispatcher, self.queued
         if self.runs_at:
             core.reattach(queued, self.runs_at, now_s)
         if self.runs_at or core.dispatch_now(queued, now_s):
             record_immediate_dispatch(queued, now_s)
             dispatcher.on_started(queued)
-            return self
+            return
         ready = core.join(queued, now_s)
         dispatcher.overflow_planner.on_join(queued)
         dispatcher.add_waiting(self, now_s)
         # Dispatch now: if there are credits, the request need not wait for the next loop iteration.
         dispatcher.dispatch(now_s, ready)
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -456,7 +469,10 @@ class Dispatcher:
             await asyncio.sleep(_POLL_INTERVAL_S)
             if self._entries:
                 self.refresh_and_dispatch()
-                self.check_overflow()
+                try:
+                    self.check_overflow()
+                except Exception:
+                    _log.exception("Nobody was asked to move to another model.")
 
     # --- dispatch passes ---
 
@@ -470,15 +486,31 @@ class Dispatcher:
         self.dispatch(self.clock.monotonic_s())
 
     def dispatch(self, now_s: float, ready: Sequence[EndpointState] | None = None) -> None:
-        """Wakes the entries that the core dispatches or fails now. `ready` is what `DispatchCore.refresh` returned."""
+        """Wakes the entries that the core dispatches or fails now. `ready` is what `DispatchCore.refresh` returned.
+
+        A fault fails the request that it concerns, and nothing is raised.
+        """
         for queued in self.core.run_dispatch_pass(now_s, ready):
-            entry = self.remove_waiting(queued)
-            if entry is not None:
+            entry = self._entries.get(queued)
+            if entry is None:
+                continue
+            try:
+                self.remove_waiting(queued)
                 entry.wait_span.close(now_s)
-                entry.wake()
                 self._watch_lag(queued)
+            except Exception:
+                _log.exception("A fault after a dispatch pass fails request %s.", queued.request.id)
+                self.core.fail_faulty(queued, now_s)
+            finally:
+                entry.wake()
+        self._notify_listener()
+
+    def _notify_listener(self) -> None:
         if self._dispatch_listener is not None:
-            self._dispatch_listener()
+            try:
+                self._dispatch_listener()
+            except Exception:
+                _log.exception("A listener to dispatch passes has failed.")
 
     def _on_replica_change(self) -> None:
         """Handles a new load report or a new state of a replica."""
@@ -489,8 +521,7 @@ class Dispatcher:
     def on_started(self, queued: QueuedRequest) -> None:
         """Records that an entry was dispatched without a wait."""
         self._watch_lag(queued)
-        if self._dispatch_listener is not None:
-            self._dispatch_listener()
+        self._notify_listener()
 
     def _watch_lag(self, queued: QueuedRequest) -> None:
         """Watches the lag of the event loop if the request was dispatched to a replica whose window is learned."""

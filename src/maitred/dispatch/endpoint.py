@@ -1,5 +1,6 @@
 """State of one endpoint as dispatch sees it: readiness, load report and credits."""
 
+import logging
 from collections.abc import Sequence
 
 from maitred.core.backoff import BackoffCeiling
@@ -15,6 +16,8 @@ _SUSPENSION_BACKOFF = BackoffCeiling(first_s=0.05, most_s=2.0)
 _MAINTENANCE_MESSAGE = "The replica is out of service for maintenance. Try again after the time in Retry-After."
 _MAINTENANCE_RETRY_S = 10.0
 """Retry-After while an operator keeps a replica out of service, because its end is unknown."""
+_FAULT_MESSAGE = "The state of the replica cannot be read, because the server has a fault. Report it with the log."
+_log = logging.getLogger(__name__)
 _UNKNOWN_RETRY_S = 1.0
 """Retry-After while nothing is known of the replicas."""
 
@@ -90,6 +93,13 @@ class EndpointState:
             self.credits.estimate(card.max_sequences)
         if new:
             self.step_began_s, self.in_flight = now_s, self.credits.unreported
+
+    def on_fault(self, fault: Exception) -> None:
+        """Takes the replica as not ready because its state could not be read; the next `refresh` tries it again."""
+        if self.outage is None or self.outage.message != _FAULT_MESSAGE:
+            _log.error("The state of replica %s cannot be read.", self.endpoint.name, exc_info=fault)
+        self.outage = ReplicaUnavailable(_FAULT_MESSAGE, retry_after_s=_UNKNOWN_RETRY_S)
+        self.ready, self.retry_after_s = False, _UNKNOWN_RETRY_S
 
     def update_region(self) -> None:
         """Sets the region after the endpoint or the replica's card has changed."""

@@ -91,6 +91,9 @@ class RegionPlanner:
         predict: Predicts wait and time to first token of a request at some of the replicas.
         predictor: Predictor of times to first token.
         selector: Selector that knows the cached prompt tokens of each replica.
+
+    Attributes:
+        considered: Waiting request whose chances are predicted now; None: none.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class RegionPlanner:
     ) -> None:
         self.region = region
         self.config = config
+        self.considered: QueuedRequest | None = None
         self._endpoint_states = endpoint_states
         self._predict = predict
         self._predictor = predictor
@@ -268,7 +272,13 @@ class RegionPlanner:
             return first
         if len(home) == len(permitted):
             return None  # it may not leave
-        return self._first_late(list(entries), home, now_s) if late else None
+        if not late:
+            return None
+        in_order = list(entries)
+        self.considered = in_order[-1]
+        candidate = self._first_late(in_order, home, now_s)
+        self.considered = None
+        return candidate
 
     def _urgency(self, queue: QuotaQueue, queued: QueuedRequest, now_s: float) -> tuple[float, float, float]:
         """Returns the sort key of a request beside the order: classes age as they do in the queue."""
