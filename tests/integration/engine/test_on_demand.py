@@ -216,7 +216,7 @@ def test_a_model_that_turns_out_too_large_is_ended_again():
     async def work():
         machine = Machine({"a": scripted}, places=1)
         machine.residents.budget_bytes = 1 << 20
-        machine.residents["a"].memory_bytes = 1 << 10
+        machine.residents["a"].estimated_bytes = 1 << 10
         async with living(machine):
             with pytest.raises(ModelLoadFailed):
                 await machine.ask("a")

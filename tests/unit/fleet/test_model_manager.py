@@ -245,7 +245,7 @@ async def test_memory_is_measured_again_after_a_failure_and_processes_are_looked
 async def test_a_model_that_does_not_fit_any_more_is_refused_with_the_numbers_until_it_does():
     async with managed() as machine:
         await machine.load("a")
-        machine.policy.on_measured("a", 2 * BYTES)
+        machine.policy["a"].on_measured(2 * BYTES, machine.clock.monotonic_s())
         machine.manager.order_load("b")
         await settle()
         assert machine.backends["a"].there["r0"].phase is ReplicaPhase.DRAINING

@@ -1,5 +1,8 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
 from maitred.fleet.policy.load_eta import ready_in_s
-from maitred.fleet.policy.model_residency import ResidencyPhase
+from maitred.fleet.policy.model_residency import MEASURED_FOR_S, ModelResidency, ResidencyPhase
 from tests.support.model_machine import TICK_S, UNLOAD_S, WAKE_S, machine
 
 
@@ -117,7 +120,7 @@ def test_a_model_larger_than_estimated_causes_an_unload_at_once():
     for name in "ab":
         one.call(name)
         one.until(one.now_s + 4)
-    one.residents.on_measured("b", 2)
+    one.residents["b"].on_measured(2, one.now_s)
     desired = one.residents.decide(one.now_s, one.demands())
     assert {name: numbers.serving for name, numbers in desired.items()} == {"a": 0, "b": 1}
     assert one.residents.used_bytes == 3  # until the process is gone
@@ -234,7 +237,7 @@ def test_one_that_sleeps_can_be_unloaded_and_its_process_is_gone():
 
 def test_a_model_that_was_found_too_large_keeps_no_other_from_its_load():
     one = machine([1, 1], 2)
-    one.residents.on_measured("a", 3)
+    one.residents["a"].on_measured(3, one.now_s)
     one.call("a")
     one.residents.mark_wanted("a", one.now_s)
     one.tick()
@@ -245,12 +248,59 @@ def test_a_model_that_was_found_too_large_keeps_no_other_from_its_load():
     assert not one.residents["a"].is_wanted
 
 
+def test_a_measured_memory_counts_for_a_while_and_falls_to_what_is_measured_then():
+    one = machine([1, 1], 3)
+    one.call("a")
+    one.until(110.0)
+    for measured in (2, 3, 2):
+        one.residents["a"].on_measured(measured, one.now_s)
+        one.tick()
+    assert one.residents.used_bytes == 3
+    peak_s = one.now_s
+    one.until(peak_s + MEASURED_FOR_S - 10.0)
+    one.residents["a"].on_measured(2, one.now_s)
+    assert one.residents.used_bytes == 3
+    one.until(peak_s + MEASURED_FOR_S + 10.0)
+    assert one.residents.used_bytes == 2
+    one.until(peak_s + 2 * MEASURED_FOR_S + 10.0)
+    assert one.residents.used_bytes == 1  # as estimated: its KV cache may fill
+
+
+def test_an_unloaded_model_that_was_found_too_large_is_tried_again_after_a_while():
+    one = machine([1, 1], 2)
+    one.residents["a"].on_measured(3, one.now_s)
+    found_s = one.now_s
+    one.call("a")
+    one.until(found_s + MEASURED_FOR_S - 10.0)
+    assert one.loads == []
+    one.call("a")
+    one.until(found_s + MEASURED_FOR_S + 10.0)
+    assert one.loads == ["a"]
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 400.0), st.integers(0, 9)), max_size=30),
+    st.integers(0, 5),
+    st.floats(0.0, 2 * MEASURED_FOR_S),
+)
+def test_what_counts_is_the_most_of_the_last_while(measured, estimated, later_s):
+    model, now_s, known = ModelResidency("a", estimated, load_s=1.0), 0.0, []
+    for passed_s, amount in measured:
+        now_s += passed_s
+        model.on_measured(amount, now_s)
+        known.append((now_s, amount))
+    now_s += later_s
+    model.forget_measured(now_s)
+    recent = [amount for at_s, amount in known if now_s - at_s <= MEASURED_FOR_S]
+    assert model.memory_bytes == max([estimated, *recent])
+
+
 def test_a_pinned_model_is_loaded_as_soon_as_it_fits():
     one = machine([1, 1], 2)
     one.residents.pin("b", one.now_s)
     one.until(110.0)
     one.residents.pin("a", one.now_s)
-    one.residents.on_measured("a", 2)
+    one.residents["a"].on_measured(2, one.now_s)
     one.until(120.0)
     assert one.loads == ["b"]
     one.residents.unpin("b")

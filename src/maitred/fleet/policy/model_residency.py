@@ -1,5 +1,6 @@
 """Residency of one model: its memory, its load times and its use."""
 
+from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -8,6 +9,11 @@ _NEWEST_WEIGHT = 0.5
 
 Loads are few, and the causes that slow them (a cold file cache, a busy machine) come and go.
 """
+
+MEASURED_FOR_S = 600.0
+"""Time for which a measured memory counts, also once the process is gone: the next one is likely to take as much.
+
+After it, a model that was found too large is tried again."""
 
 
 class ResidencyPhase(StrEnum):
@@ -67,13 +73,14 @@ class ModelResidency:
 
     Args:
         name: The name that requests use.
-        memory_bytes: Memory that it takes while it is loaded, as estimated.
+        estimated_bytes: Memory that it takes while it is loaded, as estimated.
         is_pinned: Whether it is never unloaded.
         keep_alive_s: Idle time after which it is unloaded even if no other model needs the memory; None: it is never
             unloaded for idleness.
         load_s: Expected time of its first load.
 
     Attributes:
+        estimated_bytes: Memory that it takes while it is loaded, as estimated.
         phase: Its phase...
         phase_since_s: ...and since when it has it.
         needed_since_s: When the model became needed while it was not loaded; None: it is not needed, or is loaded.
@@ -95,10 +102,16 @@ class ModelResidency:
     """
 
     def __init__(
-        self, name: str, memory_bytes: int, *, is_pinned: bool = False, keep_alive_s: float | None = None, load_s: float
+        self,
+        name: str,
+        estimated_bytes: int,
+        *,
+        is_pinned: bool = False,
+        keep_alive_s: float | None = None,
+        load_s: float,
     ) -> None:
         self.name = name
-        self.memory_bytes = memory_bytes
+        self.estimated_bytes = estimated_bytes
         self.is_pinned = is_pinned
         self.keep_alive_s = keep_alive_s
         self.phase = ResidencyPhase.UNLOADED
@@ -117,6 +130,28 @@ class ModelResidency:
         self.drain_time = MovingEstimate(0.0)
         self.busy_time = MovingEstimate(0.5)
         self._busy_since_s: float | None = None
+        self._measured: deque[tuple[float, int]] = deque()
+        """Time and bytes of the measurements above the estimate that no later one has exceeded, the largest first."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that counts for it while it is loaded: the most that was measured lately, and no less than estimated.
+
+        The estimate is the least, since a KV cache fills as it is used.
+        """
+        return max(self.estimated_bytes, self._measured[0][1]) if self._measured else self.estimated_bytes
+
+    def on_measured(self, measured_bytes: int, now_s: float) -> None:
+        """Records the measured memory of its process, loaded or just being loaded."""
+        while self._measured and self._measured[-1][1] <= measured_bytes:
+            self._measured.pop()
+        if measured_bytes > self.estimated_bytes:
+            self._measured.append((now_s, measured_bytes))
+
+    def forget_measured(self, now_s: float) -> None:
+        """Forgets measurements that are old: a process that took more has given it back, or is gone."""
+        while self._measured and now_s - self._measured[0][0] > MEASURED_FOR_S:
+            self._measured.popleft()
 
     @property
     def counted_bytes(self) -> int:

@@ -84,6 +84,8 @@ class ResidencyPolicy:
             demands: Demand of each model; a missing model has no demand.
         """
         for model in self.models.values():
+            model.forget_measured(now_s)
+        for model in self.models.values():
             model.observe(demands.get(model.name, _IDLE), now_s)
             if model.phase is ResidencyPhase.UNLOADED and not self.could_fit(model.name):
                 model.is_wanted, model.needed_since_s = model.is_pinned, None
@@ -226,15 +228,7 @@ class ResidencyPolicy:
             for other in self.models.values():
                 other.load_time.scale_guess(model.load_time.ratio)
         model.enter_phase(ResidencyPhase.LOADED, now_s)
-        self.on_measured(name, measured_bytes)
-
-    def on_measured(self, name: str, measured_bytes: int) -> None:
-        """Records the measured memory of a model.
-
-        The estimate counts until the model takes more than estimated: a KV cache fills as it is used.
-        """
-        model = self.models[name]
-        model.memory_bytes = max(model.memory_bytes, measured_bytes)
+        model.on_measured(measured_bytes, now_s)
 
     def on_unloaded(self, name: str, now_s: float) -> None:
         """Records that the process of an unloading model is gone."""

@@ -322,7 +322,7 @@ class ModelManager:
                     continue
                 if self.policy[name].phase is ResidencyPhase.LOADED and measured_bytes:
                     model.measured_bytes = measured_bytes
-                    self.policy.on_measured(name, measured_bytes)
+                    self.policy[name].on_measured(measured_bytes, self._clock.monotonic_s())
 
 
 def _memory_bytes(pids: list[int]) -> int:
