@@ -851,11 +851,14 @@ class DispatchCore:
         self.idle_recorded = True
 
     def _would_miss_deadline(self, queued: QueuedRequest, endpoint_state: EndpointState, now_s: float) -> bool:
-        """Whether a busy replica would give the first token after the request's deadline."""
-        if queued.wait_deadline_s is None or endpoint_state.credits.idle:
+        """Whether the first token would be here after the deadline: from a busy replica, or even without a prefill."""
+        if queued.wait_deadline_s is None:
             return False
-        prefill_s = self.selector.prefill_s(queued, endpoint_state, 0, now_s)
-        return now_s + self.predictor.corrected_prefill_s(prefill_s, now_s) > queued.wait_deadline_s
+        least_s = endpoint_state.round_trip_s
+        if not endpoint_state.credits.idle:
+            prefill_s = self.selector.prefill_s(queued, endpoint_state, 0, now_s)
+            least_s += self.predictor.corrected_prefill_s(prefill_s, now_s)
+        return now_s + least_s > queued.wait_deadline_s
 
     def _start(self, queued: QueuedRequest, endpoint_state: EndpointState, quota: Quota, now_s: float) -> None:
         """Marks an entry as dispatched and allocates its credits and quota."""

@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from maitred.core.flow import Flow, FlowLevel, QueuePosition
 from maitred.dispatch.capacity import CapacityAllocator
@@ -76,6 +75,8 @@ class Forecast(Struct, frozen=True):
     """Seconds until a replica is ready, as it reports itself; never corrected."""
     ample: bool = False
     """Whether the only replica certainly has credits for any tenant and no request is ahead."""
+    round_trip_s: float = 0.0
+    """Measured round-trip time to the replica; never corrected."""
 
 
 class _CachedForecast(Struct, frozen=True):
@@ -168,14 +169,31 @@ class ForecastCache:
 
     def position(self, forecast: Forecast, now_s: float) -> QueuePosition:
         """Returns the corrected queue position and times for the caller."""
-        cold_s = forecast.cold_s
+        cold_s, round_trip_s = forecast.cold_s, forecast.round_trip_s
         position = self._predictor.position(forecast.ahead.entries, forecast.wait.seconds, forecast.prefill_s, now_s)
-        if not cold_s:
+        if not cold_s and not round_trip_s:
             return position
-        return replace(position, wait_s=position.wait_s + cold_s, ttft_s=position.ttft_s + cold_s)
+        return QueuePosition(
+            position.position, position.wait_s + cold_s, ttft_s=position.ttft_s + cold_s + round_trip_s
+        )
 
     def forecast(self, queued: QueuedRequest, ready: Sequence[EndpointState], now_s: float) -> Forecast:
-        """Forecasts the work ahead of an entry, its wait and its prefill time."""
+        """Forecasts the work ahead of an entry, its wait, its prefill time and the round trip.
+
+        Where only a region far away has room, the nearest one may still be sooner.
+        """
+        forecast = self._forecast_at(queued, ready, now_s)
+        if not self.is_regional or not forecast.round_trip_s or not ready:
+            return forecast
+        nearest = min(ready, key=_round_trip_s)
+        near = [endpoint_state for endpoint_state in ready if endpoint_state.region == nearest.region]
+        if forecast.round_trip_s <= nearest.round_trip_s or not self._predictor.is_rate_known(near):
+            return forecast
+        there = self._forecast_at(queued, near, now_s)
+        return min(forecast, there, key=lambda one: self.position(one, now_s).ttft_s)
+
+    def _forecast_at(self, queued: QueuedRequest, ready: Sequence[EndpointState], now_s: float) -> Forecast:
+        """Forecasts an entry as if it may wait for any of these endpoints."""
         queue = queued.queue
         ahead = queue.fair_queue.ahead(queued, now_s) if queue.waiting else _NO_WORK_AHEAD
         if not ready:
@@ -183,7 +201,8 @@ class ForecastCache:
         self._last_served = ready[0]
         allocator = self._allocator
         if not ahead.entries and allocator.is_ample(queued.cost, ready):
-            return Forecast(ahead, AT_ONCE, self._selector.prefill_s(queued, ready[0], 0, now_s), ample=True)
+            prefill_s = self._selector.prefill_s(queued, ready[0], 0, now_s)
+            return Forecast(ahead, AT_ONCE, prefill_s, ample=True, round_trip_s=ready[0].round_trip_s)
         above_share = allocator.above_share(queued, queued.queue.quota, ready, now_s)
         free = allocator.free_capacity(queued, ready, above_share=above_share)
         wait = AT_ONCE
@@ -198,11 +217,29 @@ class ForecastCache:
                     ahead, ready, self._predictor.wait(queued, ahead, free, ready, running_work, turn_s)
                 )
         endpoint_state = max(ready, key=free_slot_share)
+        round_trip_s = self._round_trip_s(queued, ready, endpoint_state, at_once=wait.at_once)
         if wait.at_once:
-            return Forecast(ahead, wait, self._selector.prefill_s(queued, endpoint_state, ahead.entries, now_s))
+            prefill_s = self._selector.prefill_s(queued, endpoint_state, ahead.entries, now_s)
+            return Forecast(ahead, wait, prefill_s, round_trip_s=round_trip_s)
         # Slots become free with a load report, and an engine step begins at the same time.
         prefill_s = self._selector.prefill_s(queued, endpoint_state, 0, now_s, dispatched_s=endpoint_state.step_began_s)
-        return Forecast(ahead, wait, prefill_s)
+        return Forecast(ahead, wait, prefill_s, round_trip_s=round_trip_s)
+
+    def _round_trip_s(
+        self, queued: QueuedRequest, ready: Sequence[EndpointState], likely: EndpointState, *, at_once: bool
+    ) -> float:
+        """Returns the round trip to the replica of an entry: of the nearest with room, if they are in several regions.
+
+        Args:
+            queued: The entry.
+            ready: The endpoints for which it may wait.
+            likely: The one with the largest free share.
+            at_once: Whether one of them has room now.
+        """
+        if not self.is_regional:
+            return likely.round_trip_s
+        with_room = [state for state in ready if queued.cost.within(state.free)] if at_once else ready
+        return min(map(_round_trip_s, with_room or ready))
 
     def _part_of(self, ready: Sequence[EndpointState]) -> _Part:
         """Returns the key of a part of the replicas; all have the same key while they are in one region."""
@@ -241,7 +278,13 @@ class ForecastCache:
             else AT_ONCE
         )
         prefill_s = self._selector.usual_prefill_s(queued, endpoint_state, ahead.entries if wait.at_once else 0, now_s)
-        return Forecast(ahead, PredictedWait(False, wait.seconds), prefill_s, cold_s)
+        return Forecast(
+            ahead,
+            PredictedWait(False, wait.seconds),
+            prefill_s,
+            cold_s,
+            round_trip_s=endpoint_state.round_trip_s,
+        )
 
     def _simulate(
         self,
@@ -285,6 +328,10 @@ def _widened_wait(ahead: WorkAhead, ready: Sequence[EndpointState], wait: Predic
         in_s for endpoint_state in ready if (in_s := endpoint_state.widened_in_s(ahead.entries + 1)) is not None
     ]
     return min([wait, *(PredictedWait(False, in_s) for in_s in widened_s)], key=lambda candidate: candidate.seconds)
+
+
+def _round_trip_s(endpoint_state: EndpointState) -> float:
+    return endpoint_state.round_trip_s
 
 
 def _runs_at(queued: QueuedRequest, endpoint_states: Sequence[EndpointState]) -> bool:

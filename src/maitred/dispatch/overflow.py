@@ -118,7 +118,11 @@ class OverflowPlanner:
 
         That others move would not help them, so the queue does not matter here.
         """
-        starts_s = [state.ready_in_s for state in self._core.endpoint_states if state.ready_in_s is not None]
+        starts_s = [
+            ready_in_s + state.round_trip_s
+            for state in self._core.endpoint_states
+            if (ready_in_s := state.ready_in_s) is not None
+        ]
         if not starts_s:
             return []
         ready_s = now_s + min(starts_s)

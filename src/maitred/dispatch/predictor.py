@@ -324,7 +324,10 @@ class LatencyPredictor:
         if predicted is None or WaitCause.COLD_START in queued.waited_ms:
             return
         if queued.prefill_s > 0:
-            self._prefill.compare(queued.prefill_s, now_s - queued.dispatched_s, now_s)
+            took_s = now_s - queued.dispatched_s
+            if queued.allocation is not None:
+                took_s = max(0.0, took_s - queued.allocation.endpoint_state.round_trip_s)
+            self._prefill.compare(queued.prefill_s, took_s, now_s)
         if predicted.ttft_s > 0:
             self.calibration.compare(predicted.ttft_s, now_s - queued.joined_s)
 

@@ -161,6 +161,9 @@ class RegionPlanner:
         now_s: float,
     ) -> Sequence[EndpointState]:
         """Compares the own region with the others, where both may take the request."""
+        elsewhere = [state for state in elsewhere if not self._is_too_far(queued, state, now_s)]
+        if not elsewhere:
+            return at_home
         if (kept := self._at_session(queued, elsewhere)) and self._stays(queued, kept, at_home, home, now_s):
             queued.spill_reason = SpillReason.SESSION
             return kept
@@ -316,13 +319,20 @@ class RegionPlanner:
     ) -> float:
         """Returns the predicted time to first token in the own region; infinite if it cannot be predicted."""
         if at_home:
-            return min(self._prefill_s(queued, state, now_s) for state in at_home)
+            return min(self._ttft_s(queued, state, now_s) for state in at_home)
         if not self._predictor.is_rate_known(home):
             return float("inf")
         return self._predictor.cautious_s(self._predict(queued, home, now_s))
 
-    def _prefill_s(self, queued: QueuedRequest, state: EndpointState, now_s: float) -> float:
-        return self._predictor.corrected_prefill_s(self._selector.prefill_s(queued, state, 0, now_s), now_s)
+    def _ttft_s(self, queued: QueuedRequest, state: EndpointState, now_s: float) -> float:
+        """Returns the predicted time from dispatch to a replica until the first token is here."""
+        prefill_s = self._predictor.corrected_prefill_s(self._selector.prefill_s(queued, state, 0, now_s), now_s)
+        return prefill_s + state.round_trip_s
+
+    def _is_too_far(self, queued: QueuedRequest, state: EndpointState, now_s: float) -> bool:
+        """Whether the first token of a replica would come after the deadline, so that only the own region can do it."""
+        deadline_s = queued.wait_deadline_s
+        return deadline_s is not None and now_s + self._ttft_s(queued, state, now_s) > deadline_s
 
     def _least(
         self, queued: QueuedRequest, elsewhere: Sequence[EndpointState], now_s: float
@@ -332,8 +342,7 @@ class RegionPlanner:
         for state in elsewhere:
             by_region.setdefault(state.region, []).append(state)
         costs = {
-            region: min(self._prefill_s(queued, state, now_s) + state.round_trip_s for state in states)
-            + self._price_s(queued, region)
+            region: min(self._ttft_s(queued, state, now_s) for state in states) + self._price_s(queued, region)
             for region, states in by_region.items()
         }
         region = min(costs, key=lambda name: costs[name])

@@ -179,6 +179,7 @@ class ReplicaSelector:
             )
             prefill_s = max(0.0, wait_and_prefill_s - wait_s)
             wait_s = max(0.0, wait_s + load.times.token_s * (estimated_load.prompt_tokens - load.waiting_prompt_tokens))
+            wait_s += endpoint_state.round_trip_s
         half_answer = (self._predictor.outputs.mean or _UNKNOWN_OUTPUT_TOKENS) / 2
         return ReplicaCandidate(
             endpoint_state.endpoint.name,

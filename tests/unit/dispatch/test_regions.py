@@ -3,7 +3,14 @@
 import pytest
 from msgspec.structs import replace
 
-from maitred.core.errors import ModelHeld, ModelLoadFailed, ModelLoading, ReplicaUnavailable
+from maitred.core.errors import (
+    DeadlineExceeded,
+    DeadlineUnmeetable,
+    ModelHeld,
+    ModelLoadFailed,
+    ModelLoading,
+    ReplicaUnavailable,
+)
 from maitred.core.flow import PriorityClass
 from maitred.core.replica import StepTimes
 from maitred.dispatch.config import DispatchConfig, RegionsConfig
@@ -377,3 +384,62 @@ def _raise(error):
         raise error
 
     return card
+
+
+def test_the_round_trip_counts_in_the_predicted_first_token():
+    near, far = (Setup("us", round_trips={"us": seconds}).check() for seconds in (0.0, 0.3))
+    assert far.ttft_s == pytest.approx(near.ttft_s + 0.3)
+    assert far.wait_s == near.wait_s == 0.0
+
+
+def test_the_round_trip_counts_where_all_replicas_are_in_the_own_region():
+    near, far = (Setup("eu", round_trips={"eu": seconds}).check() for seconds in (0.0, 0.3))
+    assert far.ttft_s == pytest.approx(near.ttft_s + 0.3)
+
+
+def test_a_request_is_predicted_for_the_nearest_replica_with_room():
+    setup = Setup("us", "eu", round_trips={"us": 5.0})
+    at_home = setup.check().ttft_s
+    assert at_home < 5.0
+    setup.fill()
+    assert setup.check().ttft_s > at_home
+
+
+def test_a_deadline_that_the_round_trip_alone_breaks_is_refused_before_the_request_waits():
+    setup = Setup("us", round_trips={"us": 0.5})
+    now_s = setup.clock.monotonic_s()
+    with pytest.raises(DeadlineUnmeetable):
+        setup.check(ttft_deadline_s=now_s + 0.4)
+    assert setup.check(ttft_deadline_s=now_s + 0.9).ttft_s < 0.9
+
+
+def test_a_waiting_request_whose_deadline_is_nearer_than_its_region_fails_instead_of_coming_late():
+    setup = Setup("eu", "us", round_trips={"us": 0.5})
+    others = setup.fill("us")
+    bound = setup.send(regions=frozenset({"us"}), ttft_deadline_s=setup.clock.monotonic_s() + 2.0)
+    assert bound.queued.state is QueueState.WAITING
+    setup.clock.now_s += 1.7
+    setup.end(*others)
+    setup.pass_s(0.0)
+    assert isinstance(bound.queued.failure, DeadlineExceeded)
+
+
+def test_a_request_waits_at_home_while_the_other_region_is_too_far_for_its_deadline():
+    setup = Setup("eu", "us", round_trips={"us": 30.0})
+    at_home = setup.fill()
+    entry = setup.send(ttft_deadline_s=setup.clock.monotonic_s() + 20.0)
+    assert entry.queued.state is QueueState.WAITING
+    setup.end(*at_home)
+    setup.pass_s(0.1)
+    assert entry.region == "eu"
+
+
+def test_a_first_token_from_far_away_does_not_make_prefills_seem_slower():
+    setup = Setup("us", round_trips={"us": 5.0})
+    before_s = setup.check().ttft_s
+    for _ in range(30):
+        entry = setup.send()
+        setup.clock.now_s += 5.0 + entry.queued.prefill_s
+        entry.on_first_token()
+        setup.end(entry)
+    assert setup.check().ttft_s == pytest.approx(before_s, rel=0.01)
