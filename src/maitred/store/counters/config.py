@@ -35,9 +35,20 @@ class CountersConfig(Struct, frozen=True, kw_only=True):
             le=0.5,
             description="Part of each limit, and of what remains of each budget, that every gateway holds in advance, "
             "to go on with while Redis is away. It counts as taken, so no limit is passed. Limits smaller than the "
-            "inverse of this part refuse everything while Redis is away.",
+            "inverse of this part refuse everything while Redis is away. A gateway that spends more holds more, up to "
+            "`busy_slice_share`; one that has not used a limit for a minute holds nothing of it.",
         ),
     ] = 0.02
+    busy_slice_share: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=0.5,
+            description="Largest part that a gateway holds in advance of a rate or a budget that it spends: of a rate "
+            "1.25 times the part that it used in the last minute, of a budget what it would spend at that pace in nine "
+            "tenths of `slice_lease_s`. No more than `slice_share`: every gateway holds that.",
+        ),
+    ] = 0.2
     slice_lease_s: Annotated[
         float,
         Meta(

@@ -151,6 +151,7 @@ class RedisCounters:
 
         The method never raises: a settlement that Redis does not accept now is repeated later.
         """
+        self._session.note_spent(amounts)
         await self._settle(lease, amounts)
 
     async def settle_orphan(self, lease: str, amounts: Mapping[str, int], gateway: str) -> None:

@@ -22,6 +22,7 @@ from maitred.store.counters.calls import LuaScript, pack_claim
 from maitred.store.counters.config import CountersConfig
 from maitred.store.counters.lease_records import LeaseRecords, Settlement
 from maitred.store.counters.slices import SliceBook
+from maitred.store.counters.spending import SpendingMeter, slice_share
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class RedisSession:
         """Number of lost connections to Redis; a reply from before a loss may be invalid after it."""
         self.slices = SliceBook()
         self.lease_records = LeaseRecords()
+        self._spending = SpendingMeter()
         self._config = config
         self._clock = clock
         self._gateway_id = gateway_id
@@ -204,6 +206,25 @@ class RedisSession:
                 self._recent_claims.pop(claim.counter, None)
                 self._recent_claims[claim.counter] = claim, now_s
 
+    def note_spent(self, amounts: Mapping[str, int]) -> None:
+        """Notes what a request of this gateway has spent, so that its slices are as large as it needs them."""
+        now_s = self._clock.monotonic_s()
+        for counter, amount in amounts.items():
+            if counter in self._recent_claims:
+                self._spending.observe(counter, amount, now_s)
+
+    def _slice_share(self, claim: LimitClaim, now_s: float) -> float:
+        """Returns the part of a counter that this gateway should hold in advance."""
+        config = self._config
+        return slice_share(
+            claim,
+            self._spending.per_s(claim.counter, now_s),
+            claim.capacity - max(0, self.lease_records.last_total(claim.counter)),
+            use_s=(1 - _SLICE_MARGIN) * config.slice_lease_s,
+            least=config.slice_share,
+            most=max(config.slice_share, config.busy_slice_share),
+        )
+
     def doubt(self, reservation: Reservation) -> None:
         """Notes that Redis may have granted a reservation, and may have taken it out of the slices.
 
@@ -319,6 +340,7 @@ class RedisSession:
             if used_s + _SLICE_USE_WINDOW_S > now_s:
                 break
             del self._recent_claims[counter]
+            self._spending.forget(counter)
 
     async def _recover(self) -> None:
         """Connects and reports everything that Redis may not have, until the mode is `SHARED`."""
@@ -412,6 +434,9 @@ class RedisSession:
             for counter in dropped:
                 self.slices.drop(counter)
             self._sliced_counters.update(claim.counter for claim in claims)
+            shares = [self._slice_share(claim, sent_s) for claim in claims]
+            for claim, share in zip(claims, shares, strict=True):
+                self.slices.lower_share(claim.counter, share, sent_s)
             reply = await self.call(
                 calls.SLICE,
                 {
@@ -420,7 +445,7 @@ class RedisSession:
                     ],
                     "holding": [self.slices.amount_of(claim, sent_s) for claim in claims],
                     "unwanted": dropped,
-                    "share": self._config.slice_share,
+                    "shares": shares,
                     "slice_lease_s": self._config.slice_lease_s,
                 },
             )

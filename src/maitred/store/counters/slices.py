@@ -81,6 +81,13 @@ class SliceBook:
             return
         self._slices[claim.counter] = held_slice
 
+    def lower_share(self, counter: str, share: float, now_s: float) -> None:
+        """Lowers the part of a rate at which its slice is refilled, before the shared counters give it to others."""
+        held_slice = self._slices.get(counter)
+        if held_slice is not None and share < held_slice.share:
+            amount = held_slice.refill(now_s)
+            self._slices[counter] = _Slice(held_slice.claim, amount, share, held_slice.at_s)
+
     def lower(self, counter: str, amount: int) -> None:
         """Lowers the amount of a counter to what the shared counters have left of it."""
         held_slice = self._slices.get(counter)

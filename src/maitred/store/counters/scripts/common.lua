@@ -267,9 +267,9 @@ local function drop_slice(name)
 end
 
 -- The part of a rate at which the caller's slice may be refilled: what other slices leave of it, at most `share`.
-local function free_share(name, state)
-  if state.kind ~= 'bucket' then return call.share end
-  return math.max(0, math.min(call.share, 1 - (state.withheld - (own_slice(name).share or 0))))
+local function free_share(name, state, share)
+  if state.kind ~= 'bucket' then return share end
+  return math.max(0, math.min(share, 1 - (state.withheld - (own_slice(name).share or 0))))
 end
 
 -- `most`: what the slice of a rate may be refilled to.

@@ -1,4 +1,4 @@
--- Renews the caller's slices: of each claim as much as `share` says, as far as there is room, and nothing of what it
+-- Renews the caller's slices: of each claim as much as its place in `shares` says, as far as there is room, and nothing of what it
 -- wants no more. Returns {'sliced', readings, wanted, shares, now}; the shares are the parts of the rates at which the slices
 -- may be refilled.
 --
@@ -17,10 +17,10 @@ for i, claim in ipairs(call.claims) do
   local state = states[name]
   local free = math.max(0, math.floor(room(claim)))
   -- Of a budget a share of what remains: so the slices become nothing as it runs out.
-  local wanted = math.floor(call.share * (claim[2] == 'budget' and free or claim[3]))
+  local wanted = math.floor(call.shares[i] * (claim[2] == 'budget' and free or claim[3]))
   if unknown[name] then wanted = 0 end
   wanted = math.min(wanted, free)
-  all_wanted[i], shares[i] = wanted, free_share(name, state)
+  all_wanted[i], shares[i] = wanted, free_share(name, state, call.shares[i])
   local most = state.kind == 'bucket' and claim[3] * shares[i] or 0
   take_slice(name, state, math.max(wanted, math.min(own_slice(name).amount, call.holding[i])), shares[i], most)
 end
