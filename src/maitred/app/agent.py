@@ -129,6 +129,7 @@ def make_backend(
         max_replicas=options.max_replicas,
         max_starts=_MAX_STARTS,
         start_kind=StartKind.WEIGHTS_CACHED,
+        can_sleep=True,
         usd_per_hour=options.usd_per_hour,
     )
     backend = LocalBackend(make_engine, facts, f"{options.name}-{{}}".format, clock)

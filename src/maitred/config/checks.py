@@ -142,11 +142,6 @@ def _agent_conflicts(config: Config) -> Iterator[ConfigConflict]:
             ("model.backend", "model.engines"),
             "Agents start the engines, and tell gateways where they are. Leave out their addresses.",
         )
-    if config.model.autoscaling.enabled and config.model.autoscaling.sleeping_replicas:
-        yield ConfigConflict(
-            ("model.autoscaling.sleeping_replicas", "model.backend"),
-            "Engines of agents cannot sleep, since several gateways use them. Leave it out.",
-        )
     link = config.engine_link
     try:
         address = parse_tcp(config.agents.listen)

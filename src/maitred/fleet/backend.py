@@ -52,6 +52,8 @@ class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether replicas can be started and stopped; False: they are as many as somebody else has set."""
     can_sleep: bool = False
     """Whether its engines can be put to sleep."""
+    puts_to_sleep: bool = False
+    """Whether it puts engines to sleep and wakes them itself, as `keep_asleep` says, since others use them, too."""
     outlives_gateway: bool = False
     """Whether its replicas stay when the gateway ends."""
     is_shared: bool = False
@@ -96,6 +98,8 @@ class BackendReplica(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it may have requests of other gateways now, even if this one is not connected to its engine."""
     is_leaving: bool = False
     """Whether a gateway has said that it is to go, so that none sends it new requests."""
+    is_reserved: bool = False
+    """Whether a gateway has said that it sleeps beside those that serve, so that none wakes it for a request."""
 
 
 class ReplicaBackend(Protocol):
@@ -129,6 +133,10 @@ class ReplicaBackend(Protocol):
 
     def keep_leaving(self, names: Collection[str]) -> None:
         """Has other gateways send nothing new to these replicas, which are to go; to all others they may again."""
+        ...
+
+    def keep_asleep(self, names: Collection[str]) -> None:
+        """Has these replicas sleep, and no others, if the backend puts them to sleep itself."""
         ...
 
     def start(self, name: str) -> None:

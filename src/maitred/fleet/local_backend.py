@@ -91,6 +91,9 @@ class LocalBackend:
     def keep_leaving(self, names: Collection[str]) -> None:
         """Does nothing: no other gateway has its replicas. Implements `ReplicaBackend`."""
 
+    def keep_asleep(self, names: Collection[str]) -> None:
+        """Does nothing: the pool tells the engines itself. Implements `ReplicaBackend`."""
+
     def start(self, name: str) -> None:
         """Starts a replica. Implements `ReplicaBackend`."""
         if name in self._replicas:

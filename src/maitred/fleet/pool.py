@@ -200,7 +200,11 @@ class ReplicaPool:
         if rests is not self.rests:
             self.rests = rests
             if self.backend.facts.follows and not rests:
-                for name in [member.name for member in self._members.values() if member.is_reserved]:
+                for name in [
+                    member.name
+                    for member in self._members.values()
+                    if member.is_reserved and not member.backend.is_reserved
+                ]:
                     self._obey(ReplicaOrder(OrderKind.WAKE, name))
             self._reconcile()
             for listener in self._change_listeners:
@@ -338,6 +342,8 @@ class ReplicaPool:
             # Those that sleep are not to go: a request at any gateway wakes them.
             leaving = [member.name for member in self._members.values() if member.is_leaving and not self.rests]
             self.backend.keep_leaving([*leaving, *self._stopping])
+            if not self.rests:
+                self.backend.keep_asleep([member.name for member in self._members.values() if member.is_reserved])
         changed = self._update_members() or changed
         self._update_endpoints()
         for order in orders:
@@ -365,6 +371,7 @@ class ReplicaPool:
         for member in self._members.values():
             if (facts.follows and not self.rests) or not self.is_own(member.name):
                 self._follow_leaving(member)
+                self._follow_reserved(member)
 
     def _due_orders(self, facts: BackendFacts, now_s: float) -> list[ReplicaOrder]:
         """Returns the orders that are due to the replicas as they are now."""
@@ -392,6 +399,12 @@ class ReplicaPool:
         orders = [] if facts.follows and not self.rests else reconcile(self._desired_now(), own, limits)
         if facts.follows:  # to sleep is an order to engines, which any gateway may give
             orders = [order for order in orders if order.kind not in (OrderKind.START, OrderKind.STOP)]
+        if facts.puts_to_sleep and not self.rests:  # a request of another gateway would wake it at once
+            orders = [
+                order
+                for order in orders
+                if order.kind is not OrderKind.SLEEP or not self._must_wait(self._members[order.name], now_s)
+            ]
         ending = (OrderKind.DRAIN, OrderKind.STOP)
         return [order for order in orders if order.kind not in ending or order.name not in self._heard_s]
 
@@ -429,8 +442,7 @@ class ReplicaPool:
                 self._serve(member, now_s)
             case OrderKind.SLEEP:
                 assert member.endpoint is not None
-                self._watch_load(member)
-                member.endpoint.replica.reserve()
+                self._reserve(member)
             case OrderKind.WAKE:
                 assert member.endpoint is not None
                 if member.phase is ReplicaPhase.ASLEEP:
@@ -459,6 +471,12 @@ class ReplicaPool:
         member.is_leaving = False
         if member.endpoint is not None and member.was_serving:
             member.endpoint.admin_state.serve(now_s)
+
+    def _reserve(self, member: PoolMember) -> None:
+        """Has a replica sleep; where others use it, too, its owner puts it to sleep, and tells them all."""
+        assert member.endpoint is not None
+        self._watch_load(member)
+        member.endpoint.replica.reserve(tells_engine=self.rests or not self.backend.facts.puts_to_sleep)
 
     def _watch_load(self, member: PoolMember) -> None:
         if not member.watches_load and member.endpoint is not None:
@@ -500,6 +518,8 @@ class ReplicaPool:
                     self._heard_s[name] = self._clock.monotonic_s()
                 if replica.is_leaving:
                     self._drain(self._members[name])  # another gateway has begun it
+                changed = self._update_member(self._members[name], replica)
+                self._follow_reserved(self._members[name])
                 changed = True
             changed = self._update_member(self._members[name], replica) or changed
         return changed
@@ -525,6 +545,13 @@ class ReplicaPool:
             self._drain(member)
         elif member.is_leaving and not member.backend.is_leaving:
             self._serve(member, self._clock.monotonic_s())
+
+    def _follow_reserved(self, member: PoolMember) -> None:
+        """Takes over whether a replica sleeps beside those that serve, as another gateway has ordered."""
+        is_reserved = member.backend.is_reserved
+        if member.endpoint is not None and is_reserved is not member.is_reserved:
+            self._watch_load(member)
+            member.endpoint.replica.follow(is_reserved=is_reserved)
 
     def _follow(self, change: int) -> None:
         """Follows the order of another gateway, which has started or stopped a replica."""
@@ -552,7 +579,7 @@ class ReplicaPool:
             for listener in self._engine_listeners:
                 listener(member.name, engine)
         if is_back and member.endpoint is not None and member.is_reserved:
-            member.endpoint.replica.reserve()  # an engine that has been started again is awake
+            self._reserve(member)  # an engine that has been started again is awake
         if member.is_leaving and member.endpoint is not None:
             member.endpoint.admin_state.drain()  # an operator may have let it serve again
         before, member.phase = member.phase, member.current_phase(is_replaced=self._replaces)

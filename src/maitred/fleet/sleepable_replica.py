@@ -82,14 +82,21 @@ class SleepableReplica:
             self._ordered_asleep = False
             self.client.request_asleep(asleep=False)
 
-    def reserve(self) -> None:
+    def reserve(self, *, tells_engine: bool = True) -> None:
         """Has the engine sleep from now on, until `release`; no request may run there.
 
         Call it again when an engine that was down is back: it is awake then.
+
+        Args:
+            tells_engine: Whether the engine is told here; False: the owner of the engine tells it.
         """
-        if self.client.is_ready and (not self.client.is_asleep or self._ordered_asleep is False):
+        if tells_engine and self.client.is_ready and (not self.client.is_asleep or self._ordered_asleep is False):
             self.client.request_asleep(asleep=True)
         self.is_reserved, self._ordered_asleep = True, True
+
+    def follow(self, *, is_reserved: bool) -> None:
+        """Takes over whether the engine sleeps until it is needed, as its owner says."""
+        self.is_reserved, self._ordered_asleep = is_reserved, None
 
     def release(self) -> None:
         """Wakes the engine, so that it serves."""

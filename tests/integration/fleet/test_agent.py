@@ -147,6 +147,44 @@ async def test_what_an_agent_has_lost_with_its_life_is_gone(path, clock, agent):
             assert not controller.connections[0].is_open
 
 
+async def test_an_agent_puts_engines_to_sleep_keeps_them_asleep_and_wakes_them(path, clock, agent):
+    agent.start("r0")
+    agent.become("r0", ReplicaPhase.SERVING)
+    client = agent.there["r0"].engine.client
+    async with AgentServer(agent, clock).listening(path), controller_of(path, clock) as controller:
+        assert controller.backend.facts.puts_to_sleep
+        controller.backend.keep_asleep(["r0", "unknown"])
+        await until(lambda: controller.backend.replicas()["r0"].is_reserved)
+        assert client.orders == [True]
+        client.tell(asleep=True)
+        client.tell()  # a gateway that does not know has woken it
+        assert client.orders == [True, True]
+        client.tell(asleep=True)
+        agent.become("r0", ReplicaPhase.FAILED)
+        client.tell()
+        agent.become("r0", ReplicaPhase.SERVING)
+        assert client.orders == [True] * 3, "an engine that was started again is awake"
+        client.tell(asleep=True)
+        controller.backend.keep_asleep([])
+        await until(lambda: not controller.backend.replicas()["r0"].is_reserved)
+        assert client.orders == [True, True, True, False]
+        client.tell()
+        assert client.orders[-1] is False
+
+
+async def test_the_next_controller_learns_what_sleeps(path, clock, agent):
+    agent.start("r0")
+    agent.become("r0", ReplicaPhase.SERVING)
+    async with AgentServer(agent, clock).listening(path):
+        async with controller_of(path, clock) as controller:
+            controller.backend.keep_asleep(["r0"])
+            await until(lambda: controller.backend.replicas()["r0"].is_reserved)
+        agent.there["r0"].engine.client.tell(asleep=True)
+        async with controller_of(path, clock) as following:
+            assert following.backend.replicas()["r0"].is_reserved
+            assert agent.there["r0"].engine.client.orders == [True]
+
+
 @asynccontextmanager
 async def controller_of_agent_that_comes_later(path, clock):
     controller = Controller(path, clock)

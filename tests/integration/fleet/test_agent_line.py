@@ -171,6 +171,29 @@ async def test_all_gateways_drain_what_one_lets_go_and_the_next_one_goes_on_with
             await until(lambda pool=pool: shows(pool, _0="serving"))
 
 
+async def test_an_order_to_sleep_or_wake_of_an_older_epoch_is_refused(clock, links, caplog):
+    caplog.set_level(logging.WARNING)
+    async with (
+        gateway_of(clock, links[0], epoch=2) as new,
+        gateway_of(clock, links[0], epoch=2) as old,
+        agent_of(clock, links[1], new, old) as (agent, server),
+    ):
+        agent.start("a-0")
+        agent.become("a-0", ReplicaPhase.SERVING)
+        client = agent.there["a-0"].engine.client
+        for gateway in (new, old):
+            await until(lambda gateway=gateway: "a-0" in gateway.backend.replicas())
+        new.backend.check_lease()
+        new.backend.keep_asleep(["a-0"])
+        await until(lambda: old.backend.replicas()["a-0"].is_reserved)
+        client.tell(asleep=True)
+        server.epoch = 3  # it was told elsewhere, and the old gateway has not heard of it
+        old.backend.keep_asleep([])
+        old.backend.keep_asleep(["a-0"])
+        await until(lambda: "another one has given orders in epoch 3" in caplog.text)
+        assert client.orders == [True]
+
+
 async def test_orders_of_an_older_epoch_are_refused(clock, links, caplog):
     caplog.set_level(logging.WARNING)
     async with (

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -255,6 +256,61 @@ async def test_engines_of_agents_come_with_the_load_and_go_after_it(site):
         assert await load > 0
         await gateway.wait_phases(serving=1)
         assert (await scaling.changes())[-1]["reason"] == "surplus"
+
+
+async def test_engines_of_agents_sleep_and_wake_and_no_other_gateway_wakes_them(site, postgres_url):
+    redis = site.stack.enter_context(redis_server())
+    site.environment |= {"DATABASE": postgres_url, "REDIS": redis.url.reveal()}
+    shared = {"store.url.env": "DATABASE", "counters.url.env": "REDIS"}
+    ports = free_port(), free_port()
+    machine = site.machine("a", *ports, most=2)
+    async with site.gateway(ports[0], **shared) as first, site.gateway(ports[1], **shared) as second:
+        await first.wait_phases(serving=1)
+        undisturbed = await all_kinds(second.client)
+        await first.scale(2)
+        for gateway in (first, second):
+            await gateway.wait_phases(serving=2)
+        engines = machine.engines()
+        load = Load(second.client, undisturbed)
+        await load.flows()
+        await first.scale(1, asleep=1)
+        for gateway in (first, second):
+            await gateway.wait_phases(serving=1, asleep=1)
+        await load.flows(50)
+        for gateway in (first, second):
+            assert await gateway.phases() == Counter(serving=1, asleep=1), "requests wake nothing"
+        await second.scale(2)
+        for gateway in (first, second):
+            await gateway.wait_phases(serving=2)
+        await load.flows()
+        assert await load.end()
+        await second.scale(0, asleep=2)
+        for gateway in (first, second):
+            await gateway.wait_phases(asleep=2)
+        sleeping = machine.engines()
+        assert sleeping == engines, "their processes are those of before"
+        second.server.process.kill()
+        await asyncio.to_thread(second.server.process.wait)
+        await first.scale(1, asleep=1)
+        await first.wait_phases(serving=1, asleep=1)
+        answers = await all_kinds(first.client)
+        assert all(answers[kind].same_as(undisturbed[kind]) for kind in answers)
+        assert machine.engines() == engines
+
+
+async def test_a_sleeping_engine_of_an_agent_that_is_killed_sleeps_again(site):
+    port = free_port()
+    machine = site.machine("a", port, most=2)
+    async with site.gateway(port) as gateway:
+        await gateway.wait_phases(serving=1)
+        await gateway.scale(1, asleep=1)
+        await gateway.wait_phases(serving=1, asleep=1)
+        engines = machine.engines()
+        for engine in engines:
+            os.kill(engine, signal.SIGKILL)
+        while machine.engines() & engines or len(machine.engines()) < 2:  # noqa: ASYNC110 - of another process
+            await asyncio.sleep(0.05)
+        await gateway.wait_phases(serving=1, asleep=1)
 
 
 async def test_an_agent_that_is_stopped_gives_its_answers_first(site):

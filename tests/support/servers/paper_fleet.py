@@ -81,6 +81,7 @@ class PaperBackend:
         )
         self.desired = self.kept = desired
         self.leaving = set()
+        self.asleep = set()
         self._serves_others = serves_others
         self.there = {}
         self._clock = clock
@@ -103,6 +104,9 @@ class PaperBackend:
 
     def keep_leaving(self, names):
         self.leaving = set(names)
+
+    def keep_asleep(self, names):
+        self.asleep = set(names)
 
     def start(self, name):
         self.there[name] = BackendReplica(
@@ -135,6 +139,12 @@ class PaperBackend:
         """Another gateway lets these go, and no others."""
         for name, replica in self.there.items():
             self.there[name] = replace(replica, is_leaving=name in names)
+        self._notify()
+
+    def tell_reserved(self, *names):
+        """Another gateway has these sleep, and no others."""
+        for name, replica in self.there.items():
+            self.there[name] = replace(replica, is_reserved=name in names)
         self._notify()
 
     def lead(self, *, follows=False):

@@ -210,6 +210,81 @@ async def test_a_sleeping_replica_that_is_down_serves_when_it_is_back(clock):
         assert phases(pool)["r1"] == "serving"
 
 
+async def test_a_backend_that_puts_engines_to_sleep_is_told_which_and_the_engines_are_not(clock):
+    backend = PaperBackend(clock, found=["r0", "r1"], serves_others=True, puts_to_sleep=True, outlives_gateway=True)
+    async with pool_at(backend, clock) as pool:
+        clients = [backend.there[name].engine.client for name in ("r0", "r1")]
+        clients[0].tell(running=2)
+        clients[1].tell(running=1)  # a request of another gateway
+        pool.set_desired(1, asleep=1)
+        clock.now_s += HEARD_S
+        pool.refresh()
+        await settle()
+        assert phases(pool) == {"r0": "serving", "r1": "draining"}
+        assert (backend.leaving, backend.asleep) == ({"r1"}, set()), "it has a request of another gateway"
+        clients[1].tell()
+        pool.refresh()
+        await settle()
+        assert (backend.leaving, backend.asleep) == ({"r1"}, {"r1"})
+        assert clients[1].orders == []
+        clients[1].tell(asleep=True)
+        await settle()
+        assert phases(pool) == {"r0": "serving", "r1": "asleep"}
+        pool.set_desired(2)
+        await settle()
+        assert backend.asleep == set()
+        assert phases(pool) == {"r0": "serving", "r1": "waking"}
+        assert clients[1].orders == [False]
+        clients[1].tell()
+        await settle()
+        assert phases(pool) == {"r0": "serving", "r1": "serving"}
+
+
+async def test_who_follows_leaves_asleep_what_another_gateway_has_put_to_sleep(clock):
+    backend = PaperBackend(
+        clock, found=["r0", "r1"], serves_others=True, puts_to_sleep=True, outlives_gateway=True, follows=True
+    )
+    async with pool_at(backend, clock) as pool:
+        client = backend.there["r1"].engine.client
+        backend.tell_leaving("r1")
+        backend.tell_reserved("r1")
+        await settle()
+        client.tell(asleep=True)
+        await settle()
+        assert phases(pool) == {"r0": "serving", "r1": "asleep"}
+        pool.wake()  # requests wait here
+        await settle()
+        assert client.orders == []
+        backend.tell_leaving()
+        backend.tell_reserved()
+        await settle()
+        assert phases(pool) == {"r0": "serving", "r1": "waking"}
+        assert client.orders == [], "whoever wakes it has told it"
+        client.tell()
+        await settle()
+        assert phases(pool) == {"r0": "serving", "r1": "serving"}
+
+
+async def test_who_leads_next_leaves_asleep_what_sleeps(clock):
+    backend = PaperBackend(
+        clock,
+        found=["r0", "r1"],
+        desired=DesiredReplicas(1, asleep=1),
+        serves_others=True,
+        puts_to_sleep=True,
+        outlives_gateway=True,
+    )
+    backend.tell_leaving("r1")
+    backend.tell_reserved("r1")
+    client = backend.there["r1"].engine.client
+    client.tell(asleep=True)
+    async with pool_at(backend, clock) as pool:
+        await settle()
+        assert phases(pool) == {"r0": "serving", "r1": "asleep"}
+        assert backend.asleep == {"r1"}
+        assert client.orders == []
+
+
 async def test_a_model_that_rests_lets_its_answers_end_and_sleeps_until_it_is_woken(clock):
     backend = PaperBackend(clock, found=["r0", "r1"], can_sleep=False)
     async with pool_at(backend, clock) as pool:

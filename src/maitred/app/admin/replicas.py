@@ -129,8 +129,8 @@ class ReplicaAdmin:
             )
         if asleep and not facts.can_sleep:
             raise InvalidRequest(
-                f"The replicas of {model[:200]!r} cannot sleep: only engines that this gateway starts on its own "
-                "machine can. Leave out asleep.",
+                f"The replicas of {model[:200]!r} cannot sleep: only engines that this gateway or agents start can. "
+                "Leave out asleep.",
                 param="asleep",
             )
         self._pools[model].set_desired(serving, asleep)

@@ -80,6 +80,8 @@ class AgentBackend:
         """Desired numbers of this process, which an agent that has been away is told again."""
         self._leaving: frozenset[str] | None = None
         """Replicas that are to go, as this process has said; None: it has said nothing."""
+        self._asleep: frozenset[str] | None = None
+        """Replicas that are to sleep, as this process has said; None: it has said nothing."""
         self._addresses: dict[str, str] = {}
         self._faults: dict[str, str] = {}
         """Why the settings of this process allow no connection to the engine of a replica."""
@@ -98,7 +100,7 @@ class AgentBackend:
     @property
     def facts(self) -> BackendFacts:
         """Facts of the agent. Implements `ReplicaBackend`."""
-        return replace(self.state.facts, outlives_gateway=True)
+        return replace(self.state.facts, outlives_gateway=True, puts_to_sleep=True)
 
     @property
     def desired(self) -> DesiredReplicas | None:
@@ -129,13 +131,20 @@ class AgentBackend:
             self._leaving = leaving
             self._send(SetDesired(None, leaving=tuple(sorted(leaving))))
 
+    def keep_asleep(self, names: Collection[str]) -> None:
+        """Has the agent put these of its replicas to sleep, and wake all others. Implements `ReplicaBackend`."""
+        asleep = frozenset(names) & self._replicas.keys()
+        if asleep != self._asleep:
+            self._asleep = asleep
+            self._send(SetDesired(None, asleep=tuple(sorted(asleep))))
+
     def claim(self, desired: DesiredReplicas | None) -> None:
         """Tells the agent the epoch of this process, so that it takes no order of an earlier one.
 
         Args:
             desired: The desired numbers, as far as somebody has set them.
         """
-        self._kept, self._leaving = desired, None
+        self._kept, self._leaving, self._asleep = desired, None, None
         self._send(SetDesired(desired))
 
     def start(self, name: str) -> None:
@@ -224,9 +233,10 @@ class AgentBackend:
         self.lines.append(line)
         self.away_since_s = None
         line.send(ControllerHello())
-        if self._kept is not None or self._leaving is not None:
+        if not (self._kept is None and self._leaving is None and self._asleep is None):
             leaving = None if self._leaving is None else tuple(sorted(self._leaving))
-            self._send(SetDesired(self._kept, leaving=leaving))
+            asleep = None if self._asleep is None else tuple(sorted(self._asleep))
+            self._send(SetDesired(self._kept, leaving=leaving, asleep=asleep))
         for name in self._starting:
             self._starting[name] = self._clock.monotonic_s()
             self._send(StartReplica(name))
@@ -289,7 +299,7 @@ class AgentBackend:
 
     def forget_orders(self) -> None:
         """Forgets the orders that the agent has not carried out, because another process gives them from now on."""
-        self._kept = self._leaving = None
+        self._kept = self._leaving = self._asleep = None
         if self._starting or self._stopping:
             self._starting.clear()
             self._stopping.clear()
@@ -346,6 +356,7 @@ class AgentBackend:
             region=self.hello.region or None,
             serves_others=self._serves_others(replica),
             is_leaving=replica.is_leaving,
+            is_reserved=replica.is_reserved,
         )
 
     def _serves_others(self, told: AgentReplica) -> bool:
@@ -396,6 +407,7 @@ class AgentBackend:
             start_phases=told.start_phases,
             serves_others=self._serves_others(told),
             is_leaving=told.is_leaving,
+            is_reserved=told.is_reserved,
         )
 
     def _notify(self) -> None:

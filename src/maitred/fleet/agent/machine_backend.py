@@ -135,6 +135,12 @@ class MachineBackend:
             for agent in self._own():
                 agent.keep_leaving(names)
 
+    def keep_asleep(self, names: Collection[str]) -> None:
+        """Has all agents put these replicas to sleep, if this gateway gives orders. Implements `ReplicaBackend`."""
+        if self._order_epoch() is not None:
+            for agent in self._own():
+                agent.keep_asleep(names)
+
     def start(self, name: str) -> None:
         """Orders the start of a replica at the agent that its name says. Implements `ReplicaBackend`."""
         if (agent := self._agent_of(name)) is not None:

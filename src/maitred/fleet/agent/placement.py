@@ -71,6 +71,7 @@ def merge_facts(agents: Sequence[AgentLoad]) -> BackendFacts:
         start_kind=following.start_kind,
         expected_start_s=following.expected_start_s,
         can_sleep=all(agent.facts.can_sleep for agent in connected),
+        puts_to_sleep=True,
         outlives_gateway=True,
         usd_per_hour=max(agent.facts.usd_per_hour for agent in connected),
     )

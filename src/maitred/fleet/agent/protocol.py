@@ -66,6 +66,8 @@ class AgentReplica(msgspec.Struct, frozen=True, array_like=True):
     failure: str
     is_leaving: bool = False
     """Whether a controller has said that it is to go: no gateway sends it new requests."""
+    is_reserved: bool = False
+    """Whether a controller has said that it sleeps: no gateway wakes it for a request."""
 
 
 class AgentState(msgspec.Struct, frozen=True, array_like=True, tag="state"):
@@ -103,13 +105,15 @@ class StopReplica(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
 
 
 class SetDesired(msgspec.Struct, frozen=True, array_like=True, tag="desired"):
-    """Controller: what all controllers are to know: the numbers of replicas that are desired, and which ones leave."""
+    """Controller: what all controllers are to know: how many replicas are desired, and which ones leave or sleep."""
 
     desired: DesiredReplicas | None
     """None: those of before; only the epoch is told."""
     epoch: int = 0
     leaving: tuple[str, ...] | None = None
     """All replicas of the agent that are to go as soon as no gateway has requests there; None: those of before."""
+    asleep: tuple[str, ...] | None = None
+    """All replicas of the agent that are to sleep; None: those of before."""
 
 
 class AgentRejection(msgspec.Struct, frozen=True, array_like=True, tag="rejection"):

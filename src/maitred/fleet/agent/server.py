@@ -5,6 +5,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -27,6 +28,7 @@ from maitred.fleet.agent.protocol import (
 )
 from maitred.fleet.backend import ReplicaBackend
 from maitred.fleet.policy.reconciler import DesiredReplicas
+from maitred.replica.engine.client import EngineClient
 from maitred.scaling.replica_status import ReplicaPhase
 from maitred.wire.link.credentials import Credentials
 
@@ -53,11 +55,18 @@ class AgentServer:
         self._desired: DesiredReplicas | None = None
         self._leaving: frozenset[str] = frozenset()
         """Replicas that are to go, as a controller has said, so that all gateways drain them."""
+        self._asleep: frozenset[str] = frozenset()
+        """Replicas that are to sleep, as a controller has said, so that no gateway wakes them."""
+        self._clients: dict[str, EngineClient] = {}
+        """Clients of the engines that have been told to sleep, whose reports are watched."""
+        self._seen_asleep: dict[str, bool] = {}
+        """Whether they slept by their last report."""
         self._connections: set[MessageConnection[ToAgent]] = set()
         self._is_leaving = False
         self._states = 0
         self._is_scheduled = False
         backend.on_change(self._schedule)
+        backend.on_change(self._keep_asleep)
 
     @asynccontextmanager
     async def listening(self, path: Path) -> AsyncIterator[None]:
@@ -135,6 +144,7 @@ class AgentServer:
             case StartReplica():
                 if not self._is_leaving:
                     self._leaving -= {order.name}
+                    self._asleep -= {order.name}
                     self._backend.start(order.name)
             case StopReplica():
                 self._backend.stop(order.name)
@@ -144,6 +154,42 @@ class AgentServer:
                 if (desired, leaving) != (self._desired, self._leaving):
                     self._desired, self._leaving = desired, leaving
                     self._schedule()
+                if order.asleep is not None and (asleep := frozenset(order.asleep)) != self._asleep:
+                    self._let_sleep(asleep)
+
+    # --- sleep ---
+
+    def _let_sleep(self, asleep: frozenset[str]) -> None:
+        """Has these replicas sleep, and wakes those that slept and are to serve again."""
+        woken, self._asleep = self._asleep - asleep, asleep
+        for replica in self._backend.replicas().values():
+            if replica.name in woken and replica.engine is not None and replica.engine.client.is_ready:
+                replica.engine.client.request_asleep(asleep=False)
+        self._keep_asleep()
+        self._schedule()
+
+    def _keep_asleep(self) -> None:
+        """Tells the engines to sleep that are to and do not: an engine that has been started again is awake."""
+        for replica in self._backend.replicas().values():
+            if replica.name not in self._asleep or replica.engine is None:
+                continue
+            client = replica.engine.client
+            if self._clients.get(replica.name) is not client:
+                self._clients[replica.name] = client
+                client.on_change(partial(self._on_report, replica.name, client))
+            if client.is_ready and not client.is_asleep:
+                client.request_asleep(asleep=True)
+        for name in self._clients.keys() - self._backend.replicas().keys():
+            del self._clients[name]
+            self._seen_asleep.pop(name, None)
+
+    def _on_report(self, name: str, client: EngineClient) -> None:
+        """Puts an engine to sleep again that a gateway has woken which did not know that it sleeps."""
+        was_asleep, self._seen_asleep[name] = self._seen_asleep.get(name, False), client.is_asleep
+        if was_asleep and not client.is_asleep and client.is_ready and name in self._asleep:
+            client.request_asleep(asleep=True)
+
+    # --- what there is ---
 
     def _schedule(self) -> None:
         """Has all controllers told the state after the changes of this turn of the event loop."""
@@ -173,6 +219,7 @@ class AgentServer:
                     start_phases=replica.start_phases,
                     failure=replica.failure,
                     is_leaving=replica.name in self._leaving,
+                    is_reserved=replica.name in self._asleep,
                 )
                 for replica in self._backend.replicas().values()
                 if replica.engine is not None

@@ -106,6 +106,9 @@ class RayBackend:
     def keep_leaving(self, names: Collection[str]) -> None:
         """Does nothing: a target of 0 tells other gateways, and the engine gives their answers first."""
 
+    def keep_asleep(self, names: Collection[str]) -> None:
+        """Does nothing: replicas of Ray Serve do not sleep. Implements `ReplicaBackend`."""
+
     def replicas(self) -> Mapping[str, BackendReplica]:
         """Returns the replicas that exist, by name. Implements `ReplicaBackend`."""
         return self._replicas
