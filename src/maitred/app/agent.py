@@ -24,6 +24,7 @@ from maitred.engine.models.source import find_model
 from maitred.fleet.agent.dialer import GatewayDialer
 from maitred.fleet.agent.protocol import AgentHello
 from maitred.fleet.agent.server import AgentServer
+from maitred.fleet.agent.status import count_gpus
 from maitred.fleet.backend import BackendFacts
 from maitred.fleet.local import CommandFactory, LinkAddress, LocalEngine, engine_command
 from maitred.fleet.local_backend import LocalBackend
@@ -72,7 +73,8 @@ async def run_agent(config: Config, options: AgentOptions, command: CommandFacto
     """
     clock = SystemClock()
     backend = make_backend(config, options, clock, command)
-    hello = AgentHello(name=options.name, region=config.region or "", zone=options.zone)
+    gpus = count_gpus(config.engine.device)
+    hello = AgentHello(name=options.name, region=config.region or "", zone=options.zone, gpus=gpus)
     server = AgentServer(backend, clock, hello)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()

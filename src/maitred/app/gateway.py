@@ -65,6 +65,7 @@ from maitred.core.rollout import RolloutState
 from maitred.fleet.backend import LeasedBackend, ManagedEngine
 from maitred.fleet.pool import ReplicaPool
 from maitred.observe.live_diagnosis import LiveDiagnosis
+from maitred.observe.metrics.agents import AgentMetrics
 from maitred.observe.metrics.registry import Metrics
 from maitred.observe.metrics.reloads import ReloadMetrics
 from maitred.observe.metrics.replicas import ReplicaMetrics
@@ -236,6 +237,7 @@ async def open_gateway(
                 UpstreamMetrics(resources.upstreams.states),
                 ResidencyMetrics(on_demand.state),
                 ReplicaMetrics(replicas.all),
+                AgentMetrics(replicas.agents),
                 ScalingMetrics(scaling.states),
                 RolloutMetrics(lambda: rollouts.state(rollout_observer.shadow_traffic.outcome_counts)),
                 ReloadMetrics(lambda: reloader.state),

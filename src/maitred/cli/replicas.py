@@ -9,12 +9,17 @@ from maitred.cli.output.tables import print_json, print_table
 
 if TYPE_CHECKING:
     from maitred.cli.admin_client import AdminClient
-    from maitred.wire.admin.responses import ReplicaBody
+    from maitred.wire.admin.responses import AgentBody, ReplicaBody
 
 LIST_EXAMPLES = """
 Examples:
 
     maitred replicas list
+"""
+AGENTS_EXAMPLES = """
+Examples:
+
+    maitred replicas agents
 """
 DRAIN_EXAMPLES = """
 Examples:
@@ -44,6 +49,31 @@ def list_replicas(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL, key
     from maitred.cli.admin_client import administer
 
     _print(administer(url, key, _all), as_json=as_json)
+
+
+def list_agents(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL, key: AdminKeyOption = None) -> None:
+    """List the agents that own engines on other machines, also those that may not take part."""
+    from maitred.cli.admin_client import AdminClient, administer
+    from maitred.wire.admin.responses import AgentList
+
+    async def work(client: AdminClient) -> "list[AgentBody]":
+        return (await client.get("replicas/agents", AgentList)).data
+
+    agents = administer(url, key, work)
+    if as_json:
+        print_json(agents)
+        return
+    print_table(
+        ("AGENT", "ADDRESS", "REGION", "ZONE", "CONNECTED", "GPUS", "REPLICAS", "PLACES", "PENDING", "FAULT"),
+        (
+            (
+                *(agent.agent, agent.address, agent.region or None, agent.zone or None, agent.connected, agent.gpus),
+                *(agent.replicas, agent.max_replicas, agent.pending_orders, agent.fault),
+            )
+            for agent in agents
+        ),
+        numbers=("GPUS", "REPLICAS", "PLACES", "PENDING"),
+    )
 
 
 def drain(

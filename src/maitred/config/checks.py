@@ -142,6 +142,12 @@ def _agent_conflicts(config: Config) -> Iterator[ConfigConflict]:
             ("model.backend", "model.engines"),
             "Agents start the engines, and tell gateways where they are. Leave out their addresses.",
         )
+    if config.region and config.model.region and config.region != config.model.region:
+        yield ConfigConflict(
+            ("model.region", "region"),
+            f"A gateway starts engines at agents of its own region, {config.region}, and each agent tells its own "
+            "(maitred agent --region). Leave out model.region.",
+        )
     link = config.engine_link
     try:
         address = parse_tcp(config.agents.listen)

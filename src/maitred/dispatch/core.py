@@ -485,9 +485,7 @@ class DispatchCore:
             ready = self.refresh(now_s)
         is_unexplained, failed = False, set[QueuedRequest]()
         while True:
-            self._considered = self._considered_queue = None
-            if self.regions is not None:
-                self.regions.considered = None
+            self._consider_nobody()
             try:
                 self._run_pass(changed_requests, ready, now_s)
                 break
@@ -504,8 +502,13 @@ class DispatchCore:
                 for queued in culprits:
                     self.fail_faulty(queued, now_s)
                     changed_requests.append(queued)
-        self._considered = self._considered_queue = None
+        self._consider_nobody()
         return changed_requests
+
+    def _consider_nobody(self) -> None:
+        self._considered = self._considered_queue = None
+        if self.regions is not None:
+            self.regions.considered = None
 
     def _run_pass(self, changed: list[QueuedRequest], ready: Sequence[EndpointState], now_s: float) -> None:
         """Runs one dispatch pass; a fault that is raised was caused by what the pass looked at last."""

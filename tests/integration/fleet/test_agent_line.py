@@ -171,6 +171,31 @@ async def test_all_gateways_drain_what_one_lets_go_and_the_next_one_goes_on_with
             await until(lambda pool=pool: shows(pool, _0="serving"))
 
 
+async def test_a_gateway_shows_its_agents_those_of_other_regions_and_those_that_it_rejects(clock, links, caplog):
+    caplog.set_level(logging.WARNING)
+    async with (
+        gateway_of(clock, links[0], region="eu") as gateway,
+        agent_of(clock, links[1], gateway, name="here", region="eu", zone="x", gpus=2) as (agent, _),
+        agent_of(clock, links[1], gateway, name="there", region="us"),
+        agent_of(clock, links[1], gateway, name="nowhere"),
+    ):
+        await until(lambda: len(gateway.backend.agents()) == 3 and gateway.backend.facts.max_replicas == 3)
+        here, there, nowhere = gateway.backend.agents()
+        assert (here.name, here.region, here.zone, here.gpus, here.max_replicas) == ("here", "eu", "x", 2, 3)
+        assert here.address.startswith("127.0.0.1:")
+        assert (here.is_connected, here.takes_orders, here.fault, here.pending_orders) == (True, True, "", 0)
+        assert (there.is_connected, there.takes_orders) == (True, False)
+        assert "It is in us, and this gateway is in eu" in there.fault
+        assert "The agent there gets no orders here" in caplog.text
+        assert (nowhere.name, nowhere.is_connected, nowhere.takes_orders) == ("nowhere", False, False)
+        assert "Start it with --region" in nowhere.fault
+        agent.start = lambda name: None  # it hears of the order and does not carry it out
+        gateway.backend.check_lease()
+        gateway.backend.start("here-0")
+        assert gateway.backend.agents()[0].pending_orders == 1
+        assert gateway.backend.agents()[0].replicas == 1
+
+
 async def test_an_order_to_sleep_or_wake_of_an_older_epoch_is_refused(clock, links, caplog):
     caplog.set_level(logging.WARNING)
     async with (

@@ -267,6 +267,10 @@ async def test_engines_of_agents_sleep_and_wake_and_no_other_gateway_wakes_them(
     async with site.gateway(ports[0], **shared) as first, site.gateway(ports[1], **shared) as second:
         await first.wait_phases(serving=1)
         undisturbed = await all_kinds(second.client)
+        (agent,) = (await first.client.get("/admin/v1/replicas/agents")).json()["data"]
+        shown = {key: agent[key] for key in ("agent", "zone", "connected", "replicas", "max_replicas", "fault")}
+        assert shown == {"agent": "a", "zone": "a", "connected": True, "replicas": 1, "max_replicas": 2, "fault": None}
+        assert (await asyncio.to_thread(first.server.metrics))["maitred_agent_up"] == 1
         await first.scale(2)
         for gateway in (first, second):
             await gateway.wait_phases(serving=2)

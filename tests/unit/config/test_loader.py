@@ -290,6 +290,9 @@ def test_engines_of_agents_have_no_addresses_and_agents_come_through_a_guarded_d
     (addresses,) = faults("model: {backend: agents, engines: [unix:/a]}\n")
     assert "Leave out their addresses" in addresses
     assert loaded("model: {backend: agents, autoscaling: {enabled: true, sleeping_replicas: 1}}\n")
+    (elsewhere,) = faults("region: eu\nmodel: {backend: agents, region: us}\n")
+    assert "Leave out model.region" in elsewhere
+    assert loaded("region: eu\nmodel: {backend: agents, region: eu}\n")
     (port,) = faults("model: {backend: agents}\nagents: {listen: 'tcp:gateway'}\n")
     assert "needs a host and a port" in port
 

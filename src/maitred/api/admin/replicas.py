@@ -9,7 +9,7 @@ from maitred.api.routes import Handler, Route
 from maitred.core.tenancy import Scope
 from maitred.wire.admin.decode import decode_body
 from maitred.wire.admin.requests import NameReplica, ScaleModel
-from maitred.wire.admin.responses import PoolBody, PoolList, ReplicaBody, ReplicaList
+from maitred.wire.admin.responses import AgentList, PoolBody, PoolList, ReplicaBody, ReplicaList
 
 PATH = "/admin/v1/replicas"
 
@@ -39,6 +39,14 @@ class ReplicaRoutes:
                 needs=Scope.ADMIN,
             ),
             Route(
+                "GET",
+                f"{PATH}/agents",
+                self.agents,
+                "Agents that own engines on other machines.",
+                returns=AgentList,
+                needs=Scope.ADMIN,
+            ),
+            Route(
                 "POST",
                 f"{PATH}/scale",
                 self.scale,
@@ -64,6 +72,10 @@ class ReplicaRoutes:
     async def pools(self, exchange: HttpExchange) -> None:
         """Answers with all pools."""
         await self._admin.reply(exchange, PoolList(data=[*self._replicas.pools()]))
+
+    async def agents(self, exchange: HttpExchange) -> None:
+        """Answers with all agents."""
+        await self._admin.reply(exchange, AgentList(data=[*self._replicas.agents()]))
 
     async def scale(self, exchange: HttpExchange) -> None:
         """Sets how many replicas of a model serve, and how many sleep."""

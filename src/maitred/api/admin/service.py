@@ -12,6 +12,7 @@ from maitred.wire.admin.requests import (
     WeighRollout,
 )
 from maitred.wire.admin.responses import (
+    AgentBody,
     ConfigBody,
     LoadableBody,
     LoadableList,
@@ -213,6 +214,10 @@ class ReplicaService(Protocol):
 
     def pools(self) -> Sequence[PoolBody]:
         """Lists the models whose replicas come and go, with these replicas."""
+        ...
+
+    def agents(self) -> Sequence[AgentBody]:
+        """Lists the agents that own replicas on other machines, also those that may not take part."""
         ...
 
     async def claim(self, model: str) -> None:

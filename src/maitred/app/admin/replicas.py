@@ -15,9 +15,10 @@ from maitred.core.errors import Conflict, InvalidRequest, ResourceNotFound
 from maitred.core.replica import AdminState
 from maitred.dispatch.dispatcher import Dispatcher
 from maitred.dispatch.endpoint import EndpointState
+from maitred.fleet.agent.machine_backend import MachineBackend
 from maitred.fleet.pool import ReplicaPool
 from maitred.fleet.pool_member import NextReplica
-from maitred.wire.admin.responses import PoolBody, ReplicaBody
+from maitred.wire.admin.responses import AgentBody, PoolBody, ReplicaBody
 
 _CLAIM_ATTEMPTS = 20
 _CLAIM_PAUSE_S = 0.2
@@ -71,6 +72,28 @@ class ReplicaAdmin:
     def pools(self) -> list[PoolBody]:
         """Lists the pools, with their replicas."""
         return [self._pool_body(model, pool) for model, pool in self._pools.items()]
+
+    def agents(self) -> list[AgentBody]:
+        """Lists the agents that own replicas on other machines, also those that may not take part."""
+        return [
+            AgentBody(
+                model=model,
+                agent=status.name,
+                address=status.address or None,
+                region=status.region,
+                zone=status.zone,
+                connected=status.is_connected,
+                takes_orders=status.takes_orders,
+                fault=status.fault or None,
+                gpus=status.gpus,
+                replicas=status.replicas,
+                max_replicas=status.max_replicas,
+                pending_orders=status.pending_orders,
+            )
+            for model, pool in self._pools.items()
+            if isinstance(pool.backend, MachineBackend)
+            for status in pool.backend.agents()
+        ]
 
     async def claim(self, model: str) -> None:
         """Has this gateway decide on the replicas of a model that it shares with others, where an operator does.

@@ -90,7 +90,7 @@ def _shared_pool(config: Config, model: str) -> str | None:
         case "ray":
             return f"{config.ray.application}@{config.ray.address}"
         case "agents":
-            return f"{model}@{config.region or 'agents'}"
+            return f"{model}@{config.region or config.model.region or 'agents'}"
         case "kubernetes":
             return f"{config.kubernetes.namespace or ''}/{config.kubernetes.deployment}@kubernetes"
     return None

@@ -78,7 +78,7 @@ async def make_pool(config: Config, command: CommandFactory | None, clock: Clock
                 parse_address(address), config.engine_link, fingerprint_check.check
             ),
             clock=clock,
-            region=config.region or "",
+            region=config.region or config.model.region or "",
         )
         return pool_of(backend, config, clock)
     facts = BackendFacts(max_replicas=len(addresses), max_starts=len(addresses), outlives_gateway=True)

@@ -103,6 +103,11 @@ class AgentBackend:
         return replace(self.state.facts, outlives_gateway=True, puts_to_sleep=True)
 
     @property
+    def pending_orders(self) -> int:
+        """Starts and ends that were ordered and that the agent has not begun or completed."""
+        return len(self._starting) + len(self._stopping)
+
+    @property
     def desired(self) -> DesiredReplicas | None:
         """Desired numbers that the agent has been told. Implements `ReplicaBackend`."""
         return self.state.desired

@@ -24,6 +24,7 @@ from maitred.fleet.agent.config import AgentConfig
 from maitred.fleet.agent.connection import STRANGER_S, MessageConnection
 from maitred.fleet.agent.placement import NO_AGENT, AgentLoad, merge_facts, place
 from maitred.fleet.agent.protocol import AgentHello, AgentRejection, ToController, version_fault
+from maitred.fleet.agent.status import MAX_AGENTS, AgentStatus
 from maitred.fleet.backend import BackendFacts, BackendReplica
 from maitred.fleet.policy.reconciler import DesiredReplicas
 from maitred.fleet.remote import RemoteEngine
@@ -37,6 +38,8 @@ SETTLE_S = 6.0
 """Time after the start in which no order is given: agents that have lost this gateway dial it again within it."""
 SHUNNED_S = 60.0
 """Time in which an agent where a replica could not run is the last to get another one."""
+REJECTED_S = 30.0
+"""Time for which an agent that was rejected is shown; it tries again every few seconds."""
 _CHECK_S = 0.5
 """Interval at which agents and replicas that are away are looked at."""
 
@@ -81,6 +84,8 @@ class MachineBackend:
         """When a replica failed first that has not served since."""
         self._shunned_until_s: dict[str, float] = {}
         """Agents where a replica could not run, and until when others come before them."""
+        self._rejected: dict[str, tuple[float, AgentStatus]] = {}
+        """Agents that may not take part, and when they were rejected last."""
         self._opened_s = clock.monotonic_s()
         self._has_served = asyncio.Event()
         self._kept: DesiredReplicas | None = None
@@ -105,6 +110,30 @@ class MachineBackend:
             return self._kept
         told = [agent.state for agent in self._own() if agent.state.desired is not None]
         return max(told, key=lambda state: state.epoch).desired if told else None
+
+    def agents(self) -> list[AgentStatus]:
+        """Returns the status of each agent, by name; at the end those that were rejected lately."""
+        now_s = self._clock.monotonic_s()
+        self._rejected = {
+            name: (at_s, status) for name, (at_s, status) in self._rejected.items() if now_s - at_s < REJECTED_S
+        }
+        known = [
+            AgentStatus(
+                name=agent.hello.name,
+                address=agent.lines[0].peer if agent.lines else "",
+                region=agent.hello.region,
+                zone=agent.hello.zone,
+                gpus=agent.hello.gpus,
+                is_connected=bool(agent.lines),
+                takes_orders=self._is_own(agent.hello),
+                fault="" if self._is_own(agent.hello) else self._elsewhere(agent.hello),
+                replicas=len(agent.replicas()),
+                max_replicas=agent.facts.max_replicas,
+                pending_orders=agent.pending_orders,
+            )
+            for _, agent in sorted(self._agents.items())
+        ]
+        return [*known, *(status for _, status in self._rejected.values())][:MAX_AGENTS]
 
     def replicas(self) -> Mapping[str, BackendReplica]:
         """Returns the replicas of all agents. Implements `ReplicaBackend`."""
@@ -301,9 +330,15 @@ class MachineBackend:
             line.reject("it has not said who it is")
         elif fault := self._fault_of(message):
             _log.error("The agent %s at %s may not take part: %s", message.name, line.peer, fault)
+            rejected = AgentStatus(
+                name=message.name, address=line.peer, region=message.region, zone=message.zone, fault=fault
+            )
+            if message.name in self._rejected or len(self._rejected) < MAX_AGENTS:
+                self._rejected[message.name] = self._clock.monotonic_s(), rejected
             line.send(AgentRejection(fault))
             line.reject(fault)
         else:
+            self._rejected.pop(message.name, None)
             self._admit(line, message)
 
     def _fault_of(self, hello: AgentHello) -> str:
@@ -339,13 +374,21 @@ class MachineBackend:
             where = "/".join(filter(None, (hello.region, hello.zone)))
             _log.info("The agent %s (%s) has connected from %s.", hello.name, where or "no zone", line.peer)
             if not self._is_own(hello):
-                _log.info("It is in another region than this gateway, which uses its replicas and starts none there.")
+                _log.warning("The agent %s gets no orders here: %s", hello.name, self._elsewhere(hello))
         agent.on_message(line, hello)
         if not self._is_own(hello):
             agent.forget_orders()  # it was in the region of this gateway before
         agent.on_open(line)
         if (epoch := self._order_epoch()) is not None and epoch == self._claimed:
             agent.claim(self.desired)
+
+    def _elsewhere(self, hello: AgentHello) -> str:
+        """Returns why this gateway starts nothing at an agent of another region."""
+        here = f"this gateway is in {self._region}" if self._region else "this gateway has no region"
+        return (
+            f"It is in {hello.region}, and {here}, so its replicas are used and none is started there. Give both the "
+            "same region if this gateway is to start some."
+        )
 
     def _is_own(self, hello: AgentHello) -> bool:
         """Whether an agent is where this gateway starts replicas."""

@@ -50,6 +50,8 @@ class AgentHello(msgspec.Struct, frozen=True, array_like=True, tag="agent"):
     region: str = ""
     zone: str = ""
     """Part of the region that fails as a whole."""
+    gpus: int = 0
+    """GPUs that its engines can use."""
 
 
 class AgentReplica(msgspec.Struct, frozen=True, array_like=True):

@@ -401,6 +401,31 @@ class PoolBody(Struct, frozen=True, kw_only=True):
     replicas: list[PooledReplicaBody]
 
 
+class AgentBody(Struct, frozen=True, kw_only=True):
+    """Body of an agent, which owns engines on another machine."""
+
+    object: Literal["agent"] = "agent"
+    model: str
+    agent: Annotated[str, Meta(description="Its name; `NAME-0` is a replica of it.")]
+    address: Annotated[str | None, Meta(description="From where it has connected; null: it is away.")]
+    region: Annotated[str, Meta(description="Empty: it tells none.")]
+    zone: Annotated[str, Meta(description="Empty: it tells none.")]
+    connected: bool
+    takes_orders: Annotated[bool, Meta(description="Whether this gateway may start replicas there.")]
+    fault: Annotated[str | None, Meta(description="Why it is rejected or gets no orders here, and what to do.")]
+    gpus: Annotated[int, Meta(description="GPUs that its engines can use, as it tells.")]
+    replicas: Annotated[int, Meta(description="Engines that it has, in any phase.")]
+    max_replicas: Annotated[int, Meta(description="Most engines that it can have.")]
+    pending_orders: Annotated[int, Meta(description="Starts and ends that it has not begun or completed.")]
+
+
+class AgentList(Struct, frozen=True, kw_only=True):
+    """List of all agents, at most 256, without pages."""
+
+    object: Literal["list"] = "list"
+    data: list[AgentBody]
+
+
 class PoolList(Struct, frozen=True, kw_only=True):
     """List of all pools, without pages because there are only a few."""
 
