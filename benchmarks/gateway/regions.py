@@ -1,6 +1,7 @@
 """Three regions, each a network namespace; the line to one of them is cut for a minute, and nothing is overspent.
 
-Each region has a gateway and a real engine of the bundled model; Redis and PostgreSQL are in the first region. Lines of
+Each region has a gateway, and an agent that runs a real engine of the bundled model and has dialed the gateways of all
+regions; the gateway of its own region has ordered the engine. Redis and PostgreSQL are in the first region. Lines of
 40 and 80 ms there and back lose 1 % of the packets. Callers in every region send local requests all the time; others
 spend the same small budgets from every region until those run out, many of them during the cut. Streams that run in
 another region than their gateway's when the line is cut are compared with the answers that they have undisturbed; so

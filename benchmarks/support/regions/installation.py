@@ -1,4 +1,6 @@
-"""What runs in the regions: an engine and a gateway in each, Redis and PostgreSQL in the first of them.
+"""What runs in the regions: an agent with an engine and a gateway in each, Redis and PostgreSQL in the first of them.
+
+Each agent dials the gateways of all regions; the gateway of its own region orders its engine.
 
 Redis and PostgreSQL listen on Unix sockets, which every namespace sees; so that the lines between the regions decide
 who reaches them, gateways know only an address of the first region, from which bytes are passed on.
@@ -19,17 +21,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import psutil
+
 from benchmarks.support.installation import MODEL, START_S, Key, Organisation, declared
 from benchmarks.support.regions.namespaces import RegionNetwork, end_process, inside
 from maitred.testing.postgres_server import PostgresServer, postgres_server
 from maitred.testing.redis_server import redis_server
 
-GATEWAY_PORT, ENGINE_PORT, REDIS_PORT, POSTGRES_PORT = 8000, 9100, 6379, 5432
+GATEWAY_PORT, ENGINE_PORT, AGENT_PORT, REDIS_PORT, POSTGRES_PORT = 8000, 9100, 9300, 6379, 5432
 _CHUNK_BYTES = 65_536
+_KILL_S = 10.0
 
 
 class Region:
-    """One region: its engine, its gateway, and how to ask it.
+    """One region: its agent with an engine, its gateway, and how to ask it.
 
     Attributes:
         joined_s: From the start of its gateway until it was ready.
@@ -50,21 +55,31 @@ class Region:
         self.joined_s = 0.0
         self._network, self._folder, self._config, self._environment = network, folder, config, environment
         self._operator = operator
-        self._engine: subprocess.Popen[bytes] | None = None
+        self._agent: subprocess.Popen[bytes] | None = None
         self._processes = ExitStack()
 
-    def start_engine(self, secret: Path, sequences: int) -> None:
-        """Starts the engine; it is not awaited."""
-        words = ["engine", "--listen", f"tcp:{self.address}:{ENGINE_PORT}", "--secret-file", str(secret)]
-        more = ["--max-sequences", str(sequences), "--threads", "1", "--kv-memory", "64MiB"]
-        settings = [f"--set=region={self.name}", "--set=engine_link.allow_plaintext=true", "--set=engine.guests=0"]
-        self._engine = self._start("engine", [*words, *more, *settings])
+    def start_agent(self, secret: Path, sequences: int) -> None:
+        """Starts the agent, which dials all gateways; it is not awaited."""
+        words = ["agent", "--name", self.name, "--region", self.name, "--zone", self.name, "--max-replicas", "1"]
+        place = ["--listen-host", self.address, "--first-port", str(ENGINE_PORT)]
+        gateways = [f"--gateway={self._network.address(region)}:{AGENT_PORT}" for region in self._network.regions]
+        settings = {
+            "engine_link.secret.file": secret,
+            "engine_link.allow_plaintext": "true",
+            "engine.max_sequences": sequences,
+            "engine.threads": 1,
+            "engine.kv_memory_bytes": "64MiB",
+            "engine.guests": 0,
+        }
+        given = [f"--set={key}={value}" for key, value in settings.items()]
+        self._agent = self._start("agent", [*words, *place, *gateways, *given])
 
     def start_gateway(self) -> None:
         """Starts the gateway, and waits until it is ready."""
         began_s = time.monotonic()
         words = ["serve", "--host", self.address, "--port", str(GATEWAY_PORT), "--config", str(self._config)]
-        process = self._start("gateway", [*words, f"--set=region={self.name}"])
+        settings = [f"--set=region={self.name}", f"--set=agents.listen=tcp:{self.address}:{AGENT_PORT}"]
+        process = self._start("gateway", [*words, *settings])
         while not self.is_ready():
             if process.poll() is not None or time.monotonic() - began_s > START_S:
                 raise RuntimeError(f"A gateway does not start:\n{self.log('gateway')}")
@@ -92,10 +107,15 @@ class Region:
         return (self._folder / f"{program}.log").read_text()[-3000:]
 
     def kill_engine(self) -> None:
-        """Kills the engine as ``kill -9`` does."""
-        assert self._engine is not None
-        self._engine.kill()
-        self._engine.wait()
+        """Kills the engine as ``kill -9`` does; its agent starts it again."""
+        assert self._agent is not None
+        (engine,) = [
+            child
+            for child in psutil.Process(self._agent.pid).children(recursive=True)
+            if any("local_engine" in word for word in child.cmdline())
+        ]
+        engine.kill()
+        engine.wait(_KILL_S)
 
     def get(self, path: str) -> bytes:
         """Returns the body of an answer of the gateway."""
@@ -161,12 +181,11 @@ def regions_installed(
         environment: dict[str, str] = {}
         operator = Key(scopes=["admin"])
         config = folder / "maitred.yaml"
-        addresses = [f"tcp:{network.address(region)}:{ENGINE_PORT}" for region in network.regions]
         text = {
             "log": {"level": "warning"},
             **settings,
             "engine_link": {"secret": {"file": str(secret)}, "allow_plaintext": True},
-            "model": {"engines": addresses, "served_name": MODEL},
+            "model": {"backend": "agents", "replicas": 1, "served_name": MODEL},
             "store": {"url": f"postgresql://maitred@{home}:{POSTGRES_PORT}/{database}"},
             "counters": {"url": f"redis://{home}:{REDIS_PORT}/0", **settings.get("counters", {})},
             "tenants": declared({**organisations, "staff": Organisation({"operator": operator})}, environment),
@@ -180,7 +199,7 @@ def regions_installed(
         }
         for region in regions.values():
             stack.callback(region.stop)
-            region.start_engine(secret, sequences)
+            region.start_agent(secret, sequences)
         for region in regions.values():
             region.start_gateway()
         yield regions, postgres, database

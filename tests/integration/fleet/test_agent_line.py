@@ -186,7 +186,6 @@ async def test_a_gateway_shows_its_agents_those_of_other_regions_and_those_that_
         assert (here.is_connected, here.takes_orders, here.fault, here.pending_orders) == (True, True, "", 0)
         assert (there.is_connected, there.takes_orders) == (True, False)
         assert "It is in us, and this gateway is in eu" in there.fault
-        assert "The agent there gets no orders here" in caplog.text
         assert (nowhere.name, nowhere.is_connected, nowhere.takes_orders) == ("nowhere", False, False)
         assert "Start it with --region" in nowhere.fault
         agent.start = lambda name: None  # it hears of the order and does not carry it out
@@ -194,6 +193,13 @@ async def test_a_gateway_shows_its_agents_those_of_other_regions_and_those_that_
         gateway.backend.start("here-0")
         assert gateway.backend.agents()[0].pending_orders == 1
         assert gateway.backend.agents()[0].replicas == 1
+
+
+async def test_a_gateway_that_has_agents_of_other_regions_alone_warns(clock, links, caplog):
+    caplog.set_level(logging.WARNING)
+    async with gateway_of(clock, links[0]) as gateway, agent_of(clock, links[1], gateway, name="there", region="us"):
+        await until(lambda: "The agent there gets no orders here" in caplog.text)
+        assert "It is in us, and this gateway has no region" in gateway.backend.agents()[0].fault
 
 
 async def test_an_order_to_sleep_or_wake_of_an_older_epoch_is_refused(clock, links, caplog):

@@ -374,7 +374,9 @@ class MachineBackend:
             where = "/".join(filter(None, (hello.region, hello.zone)))
             _log.info("The agent %s (%s) has connected from %s.", hello.name, where or "no zone", line.peer)
             if not self._is_own(hello):
-                _log.warning("The agent %s gets no orders here: %s", hello.name, self._elsewhere(hello))
+                # Beside agents of its own region a gateway may well have others; without any, a name may be wrong.
+                level = logging.INFO if self._own() else logging.WARNING
+                _log.log(level, "The agent %s gets no orders here: %s", hello.name, self._elsewhere(hello))
         agent.on_message(line, hello)
         if not self._is_own(hello):
             agent.forget_orders()  # it was in the region of this gateway before
