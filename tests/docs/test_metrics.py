@@ -36,7 +36,7 @@ from maitred.observe.metrics.budgets import BudgetUse
 from maitred.observe.metrics.engines import EngineState
 from maitred.observe.metrics.registry import Metrics
 from maitred.observe.metrics.reloads import ReloadMetrics, ReloadState
-from maitred.observe.metrics.replicas import ReplicaMetrics
+from maitred.observe.metrics.replicas import AgentMetrics, ReplicaMetrics
 from maitred.observe.metrics.residency import ResidencyMetrics, ResidencyState, ResidentState
 from maitred.observe.metrics.rollouts import RolloutMetrics, RolloutMetricsState
 from maitred.observe.metrics.scaling import ScalingMetrics, ScalingState
@@ -44,6 +44,7 @@ from maitred.observe.metrics.semantic import SemanticCacheMetrics, SemanticCache
 from maitred.observe.metrics.stores import AccountMetrics, AccountsState, CacheMetrics
 from maitred.observe.metrics.upstreams import UpstreamMetrics, UpstreamState
 from maitred.testing.script import SCRIPTED_CARD
+from maitred.wire.admin.responses import AgentBody
 from tests.support.clock import FakeClock
 from tests.support.dispatchers import DispatchSetup
 
@@ -51,6 +52,20 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 CARD = msgspec.structs.replace(SCRIPTED_CARD, kv_capacity_tokens=160)
 LOAD = LoadReport(total_blocks=10, process=ProcessState(gpu=GpuState("GPU-1", 0.5, 1, 2)))
 SLO = SloConfig(indicator="ttft", objective=0.9, within_s=1.0)
+AGENT = AgentBody(
+    model="m",
+    agent="gpu-1",
+    address=None,
+    region="eu",
+    zone="a",
+    connected=True,
+    takes_orders=True,
+    fault=None,
+    gpus=1,
+    replicas=1,
+    max_replicas=2,
+    pending_orders=0,
+)
 SUFFIXES = {"_bucket", "_count", "_sum"}
 
 
@@ -107,6 +122,7 @@ def rendered():
                 lambda: ResidencyState(1 << 30, {"m": ResidentState(True, False, False, 9, 8, 1, 2.0, 0, 0, 0, 0, 2.0)})
             ),
             ReplicaMetrics(replicas({"m": DispatchSetup().dispatcher}).all),
+            AgentMetrics(lambda: [AGENT]),
             ScalingMetrics(lambda: {"m": SCALING}),
             RolloutMetrics(
                 lambda: RolloutMetricsState(

@@ -65,10 +65,9 @@ from maitred.core.rollout import RolloutState
 from maitred.fleet.backend import LeasedBackend, ManagedEngine
 from maitred.fleet.pool import ReplicaPool
 from maitred.observe.live_diagnosis import LiveDiagnosis
-from maitred.observe.metrics.agents import AgentMetrics
 from maitred.observe.metrics.registry import Metrics
 from maitred.observe.metrics.reloads import ReloadMetrics
-from maitred.observe.metrics.replicas import ReplicaMetrics
+from maitred.observe.metrics.replicas import AgentMetrics, ReplicaMetrics
 from maitred.observe.metrics.residency import ResidencyMetrics
 from maitred.observe.metrics.rollouts import RolloutMetrics
 from maitred.observe.metrics.scaling import ScalingMetrics

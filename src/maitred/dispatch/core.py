@@ -200,7 +200,8 @@ class DispatchCore:
                 self.forecast_cache.invalidate()
             if endpoint_state.ready:
                 ready.append(endpoint_state)
-            if endpoint_state.region != self.region:
+            endpoint_state.is_far = endpoint_state.region != self.region
+            if endpoint_state.is_far:
                 is_regional = True
         if self._bounds and not is_regional:
             is_regional = any(self.region not in bounds for bounds in self._bounds)

@@ -102,30 +102,26 @@ class DispatchEntry:
         dispatcher, queued = self._dispatcher, self.queued
         if queued.state is not QueueState.NEW:
             raise RuntimeError("An entry is entered once.")
-        now_s = dispatcher.clock.monotonic_s()
+        core, now_s = dispatcher.core, dispatcher.clock.monotonic_s()
         try:
-            self._join(dispatcher.core, now_s)
+            if self.runs_at:
+                core.reattach(queued, self.runs_at, now_s)
+            if self.runs_at or core.dispatch_now(queued, now_s):
+                record_immediate_dispatch(queued, now_s)
+                dispatcher.on_started(queued)
+                return self
+            ready = core.join(queued, now_s)
+            dispatcher.overflow_planner.on_join(queued)
+            dispatcher.add_waiting(self, now_s)
+            # Dispatch now: if there are credits, the request need not wait for the next loop iteration.
+            dispatcher.dispatch(now_s, ready)
         except Exception:  # nobody will leave
-            dispatcher.core.fail_faulty(queued, now_s)
+            core.fail_faulty(queued, now_s)
             dispatcher.remove_waiting(queued)
-            dispatcher.core.leave(queued, now_s, finished=False)
+            core.leave(queued, now_s, finished=False)
             dispatcher.on_left(now_s)
             raise
         return self
-
-    def _join(self, core: DispatchCore, now_s: float) -> None:
-        dispatcher, queued = self._dispatcher, self.queued
-        if self.runs_at:
-            core.reattach(queued, self.runs_at, now_s)
-        if self.runs_at or core.dispatch_now(queued, now_s):
-            record_immediate_dispatch(queued, now_s)
-            dispatcher.on_started(queued)
-            return
-        ready = core.join(queued, now_s)
-        dispatcher.overflow_planner.on_join(queued)
-        dispatcher.add_waiting(self, now_s)
-        # Dispatch now: if there are credits, the request need not wait for the next loop iteration.
-        dispatcher.dispatch(now_s, ready)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -503,14 +499,14 @@ class Dispatcher:
                 self.core.fail_faulty(queued, now_s)
             finally:
                 entry.wake()
-        self._notify_listener()
-
-    def _notify_listener(self) -> None:
         if self._dispatch_listener is not None:
-            try:
-                self._dispatch_listener()
-            except Exception:
-                _log.exception("A listener to dispatch passes has failed.")
+            self._notify_listener(self._dispatch_listener)
+
+    def _notify_listener(self, listener: Callable[[], None]) -> None:
+        try:
+            listener()
+        except Exception:
+            _log.exception("A listener to dispatch passes has failed.")
 
     def _on_replica_change(self) -> None:
         """Handles a new load report or a new state of a replica."""
@@ -521,7 +517,8 @@ class Dispatcher:
     def on_started(self, queued: QueuedRequest) -> None:
         """Records that an entry was dispatched without a wait."""
         self._watch_lag(queued)
-        self._notify_listener()
+        if self._dispatch_listener is not None:
+            self._notify_listener(self._dispatch_listener)
 
     def _watch_lag(self, queued: QueuedRequest) -> None:
         """Watches the lag of the event loop if the request was dispatched to a replica whose window is learned."""

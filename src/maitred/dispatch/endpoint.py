@@ -46,6 +46,7 @@ class EndpointState:
         in_flight: Cost of requests sent before the current step that no report includes; they run in that step.
         block_tokens: Tokens of one KV block.
         region: Region of the replica; while it has told none, that of its endpoint.
+        is_far: Whether that is another one than the gateway's, as of the last `DispatchCore.refresh`.
     """
 
     def __init__(self, endpoint: AnyEndpoint) -> None:
@@ -59,6 +60,7 @@ class EndpointState:
         self.block_tokens = _UNKNOWN_BLOCK_TOKENS
         self._told_region: str | None = None
         self.region = endpoint.region
+        self.is_far = False
         self.credits = Credits()
         self._window = None if endpoint.reports_capacity else ConcurrencyWindow()
         self._suspensions = 0
@@ -107,7 +109,9 @@ class EndpointState:
 
     @property
     def round_trip_s(self) -> float:
-        """Measured round-trip time to the replica in seconds; 0 if it is not measured."""
+        """Measured round-trip time to a replica of another region; 0 if it is not measured, or in the own one."""
+        if not self.is_far:
+            return 0.0
         measured = self.endpoint.round_trip_s
         return 0.0 if measured is None else measured() or 0.0
 

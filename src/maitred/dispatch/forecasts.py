@@ -177,23 +177,19 @@ class ForecastCache:
             position.position, position.wait_s + cold_s, ttft_s=position.ttft_s + cold_s + round_trip_s
         )
 
-    def forecast(self, queued: QueuedRequest, ready: Sequence[EndpointState], now_s: float) -> Forecast:
+    def forecast(
+        self, queued: QueuedRequest, ready: Sequence[EndpointState], now_s: float, *, compares: bool = True
+    ) -> Forecast:
         """Forecasts the work ahead of an entry, its wait, its prefill time and the round trip.
 
-        Where only a region far away has room, the nearest one may still be sooner.
+        Args:
+            queued: The entry.
+            ready: The endpoints for which it may wait.
+            now_s: Now.
+            compares: Whether the nearest region is also forecast alone, where only one far away can take it now.
         """
-        forecast = self._forecast_at(queued, ready, now_s)
-        if not self.is_regional or not forecast.round_trip_s or not ready:
-            return forecast
-        nearest = min(ready, key=_round_trip_s)
-        near = [endpoint_state for endpoint_state in ready if endpoint_state.region == nearest.region]
-        if forecast.round_trip_s <= nearest.round_trip_s or not self._predictor.is_rate_known(near):
-            return forecast
-        there = self._forecast_at(queued, near, now_s)
-        return min(forecast, there, key=lambda one: self.position(one, now_s).ttft_s)
-
-    def _forecast_at(self, queued: QueuedRequest, ready: Sequence[EndpointState], now_s: float) -> Forecast:
-        """Forecasts an entry as if it may wait for any of these endpoints."""
+        if compares and self.is_regional and ready:
+            return self._forecast_nearest(queued, ready, now_s)
         queue = queued.queue
         ahead = queue.fair_queue.ahead(queued, now_s) if queue.waiting else _NO_WORK_AHEAD
         if not ready:
@@ -202,7 +198,7 @@ class ForecastCache:
         allocator = self._allocator
         if not ahead.entries and allocator.is_ample(queued.cost, ready):
             prefill_s = self._selector.prefill_s(queued, ready[0], 0, now_s)
-            return Forecast(ahead, AT_ONCE, prefill_s, ample=True, round_trip_s=ready[0].round_trip_s)
+            return Forecast(ahead, AT_ONCE, prefill_s, ample=True)
         above_share = allocator.above_share(queued, queued.queue.quota, ready, now_s)
         free = allocator.free_capacity(queued, ready, above_share=above_share)
         wait = AT_ONCE
@@ -217,7 +213,7 @@ class ForecastCache:
                     ahead, ready, self._predictor.wait(queued, ahead, free, ready, running_work, turn_s)
                 )
         endpoint_state = max(ready, key=free_slot_share)
-        round_trip_s = self._round_trip_s(queued, ready, endpoint_state, at_once=wait.at_once)
+        round_trip_s = _round_trip_s(queued, ready, at_once=wait.at_once) if self.is_regional else 0.0
         if wait.at_once:
             prefill_s = self._selector.prefill_s(queued, endpoint_state, ahead.entries, now_s)
             return Forecast(ahead, wait, prefill_s, round_trip_s=round_trip_s)
@@ -225,21 +221,15 @@ class ForecastCache:
         prefill_s = self._selector.prefill_s(queued, endpoint_state, 0, now_s, dispatched_s=endpoint_state.step_began_s)
         return Forecast(ahead, wait, prefill_s, round_trip_s=round_trip_s)
 
-    def _round_trip_s(
-        self, queued: QueuedRequest, ready: Sequence[EndpointState], likely: EndpointState, *, at_once: bool
-    ) -> float:
-        """Returns the round trip to the replica of an entry: of the nearest with room, if they are in several regions.
-
-        Args:
-            queued: The entry.
-            ready: The endpoints for which it may wait.
-            likely: The one with the largest free share.
-            at_once: Whether one of them has room now.
-        """
-        if not self.is_regional:
-            return likely.round_trip_s
-        with_room = [state for state in ready if queued.cost.within(state.free)] if at_once else ready
-        return min(map(_round_trip_s, with_room or ready))
+    def _forecast_nearest(self, queued: QueuedRequest, ready: Sequence[EndpointState], now_s: float) -> Forecast:
+        """Forecasts an entry at all of these endpoints, or at those of the nearest region, if that is sooner."""
+        forecast = self.forecast(queued, ready, now_s, compares=False)
+        nearest = min(ready, key=_distance_s)
+        near = [endpoint_state for endpoint_state in ready if endpoint_state.region == nearest.region]
+        if forecast.round_trip_s <= nearest.round_trip_s or not self._predictor.is_rate_known(near):
+            return forecast
+        there = self.forecast(queued, near, now_s, compares=False)
+        return min(forecast, there, key=lambda one: self.position(one, now_s).ttft_s)
 
     def _part_of(self, ready: Sequence[EndpointState]) -> _Part:
         """Returns the key of a part of the replicas; all have the same key while they are in one region."""
@@ -283,7 +273,7 @@ class ForecastCache:
             PredictedWait(False, wait.seconds),
             prefill_s,
             cold_s,
-            round_trip_s=endpoint_state.round_trip_s,
+            round_trip_s=endpoint_state.round_trip_s if self.is_regional else 0.0,
         )
 
     def _simulate(
@@ -330,8 +320,14 @@ def _widened_wait(ahead: WorkAhead, ready: Sequence[EndpointState], wait: Predic
     return min([wait, *(PredictedWait(False, in_s) for in_s in widened_s)], key=lambda candidate: candidate.seconds)
 
 
-def _round_trip_s(endpoint_state: EndpointState) -> float:
+def _distance_s(endpoint_state: EndpointState) -> float:
     return endpoint_state.round_trip_s
+
+
+def _round_trip_s(queued: QueuedRequest, ready: Sequence[EndpointState], *, at_once: bool) -> float:
+    """Returns the round trip to the nearest of these replicas, if `at_once` of those that can take an entry now."""
+    taking = [state for state in ready if queued.cost.within(state.free)] if at_once else ready
+    return min(map(_distance_s, taking or ready))
 
 
 def _runs_at(queued: QueuedRequest, endpoint_states: Sequence[EndpointState]) -> bool:

@@ -325,7 +325,7 @@ class LatencyPredictor:
             return
         if queued.prefill_s > 0:
             took_s = now_s - queued.dispatched_s
-            if queued.allocation is not None:
+            if queued.allocation is not None and queued.allocation.endpoint_state.is_far:
                 took_s = max(0.0, took_s - queued.allocation.endpoint_state.round_trip_s)
             self._prefill.compare(queued.prefill_s, took_s, now_s)
         if predicted.ttft_s > 0:

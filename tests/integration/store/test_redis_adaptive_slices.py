@@ -13,7 +13,7 @@ from tests.integration.store.test_redis_slices import Gateways, Line
 from tests.integration.store.test_redis_slices import upkeep as renew
 from tests.support.servers.redis_server import redis_server
 
-FLOOR, MOST = 0.02, 0.3
+LEAST, MOST = 0.02, 0.3
 STEP_S = 2.0
 
 
@@ -93,7 +93,7 @@ async def pass_steps(gateways, spenders, steps, paces):
 )
 def test_nothing_is_overspent_an_idle_gateway_gives_back_and_a_busy_one_is_not_refused(server, pace, capacity, phases):
     async def work():
-        gateways = Gateways(server, slice_share=FLOOR, busy_slice_share=MOST)
+        gateways = Gateways(server, slice_share=LEAST, busy_slice_share=MOST)
         async with gateways.open(3) as opened:
             spenders = [Spender(counters, budget, capacity) for counters in opened]
             for cut, steps, paces in phases:
@@ -128,14 +128,14 @@ def test_nothing_is_overspent_an_idle_gateway_gives_back_and_a_busy_one_is_not_r
 @pytest.mark.parametrize("claim_of", [budget, rate])
 def test_a_busy_gateway_holds_more_goes_on_longer_in_a_cut_and_gives_it_back_when_it_is_idle(server, claim_of):
     async def work():
-        gateways = Gateways(server, slice_share=FLOOR, busy_slice_share=MOST)
+        gateways = Gateways(server, slice_share=LEAST, busy_slice_share=MOST)
         capacity, pace = 60_000, 100
         async with gateways.open(2) as opened:
             busy, quiet = (Spender(counters, claim_of, capacity) for counters in opened)
             await pass_steps(gateways, [busy, quiet], 120, [pace, 0])
             await pass_steps(gateways, [busy, quiet], 2, [pace, 1])
-            assert busy.held() > 3 * FLOOR * capacity * 0.7
-            assert quiet.held() <= FLOOR * capacity + 1
+            assert busy.held() > 3 * LEAST * capacity * 0.7
+            assert quiet.held() <= LEAST * capacity + 1
             busy.line.cut()
             before, busy.refused = busy.spent, 0
             await pass_steps(gateways, [busy, quiet], 50, [pace, 1])
@@ -146,7 +146,7 @@ def test_a_busy_gateway_holds_more_goes_on_longer_in_a_cut_and_gives_it_back_whe
             # One that spends little still uses the limit.
             await pass_steps(gateways, [busy, quiet], 250, [1, pace])
             left = capacity - busy.spent - quiet.spent if claim_of is budget else capacity
-            assert busy.held() <= FLOOR * left * 1.1 + 1
+            assert busy.held() <= LEAST * left * 1.1 + 1
             assert quiet.held() > 2 * busy.held()
 
     asyncio.run(work())
@@ -154,7 +154,7 @@ def test_a_busy_gateway_holds_more_goes_on_longer_in_a_cut_and_gives_it_back_whe
 
 def test_without_a_part_for_busy_gateways_all_hold_the_same(server):
     async def work():
-        gateways = Gateways(server, slice_share=FLOOR, busy_slice_share=0.0)
+        gateways = Gateways(server, slice_share=LEAST, busy_slice_share=0.0)
         async with gateways.open(2) as opened:
             busy, quiet = (Spender(counters, budget, 60_000) for counters in opened)
             await pass_steps(gateways, [busy, quiet], 60, [100, 1])
@@ -165,7 +165,7 @@ def test_without_a_part_for_busy_gateways_all_hold_the_same(server):
 
 def test_a_lower_part_of_a_rate_is_not_refilled_beyond_it_when_the_answer_is_lost(server):
     async def work():
-        gateways = Gateways(server, slice_share=FLOOR, busy_slice_share=0.5)
+        gateways = Gateways(server, slice_share=LEAST, busy_slice_share=0.5)
         capacity = 6_000  # 100 a second
         async with gateways.open(2) as opened:
             one, other = (Spender(counters, rate, capacity) for counters in opened)

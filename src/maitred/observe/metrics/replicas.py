@@ -1,4 +1,4 @@
-"""Metrics of the administrative states of replicas, read at each scrape."""
+"""Metrics of the administrative states of replicas, and of the agents that own them, read at each scrape."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -7,6 +7,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from maitred.core.replica import AdminStatus
+from maitred.wire.admin.responses import AgentBody
 
 
 class ReplicaState(Protocol):
@@ -61,3 +62,32 @@ class ReplicaMetrics(Collector):
             requests.add_metric([state.model, state.replica], state.requests)
         yield admin_state
         yield requests
+
+
+_AGENT_GAUGES: tuple[tuple[str, str, Callable[[AgentBody], float]], ...] = (
+    ("maitred_agent_up", "1 while the agent is connected.", lambda state: state.connected),
+    ("maitred_agent_gpus", "GPUs that its engines can use.", lambda state: state.gpus),
+    ("maitred_agent_replicas", "Engines that it has, in any phase.", lambda state: state.replicas),
+    ("maitred_agent_places", "Most engines that it can have.", lambda state: state.max_replicas),
+    ("maitred_agent_orders_pending", "Orders that it has not carried out.", lambda state: state.pending_orders),
+)
+
+
+class AgentMetrics(Collector):
+    """Metrics of all agents.
+
+    Args:
+        states: Returns their states, at most a few hundred.
+    """
+
+    def __init__(self, states: Callable[[], Sequence[AgentBody]]) -> None:
+        self._states = states
+
+    def collect(self) -> Iterable[Metric]:
+        """Collects the state of all agents for Prometheus."""
+        states = self._states()
+        for name, text, read in _AGENT_GAUGES:
+            gauge = GaugeMetricFamily(name, text, labels=["agent", "region", "zone"])
+            for state in states:
+                gauge.add_metric([state.agent, state.region, state.zone], float(read(state)))
+            yield gauge
