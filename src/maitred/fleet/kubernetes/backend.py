@@ -158,6 +158,9 @@ class KubernetesBackend:
             self._leaving = leaving
             self._wake.set()
 
+    def keep_asleep(self, names: Collection[str]) -> None:
+        """Does nothing: engines in pods do not sleep. Implements `ReplicaBackend`."""
+
     def start(self, name: str) -> None:
         """Orders a replica. Implements `ReplicaBackend`."""
         if name not in self._replicas and self.epoch() is not None:
