@@ -375,7 +375,8 @@ class MachineBackend:
             _log.info("The agent %s (%s) has connected from %s.", hello.name, where or "no zone", line.peer)
             if not self._is_own(hello):
                 # Beside agents of its own region a gateway may well have others; without any, a name may be wrong.
-                level = logging.INFO if self._own() else logging.WARNING
+                has_own = any(one is not agent for one in self._own())
+                level = logging.INFO if has_own else logging.WARNING
                 _log.log(level, "The agent %s gets no orders here: %s", hello.name, self._elsewhere(hello))
         agent.on_message(line, hello)
         if not self._is_own(hello):
