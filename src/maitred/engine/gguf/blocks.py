@@ -2,8 +2,7 @@
 
 A block has a few scales for its numbers (ggml's ``ggml-quants.c`` and the GGUF specification define the layouts). All
 products and sums here are of fp16 scales and small integers, so fp32 has room for them: the numbers are those that
-llama.cpp computes with. Weights of 4 bits with one scale and one offset for 32 may also stay as they are
-(`grouped_weight`).
+llama.cpp computes with. Weights may also stay as they are stored (`grouped_weight`).
 """
 
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from maitred.engine.gguf.file import KEPT_FORMATS, BlockFormat
+from maitred.engine.gguf.file import BlockFormat
 from maitred.engine.kernels.linear.panels import GroupedWeight
 
 _PIECE_BLOCKS = 1 << 16
@@ -42,28 +41,35 @@ def dequantise(data: Tensor, form: BlockFormat) -> Tensor:
 
 
 def grouped_weight(data: Tensor, form: BlockFormat, *shape: int) -> GroupedWeight | None:
-    """Returns a weight ``[out, in]`` with its numbers of 4 bits as they are stored; None: it has others.
+    """Returns a weight ``[out, in]`` with its numbers as they are stored; None: they have other forms than those kept.
+
+    Numbers of 5 and 6 bits take 8.
 
     Args:
         data: Bytes of the tensor, uint8, one-dimensional.
         form: Form of its blocks.
         shape: Its shape.
     """
-    if form.name not in KEPT_FORMATS:
+    parts = _KEPT.get(form.name)
+    if parts is None:
         return None
-    blocks = data.view(-1, form.bytes)
-    scale = blocks[:, :2].contiguous().view(torch.float16)
-    offset = 8 * scale if form.name == "Q4_0" else -blocks[:, 2:4].contiguous().view(torch.float16)
-    if not offset.isfinite().all():
+    bits, numbers, *rest = parts(data.view(-1, form.bytes))
+    scales, offsets, factors = (None if part is None else part.reshape(shape[0], -1) for part in rest)
+    if offsets is not None and not offsets.isfinite().all():
         return None  # eight times a scale may be too large for fp16
-    outputs, groups = shape[0], shape[1] // form.numbers
-    numbers = _nibbles(blocks[:, -16:]).view(shape)
-    return GroupedWeight(numbers, scale.view(outputs, groups), offset.view(outputs, groups))
+    if factors is not None:
+        factors = factors.view(shape[0], shape[1] // form.numbers, -1)
+    return GroupedWeight(bits, numbers.view(shape), scales, offsets, factors)
+
+
+def _stored_halves(blocks: Tensor, at: int) -> Tensor:
+    """Returns the fp16 number at a byte of each block, ``[blocks, 1]``."""
+    return blocks[:, at : at + 2].contiguous().view(torch.float16)
 
 
 def _halves(blocks: Tensor, at: int) -> Tensor:
     """Returns the fp16 number at a byte of each block, as fp32 ``[blocks, 1]``."""
-    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
+    return _stored_halves(blocks, at).float()
 
 
 def _nibbles(data: Tensor) -> Tensor:
@@ -71,10 +77,10 @@ def _nibbles(data: Tensor) -> Tensor:
     return torch.cat((data & 15, data >> 4), dim=-1)
 
 
-def _fifth_bits(data: Tensor) -> Tensor:
-    """Returns bit ``i`` of 32 for number ``i``, as 16."""
-    bits = data[:, :, None] >> torch.arange(8, dtype=torch.uint8)
-    return (bits & 1).view(len(data), 32) << 4
+def _five_bits(blocks: Tensor, at: int) -> Tensor:
+    """Returns 32 numbers of 5 bits: their fifth bits stand at a byte of each block, the others behind them."""
+    bits = blocks[:, at : at + 4, None] >> torch.arange(8, dtype=torch.uint8)
+    return _nibbles(blocks[:, at + 4 :]) | (bits & 1).view(len(blocks), 32) << 4
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
@@ -86,11 +92,11 @@ def _q4_1(blocks: Tensor) -> Tensor:
 
 
 def _q5_0(blocks: Tensor) -> Tensor:
-    return _halves(blocks, 0) * ((_nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])).float() - 16)
+    return _halves(blocks, 0) * (_five_bits(blocks, 2).float() - 16)
 
 
 def _q5_1(blocks: Tensor) -> Tensor:
-    return _halves(blocks, 0) * (_nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])) + _halves(blocks, 2)
+    return _halves(blocks, 0) * _five_bits(blocks, 4) + _halves(blocks, 2)
 
 
 def _q8_0(blocks: Tensor) -> Tensor:
@@ -116,22 +122,26 @@ def _scaled_groups(blocks: Tensor, numbers: Tensor) -> Tensor:
     return (scale[:, :, None] * numbers - offset[:, :, None]).view(len(blocks), 256)
 
 
-def _q4_k(blocks: Tensor) -> Tensor:
-    return _scaled_groups(blocks, _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).view(-1, 8, 32))
+def _numbers_of_q4_k(blocks: Tensor) -> Tensor:
+    return _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).view(-1, 8, 32)
 
 
-def _q5_k(blocks: Tensor) -> Tensor:
+def _numbers_of_q5_k(blocks: Tensor) -> Tensor:
     fifth = blocks[:, 16:48, None] >> torch.arange(8, dtype=torch.uint8)
     lower = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).view(-1, 8, 32)
-    return _scaled_groups(blocks, lower | (fifth & 1).transpose(1, 2) << 4)
+    return lower | (fifth & 1).transpose(1, 2) << 4
+
+
+def _numbers_of_q6_k(blocks: Tensor) -> Tensor:
+    lower = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).view(-1, 2, 4, 32)
+    pairs = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
+    return (lower | (pairs & 3) << 4).view(-1, 16, 16)
 
 
 def _q6_k(blocks: Tensor) -> Tensor:
-    lower = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).view(-1, 2, 4, 32)
-    pairs = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
-    numbers = (lower | (pairs & 3) << 4).float() - 32
+    numbers = _numbers_of_q6_k(blocks).float() - 32
     scales = blocks[:, 192:208].view(torch.int8).float() * _halves(blocks, 208)
-    return (numbers.view(-1, 16, 16) * scales[:, :, None]).view(-1, 256)
+    return (numbers * scales[:, :, None]).view(-1, 256)
 
 
 _NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -140,8 +150,35 @@ _NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
     "Q8_0": _q8_0,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
+    "Q4_K": lambda blocks: _scaled_groups(blocks, _numbers_of_q4_k(blocks)),
+    "Q5_K": lambda blocks: _scaled_groups(blocks, _numbers_of_q5_k(blocks)),
     "Q6_K": _q6_k,
 }
 """Name of a format -> function from blocks, uint8 ``[blocks, bytes]``, to their numbers, fp32 ``[blocks, numbers]``."""
+
+_Parts = tuple[int, Tensor, Tensor, Tensor | None, Tensor | None]
+"""Bits, numbers, scales, offsets and factors of blocks; see `GroupedWeight`, whose numbers of 8 bits have 128 for 0."""
+
+
+def _with_offsets(bits: int, blocks: Tensor, numbers: Tensor) -> _Parts:
+    return bits, numbers, _stored_halves(blocks, 0), -_stored_halves(blocks, 2), None
+
+
+def _with_factors(bits: int, blocks: Tensor, numbers: Tensor) -> _Parts:
+    return bits, numbers, *_scales_and_offsets(blocks[:, 4:16]), blocks[:, :4].contiguous().view(torch.float16)
+
+
+_KEPT: dict[str, Callable[[Tensor], _Parts]] = {
+    "Q4_0": lambda blocks: (4, _nibbles(blocks[:, 2:]), _stored_halves(blocks, 0), 8 * _stored_halves(blocks, 0), None),
+    "Q4_1": lambda blocks: _with_offsets(4, blocks, _nibbles(blocks[:, 4:])),
+    "Q5_0": lambda blocks: (8, _five_bits(blocks, 2) + 112, _stored_halves(blocks, 0), None, None),
+    "Q5_1": lambda blocks: _with_offsets(8, blocks, _five_bits(blocks, 4) + 128),
+    "Q8_0": lambda blocks: (8, blocks[:, 2:] + 128, _stored_halves(blocks, 0), None, None),
+    "Q4_K": lambda blocks: _with_factors(4, blocks, _numbers_of_q4_k(blocks)),
+    "Q5_K": lambda blocks: _with_factors(8, blocks, _numbers_of_q5_k(blocks) + 128),
+    "Q6_K": lambda blocks: (
+        *(8, _numbers_of_q6_k(blocks) + 96, blocks[:, 192:208].contiguous().view(torch.int8), None),
+        _stored_halves(blocks, 208),
+    ),
+}
+"""Name of a format -> function from blocks, uint8 ``[blocks, bytes]``, to their parts as they are stored."""

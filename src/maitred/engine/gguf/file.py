@@ -10,7 +10,7 @@ import math
 import mmap
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,8 +59,6 @@ FORMATS = {
     30: BlockFormat("BF16", 1, 2),
 }
 """Number of a type of tensors -> its form, for all types that maitred reads."""
-KEPT_FORMATS = frozenset(("Q4_0", "Q4_1"))
-"""Types whose numbers of 4 bits, scales and offsets a CPU computes with as they are, in fp32."""
 _UNREAD = {
     10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL",
     21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
@@ -218,13 +216,29 @@ def read_headers(path: Path) -> Iterator[tuple[Path, GGUFHeader]]:
         yield part, GGUFHeader.read(part)
 
 
-def count_numbers(path: Path) -> tuple[int, int]:
-    """Returns how many numbers a file has, and how many of them a CPU keeps in 4 bits; none if it is no GGUF file."""
+class NumberCounts(NamedTuple):
+    """Numbers of a file by the bits that a CPU keeps of them; all zero for what is no GGUF file."""
+
+    unpacked: int = 0
+    bits_4: int = 0
+    bits_8: int = 0
+
+
+_BITS_4, _BITS_8 = ("Q4_0", "Q4_1", "Q4_K"), ("Q5_0", "Q5_1", "Q8_0", "Q5_K", "Q6_K")
+"""Types that a CPU keeps in 4 and in 8 bits in fp32; see `maitred.engine.gguf.blocks.grouped_weight`."""
+
+
+def count_numbers(path: Path, *, unpacked: Collection[str] = ()) -> NumberCounts:
+    """Returns how many numbers of a file a CPU keeps in how many bits.
+
+    Args:
+        path: The file.
+        unpacked: Names of tensors that are unpacked; norms and biases always are.
+    """
     if path.suffix != ".gguf":
-        return 0, 0
-    total = kept = 0
+        return NumberCounts()
+    counts = [0, 0, 0]
     for name, entry in GGUFHeader.read(path).tensors.items():
-        total += math.prod(entry.shape)
-        if entry.format.name in KEPT_FORMATS and name.startswith("blk."):  # not the table, nor the head
-            kept += math.prod(entry.shape)
-    return total, kept
+        kept = (entry.format.name in _BITS_4) + 2 * (entry.format.name in _BITS_8)
+        counts[0 if name in unpacked else kept] += math.prod(entry.shape)
+    return NumberCounts(*counts)

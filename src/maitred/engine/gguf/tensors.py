@@ -65,13 +65,16 @@ class GGUFTensors:
         return self._put_in_order(name, dequantise(self._bytes(entry), entry.format).view(entry.shape))
 
     def get_grouped(self, name: str) -> GroupedWeight | None:
-        """Returns a weight with its numbers of 4 bits as they are stored; None: it has others."""
+        """Returns a weight with its numbers of 4 or 8 bits as they are stored; None: it has others."""
         entry = self._entries[name]
         weight = grouped_weight(self._bytes(entry), entry.format, *entry.shape)
         if weight is None:
             return None
-        parts = (weight.numbers, weight.scales, weight.offsets)
-        return GroupedWeight(*(self._put_in_order(name, part) for part in parts))
+        parts = (weight.numbers, weight.scales, weight.offsets, weight.factors)
+        numbers, scales, *others = (None if part is None else self._put_in_order(name, part) for part in parts)
+        assert numbers is not None
+        assert scales is not None
+        return GroupedWeight(weight.bits, numbers, scales, *others)
 
     def _bytes(self, entry: TensorEntry) -> Tensor:
         # Copied, since numbers of an fp32 tensor may begin at any multiple of the file's alignment.

@@ -198,7 +198,7 @@ class Checkpoint:
         return torch.cat([self.tensor(name, count, *columns) for name, count in zip(names, rows, strict=True)])
 
     def read_grouped(self, names: Iterable[str], rows: Iterable[int], columns: int) -> GroupedWeight | None:
-        """Reads weights and stacks them as they are stored, in 4 bits; None: not all of them are.
+        """Reads weights and stacks them as they are stored, in 4 or 8 bits; None: not all of them are.
 
         They are for the CPU's fp32 products only.
         """
@@ -212,8 +212,7 @@ class Checkpoint:
                 return None
             found.append(weight)
         self._unread.difference_update(names)
-        parts = ("numbers", "scales", "offsets")
-        return GroupedWeight(*(torch.cat([getattr(weight, part) for weight in found]) for part in parts))
+        return GroupedWeight.stacked(found)
 
     def ignore(self, name: str) -> None:
         """Marks a tensor, if it exists, as known and not needed."""
@@ -300,10 +299,14 @@ def _assemble(
     if head is None:
         checkpoint.ignore(_HEAD)
         return Weights(embedding, layers, final_norm, Unchanged())
-    return Weights(embedding, layers, final_norm, _head(checkpoint, config, head, embedding))
+    return Weights(embedding, layers, final_norm, _head(checkpoint, config, head, prefix, embedding))
 
 
-def _head(checkpoint: Checkpoint, config: ModelConfig, linear: MakeLinear, embedding: Tensor) -> Linear:
+def _head(checkpoint: Checkpoint, config: ModelConfig, linear: MakeLinear, prefix: str, embedding: Tensor) -> Linear:
+    name = f"{prefix}embed_tokens.weight" if config.tied_embeddings and _HEAD not in checkpoint else _HEAD
+    stored = checkpoint.read_grouped([name], [config.vocab_size], config.hidden_size)
+    if stored is not None:
+        return linear(stored)
     if config.tied_embeddings:
         table = embedding.to(checkpoint.dtype)
         if _HEAD not in checkpoint:

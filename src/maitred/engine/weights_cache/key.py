@@ -13,7 +13,7 @@ from maitred import __version__
 from maitred.engine.compiled import VECTOR_LANES
 from maitred.engine.models.digest import shape_digest, weights_digest, weights_stamps
 
-_FORMAT = 7
+_FORMAT = 8
 """Version of the stored form; raise it when the same checkpoint gives other weights, or they are stored differently."""
 
 

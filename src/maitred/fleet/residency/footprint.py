@@ -33,6 +33,8 @@ _SCREENED_HEAD_WEIGHTS = 1 << 24
 `maitred.engine.kernels.linear.screened`."""
 _WEIGHT_BYTES = {"int8": 1.02, "int8_weight_only": 1.02, "int4": 0.64, "int4_weight_only": 0.64}
 """Bytes of a quantized weight, including its part of the scales."""
+_KEPT_8_BITS_BYTES = 1.08
+"""Bytes of a weight that a GGUF file stores in 5 to 8 bits, as a CPU keeps it."""
 _STORED_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _BASE_LOAD_S = 4.0
 _BYTES_PER_S = 300e6
@@ -90,12 +92,16 @@ def estimate_footprint(folder: Path, engine: EngineConfig, budget_bytes: int) ->
     stored_bytes = sum(file.stat().st_size for file in files)
     stored_item_bytes = _STORED_BYTES.get(model.stored_dtype, 4)
     embedding_bytes = model.vocab_size * model.hidden_size * stored_item_bytes
-    counts = [count_numbers(file) for file in files]
-    numbers, kept = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
-    if item_bytes < _ITEM_BYTES["fp32"] or engine.quantization.startswith("int8"):
-        kept = 0
-    others = (numbers or stored_bytes // stored_item_bytes) - kept
-    weights_bytes = int(others * weight_bytes + kept * _WEIGHT_BYTES["int4"]) + embedding_bytes
+    # Without a scheme, the head is unpacked. The table is counted below, and once more as the head where both are one.
+    unpacked = ("token_embd.weight", "output.weight") if engine.quantization == "none" else ()
+    counts = [count_numbers(file, unpacked=unpacked) for file in files]
+    others, kept_4, kept_8 = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0, 0)
+    if item_bytes < _ITEM_BYTES["fp32"]:
+        others, kept_4, kept_8 = others + kept_4 + kept_8, 0, 0
+    if not others + kept_4 + kept_8:
+        others = stored_bytes // stored_item_bytes
+    kept_bytes = kept_4 * _WEIGHT_BYTES["int4"] + kept_8 * min(weight_bytes, _KEPT_8_BITS_BYTES)
+    weights_bytes = int(others * weight_bytes + kept_bytes) + embedding_bytes
     if weight_bytes == _ITEM_BYTES["fp32"] and model.vocab_size * model.hidden_size >= _SCREENED_HEAD_WEIGHTS:
         weights_bytes += model.vocab_size * model.hidden_size
     head_bytes = model.head_dim * _ITEM_BYTES.get(engine.kv_dtype, item_bytes)

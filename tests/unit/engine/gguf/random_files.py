@@ -206,6 +206,7 @@ def make_gguf(
     tied: bool = False,
     seed: int = 0,
     parts: int = 1,
+    kinds: Mapping[str, str] | None = None,
     **others: Any,
 ) -> None:
     """Writes a random model as a GGUF file, and the same as a checkpoint with weights in fp32.
@@ -218,6 +219,7 @@ def make_gguf(
         tied: Whether the head is the table of embeddings.
         seed: Seed of the weights.
         parts: Number of files.
+        kinds: Types of some matrices, by a part of their names.
         others: Metadata to add or replace, with underscores for dots of keys of the tokenizer.
     """
     hidden, inner, heads, kv_heads, head_dim, layers = 256, 256, 4, 2, 64, 2
@@ -228,7 +230,8 @@ def make_gguf(
     weights: dict[str, torch.Tensor] = {}
 
     def add(name: str, theirs: str, *shape: int, pairs: int = 0) -> None:
-        own = kind if len(shape) == 2 else "F32"
+        own = next((other for part, other in (kinds or {}).items() if part in name), kind)
+        own = own if len(shape) == 2 else "F32"
         count = math.prod(shape) // TYPES[own][1]
         data = random_blocks(own, count, dice)
         tensor = StoredTensor(shape, own, data)

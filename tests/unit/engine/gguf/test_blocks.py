@@ -3,10 +3,11 @@ import random
 import pytest
 import torch
 
-from maitred.engine.gguf.blocks import dequantise
+from maitred.engine.gguf.blocks import dequantise, grouped_weight
 from maitred.engine.gguf.file import FORMATS
 from tests.unit.engine.gguf.random_files import TYPES, StoredTensor, numbers_of, random_blocks
 
+QUANTISED = [kind for kind in TYPES if kind not in ("F32", "F16", "BF16")]
 FORMS = {form.name: form for form in FORMATS.values()}
 
 
@@ -31,7 +32,24 @@ def test_stored_types_stay(kind, dtype):
     assert dequantise(data, FORMS[kind]).dtype == dtype
 
 
-@pytest.mark.parametrize("kind", [kind for kind in TYPES if kind not in ("F32", "F16", "BF16")])
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_numbers_that_are_kept_are_those_of_the_format(kind):
+    form = FORMS[kind]
+    data = random_blocks(kind, 40 * 512 // form.numbers, random.Random(kind))
+    weight = grouped_weight(torch.tensor(list(data), dtype=torch.uint8), form, 40, 512)
+    assert weight.bits == (4 if kind.startswith("Q4") else 8)
+    assert torch.equal(weight.plain(), numbers_of(StoredTensor((40, 512), kind, data)))
+
+
+def test_a_weight_is_not_kept_where_it_has_no_room():
+    """Eight times the scale of Q4_0 may be too large for fp16; and numbers without blocks have no scales."""
+    block = torch.tensor([0xFF, 0x7B, *16 * [0x80]], dtype=torch.uint8)
+    assert grouped_weight(block, FORMS["Q4_0"], 1, 32) is None
+    assert dequantise(block, FORMS["Q4_0"]).isfinite().all()
+    assert grouped_weight(block[:16], FORMS["F16"], 1, 8) is None
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
 def test_numbers_are_those_of_the_formats_own_library(kind):
     gguf = pytest.importorskip("gguf")
     data = torch.tensor(list(random_blocks(kind, 300, random.Random(kind))), dtype=torch.uint8)

@@ -31,8 +31,9 @@ def test_metadata_and_entries(tmp_path, version):
         assert (entry.shape, entry.format.name) == (tensor.shape, tensor.type)
         assert entry.offset % 32 == 0
         assert path.read_bytes()[entry.offset : entry.offset + entry.bytes] == tensor.data
-    assert count_numbers(path) == (101, 0)
-    assert count_numbers(tmp_path / "model.safetensors") == (0, 0)
+    assert count_numbers(path) == (5, 0, 96)
+    assert count_numbers(path, unpacked=["first"]) == (101, 0, 0)
+    assert count_numbers(tmp_path / "model.safetensors") == (0, 0, 0)
 
 
 def test_alignment_of_its_own(tmp_path):

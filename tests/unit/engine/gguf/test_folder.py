@@ -128,19 +128,24 @@ def test_every_byte_counts_for_answers_that_are_kept(tmp_path, env):
 
 
 def test_memory_that_a_file_takes(tmp_path, env):
-    """Layers of 4 bits stay so in fp32; all else is unpacked, as its numbers say and not the bytes of the file."""
+    """Layers stay as they are in fp32; all else is unpacked, as its numbers say and not the bytes of the file."""
     layers, table = 2 * 7 * 256 * 256 - 2 * 4 * 64 * 256, 263 * 256
     bytes_of = {}
-    for kind in ("Q4_0", "Q5_0", "Q4_1"):
+    for kind in ("F32", "Q4_0", "Q4_K", "Q5_0", "Q8_0"):
         make_gguf(tmp_path / f"{kind}.gguf", kind=kind)
         folder = make_gguf_folder(tmp_path / f"{kind}.gguf", env)
-        for scheme in ("none", "int8"):
-            engine = EngineConfig(quantization=scheme)
-            bytes_of[kind, scheme] = estimate_footprint(folder, engine, 1 << 30).weights_bytes
-    assert bytes_of["Q5_0", "none"] == pytest.approx(4 * (layers + 3 * table), rel=0.01)
-    assert bytes_of["Q4_0", "none"] < bytes_of["Q5_0", "none"] / 3
-    assert bytes_of["Q4_0", "none"] == bytes_of["Q4_1", "none"]
-    assert bytes_of["Q4_0", "int8"] == bytes_of["Q5_0", "int8"]
+        for scheme, dtype in (("none", "auto"), ("int8", "auto"), ("none", "bf16"), ("int4", "auto")):
+            engine = EngineConfig(quantization=scheme, dtype=dtype)
+            bytes_of[kind, scheme, dtype] = estimate_footprint(folder, engine, 1 << 30).weights_bytes
+    assert bytes_of["F32", "none", "auto"] == pytest.approx(4 * (layers + 3 * table), rel=0.01)
+    assert bytes_of["Q4_0", "none", "auto"] == pytest.approx(0.64 * layers + 4 * 3 * table, rel=0.01)
+    assert bytes_of["Q5_0", "none", "auto"] == pytest.approx(1.08 * layers + 4 * 3 * table, rel=0.01)
+    assert bytes_of["Q4_0", "int8", "auto"] == pytest.approx(0.64 * (layers + 2 * table) + 4 * table, rel=0.01)
+    assert bytes_of["Q8_0", "none", "bf16"] == bytes_of["F32", "none", "bf16"]
+    assert bytes_of["Q8_0", "int4", "auto"] == bytes_of["Q4_0", "int4", "auto"]
+    for scheme in ("none", "int8"):
+        assert bytes_of["Q4_0", scheme, "auto"] == bytes_of["Q4_K", scheme, "auto"]
+        assert bytes_of["Q5_0", scheme, "auto"] == bytes_of["Q8_0", scheme, "auto"]
 
 
 def test_an_exchanged_file_is_noticed_through_the_link(tmp_path, env):

@@ -56,23 +56,48 @@ def test_split_file(tmp_path):
     same(tmp_path / "files", tmp_path / "plain")
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
-@pytest.mark.parametrize(
-    ("scheme", "form"), [("none", "quantised"), ("int4", "quantised"), ("int4_weight_only", "quantised")]
-)
-def test_numbers_of_4_bits_stay_as_they_are(tmp_path, kind, scheme, form):
+QUANTISED = [kind for kind in TYPES if kind not in ("F32", "F16", "BF16")]
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+@pytest.mark.parametrize("scheme", ["none", "int8", "int8_weight_only"])
+def test_numbers_stay_as_they_are(tmp_path, kind, scheme):
     """Products with one input alone show each weight: it is that of the format, and nothing was rounded again."""
     make_gguf(tmp_path / "model.gguf", tmp_path / "plain", kind=kind)
     config = ModelConfig.load(tmp_path / "plain")
     ours = load_weights(find_model(tmp_path / "model.gguf"), config, torch.float32, CPU, scheme=scheme)
     theirs = load_weights(tmp_path / "plain", config, torch.float32, CPU)
-    for own, right in zip(list(ours.products)[:-1], list(theirs.products)[:-1], strict=True):
-        assert own.kind == form
+    assert ours.forms["quantised"] == (8 if scheme == "none" else 9)  # without a scheme, the head is unpacked
+    for own, right in zip(ours.products, theirs.products, strict=True):
         rows = torch.eye(256)
-        assert torch.allclose(own(rows), right(rows), rtol=1e-6, atol=1e-7 if scheme != "int4" else 1e-6)
+        assert torch.allclose(own(rows), right(rows), rtol=1e-6, atol=1e-7 if scheme != "int8" else 1e-6)
 
 
-def test_numbers_of_4_bits_are_unpacked_for_other_computations(tmp_path):
+@pytest.mark.parametrize(("kind", "kept"), [("Q4_0", True), ("Q4_K", True), ("Q5_K", False), ("Q8_0", False)])
+def test_numbers_of_8_bits_are_rounded_where_4_are_asked_for(tmp_path, kind, kept):
+    make_gguf(tmp_path / "model.gguf", tmp_path / "plain", kind=kind)
+    config = ModelConfig.load(tmp_path / "plain")
+    ours, theirs = (
+        load_weights(folder, config, torch.float32, CPU, scheme="int4_weight_only" if rounded else "none")
+        for folder, rounded in ((find_model(tmp_path / "model.gguf"), True), (tmp_path / "plain", False))
+    )
+    rows = torch.eye(256)
+    for own, right in zip(ours.products, theirs.products, strict=True):
+        assert own.kind == "quantised"
+        assert torch.allclose(own(rows), right(rows), rtol=1e-6, atol=1e-7) is kept
+
+
+def test_matrices_of_different_types_are_kept_together(tmp_path):
+    """As in files named Q4_K_M, where values have other types than queries and keys."""
+    kinds = {"attn_v": "Q6_K", "ffn_up": "Q5_0", "ffn_down": "Q6_K"}
+    make_gguf(tmp_path / "model.gguf", tmp_path / "plain", kind="Q4_K", kinds=kinds)
+    config = ModelConfig.load(tmp_path / "plain")
+    ours = load_weights(find_model(tmp_path / "model.gguf"), config, torch.float32, CPU)
+    assert ours.forms["quantised"] == 8
+    same(tmp_path / "model.gguf", tmp_path / "plain")
+
+
+def test_numbers_are_unpacked_for_other_computations(tmp_path):
     make_gguf(tmp_path / "model.gguf", kind="Q4_0")
     folder = find_model(tmp_path / "model.gguf")
     assert load_model(folder, dtype=torch.bfloat16).decoder.forms == {"plain": 9}
@@ -87,14 +112,3 @@ def test_unknown_tensor_is_refused(tmp_path):
     (tmp_path / "model.gguf").write_bytes(data)
     with pytest.raises(ConfigInvalid, match="k_norm"):
         load_model(find_model(tmp_path / "model.gguf"), dtype=torch.float32)
-
-
-@pytest.mark.parametrize("scheme", ["int8", "int4_weight_only"])
-def test_weights_are_rounded_again_where_the_settings_say_so(tmp_path, scheme):
-    make_gguf(tmp_path / "model.gguf", tmp_path / "plain", kind="Q5_0")
-    ours, theirs = (
-        load_model(folder, dtype=torch.float32, scheme=scheme).decoder
-        for folder in (find_model(tmp_path / "model.gguf"), tmp_path / "plain")
-    )
-    tokens = random_tokens(ours.config, 20)
-    assert torch.equal(Driver(ours).prefill(tokens), Driver(theirs).prefill(tokens))

@@ -10,8 +10,10 @@ from maitred.engine.kernels.linear import KINDS, GroupedWeight, QuantisedLinear,
 from maitred.engine.kernels.linear.dots import PAIRS, PLAIN, VNNI, best_dot
 from maitred.engine.kernels.linear.job import product
 from maitred.engine.kernels.linear.panels import GROUP_INPUTS
+from maitred.engine.kernels.linear.tiles import BF16, BYTES, FP16, FP16_ALONE, FP32, ROW, SIGNED_BYTES
 
 SCHEMES = [(8, False), (8, True), (4, False), (4, True)]
+KINDS_OF_BITS = {8: ROW, 4: BF16}
 needs_avx2 = pytest.mark.skipif("avx2" not in processor_features(), reason="has no AVX2")
 outputs_and_inputs = st.tuples(st.integers(1, 200), st.integers(1, 150))
 
@@ -90,33 +92,123 @@ def test_a_lesser_processor_computes_the_same(bits, dot, monkeypatch):
     ones = torch.where(torch.randn(13, 90) > 0, 1.0, -1.0)
     expected = [linear(rows), extremes(ones)]
     for layer in (linear, extremes):
-        monkeypatch.setattr(layer, "_product", product(bits, real=False, dot=dot))
+        monkeypatch.setattr(layer, "_product", product(bits, KINDS_OF_BITS[bits], real=False, dot=dot))
     assert torch.equal(linear(rows), expected[0])
     assert torch.equal(extremes(ones), expected[1])
 
 
-@pytest.mark.parametrize("real", [False, True])
+def grouped(bits: int, kind: int, group: int, outputs: int = 150, inputs: int = 256) -> GroupedWeight:
+    """A random weight of a checkpoint, with its widest numbers and with scales that are not normal in fp16."""
+    groups = inputs // group
+    numbers = torch.randint(0, 1 << bits, (outputs, inputs), dtype=torch.uint8)
+    numbers[0], numbers[1] = 0, (1 << bits) - 1
+    if kind in (FP16, FP16_ALONE, FP32):
+        scales = (torch.rand(outputs, groups) * 0.1).half()
+        scales[:9] = 6e-8
+        offsets = None if kind == FP16_ALONE else (torch.randn(outputs, groups) * 0.5).half()
+        if kind == FP32:  # products of a number in fp16 and one of 6 bits
+            numbers = numbers % 64 + 96
+            return GroupedWeight(bits, numbers, scales.float() * 61, offsets.float() * 61)
+        return GroupedWeight(bits, numbers, scales, offsets)
+    factors = (torch.rand(outputs, 1, 2 if kind == BYTES else 1) * 0.01).half()
+    if kind == SIGNED_BYTES:
+        scales = torch.randint(-128, 128, (outputs, groups)).to(torch.int8)
+        return GroupedWeight(bits, numbers, scales, None, factors)
+    scales, offsets = torch.randint(0, 64, (2, outputs, groups), dtype=torch.uint8)
+    numbers = numbers if bits == 4 else numbers % 32 + 128
+    return GroupedWeight(bits, numbers, scales, offsets, factors)
+
+
+GROUPED = [
+    (4, FP16, 32),
+    (8, FP16, 32),
+    (8, FP16_ALONE, 32),
+    (4, BYTES, 32),
+    (8, BYTES, 32),
+    (8, SIGNED_BYTES, 16),
+    (8, FP32, 16),
+]
+
+
+@pytest.mark.parametrize(("bits", "kind", "group"), GROUPED)
 @pytest.mark.parametrize("widens", [True, False])
-def test_a_weight_of_4_bits_stays_as_it_is(real, widens, monkeypatch):
-    """Also where the processor does not widen fp16 by itself; the least scales, which are not normal, included."""
+def test_a_weight_of_a_checkpoint_stays_as_it_is(bits, kind, group, widens, monkeypatch):
+    """Bit for bit, also where the processor does not widen fp16 by itself: one input alone shows each weight."""
     if not widens:
         monkeypatch.setattr(job, "processor_features", lambda: frozenset({"avx2"}))
     product.cache_clear()
     torch.manual_seed(0)
-    numbers = torch.randint(0, 16, (150, 96), dtype=torch.uint8)
-    scales = (torch.rand(150, 3) * 0.1).half()
-    scales[:9] = 6e-8
-    weight = GroupedWeight(numbers, scales, (torch.randn(150, 3) * 0.5).half())
-    plain = weight.scales.float().repeat_interleave(32, 1) * numbers - weight.offsets.float().repeat_interleave(32, 1)
-    assert torch.equal(weight.plain(), plain)
-    linear, rows = QuantisedLinear(weight, torch.arange(150.0), bits=4, real=real), torch.randn(13, 96)
-    given_rows = rows if real else rounded_rows(rows)
-    bias = torch.arange(150.0)
-    expected = torch.nn.functional.linear(given_rows.double(), plain.double(), bias.double()).float()
-    torch.testing.assert_close(linear(rows), expected, atol=2e-5 if real else 2e-2, rtol=1e-5)
-    again = QuantisedLinear.of(linear.tensors())
-    assert torch.equal(again(rows), linear(rows))
+    weight = grouped(bits, kind, group)
+    assert (weight.kind, weight.group_inputs) == (kind, group)
+    linear = QuantisedLinear(weight, bits=bits, real=True)
+    assert torch.equal(linear(torch.eye(256)), weight.plain().T)
+    rows, bias = torch.randn(13, 256), torch.arange(150.0)
+    with_bias = QuantisedLinear(weight, bias, bits=bits, real=True)
+    expected = torch.nn.functional.linear(rows.double(), weight.plain().double(), bias.double()).float()
+    torch.testing.assert_close(with_bias(rows), expected, atol=1e-3, rtol=1e-5)
+    assert torch.equal(QuantisedLinear.of(with_bias.tensors())(rows), with_bias(rows))
     product.cache_clear()
+
+
+@pytest.mark.parametrize(("bits", "kind", "group"), GROUPED)
+def test_rows_are_rounded_group_by_group(bits, kind, group):
+    torch.manual_seed(0)
+    weight, rows = grouped(bits, kind, group), torch.randn(13, 256)
+    rows[:, :group] *= 1000
+    rows[1::2] *= 100
+    parts = rows.view(13, -1, group)
+    scale = parts.abs().amax(dim=2, keepdim=True) / 127
+    rounded = ((parts * (1 / scale)).round() * scale).view(13, 256)
+    linear = QuantisedLinear(weight, bits=bits, real=False)
+    expected = torch.nn.functional.linear(rounded.double(), weight.plain().double())
+    # A number halfway between two may be rounded either way: one unit of one input.
+    within = float((scale.amax(dim=1) * weight.plain().abs().max()).max())
+    torch.testing.assert_close(linear(rows).double(), expected, atol=within, rtol=1e-5)
+    assert (linear(rows).double() - expected).abs().mean() < within / 1000
+    alone = torch.cat([linear(rows[i : i + 1]) for i in range(13)])
+    assert torch.equal(linear(rows), alone)
+    assert torch.equal(QuantisedLinear.of(linear.tensors())(rows), alone)
+
+
+@pytest.mark.parametrize(("bits", "kind", "group"), GROUPED)
+@pytest.mark.parametrize("dot", [PLAIN, pytest.param(PAIRS, marks=needs_avx2)])
+def test_a_lesser_processor_computes_the_same_with_groups(bits, kind, group, dot, monkeypatch):
+    torch.manual_seed(0)
+    linear, rows = QuantisedLinear(grouped(bits, kind, group), bits=bits, real=False), torch.randn(13, 256)
+    rows[0] = 1.0
+    expected = linear(rows)
+    monkeypatch.setattr(linear, "_product", product(bits, kind, real=False, dot=dot))
+    assert torch.equal(linear(rows), expected)
+
+
+def test_weights_of_different_forms_are_stacked_unchanged():
+    torch.manual_seed(0)
+    weights = [grouped(*form) for form in GROUPED]
+    stacked = GroupedWeight.stacked(weights)
+    assert (stacked.bits, stacked.kind, stacked.group_inputs) == (8, FP32, 16)
+    assert torch.equal(stacked.plain(), torch.cat([weight.plain() for weight in weights]))
+    same = GroupedWeight.stacked([grouped(4, BYTES, 32), grouped(4, BYTES, 32)])
+    assert (same.bits, same.kind, same.shape) == (4, BYTES, (300, 256))
+
+
+@pytest.mark.parametrize(
+    ("bits", "scheme", "kept", "real"),
+    [
+        (4, "none", True, True),
+        (4, "int8", True, False),
+        (4, "int4_weight_only", True, True),
+        (8, "int8_weight_only", True, True),
+        (8, "int8", True, False),
+        (8, "int4", False, False),
+    ],
+)
+def test_a_scheme_says_whether_rows_are_rounded(bits, scheme, kept, real):
+    """A checkpoint's weight is rounded again only where fewer bits are asked for."""
+    weight = grouped(bits, FP16, 32)
+    linear = make_linear(weight, scheme=scheme)
+    expected = QuantisedLinear(weight if kept else weight.plain(), bits=bits if kept else 4, real=real)
+    rows = torch.randn(5, 256)
+    assert torch.equal(linear(rows), expected(rows))
 
 
 def test_a_processor_gets_the_best_that_it_has():

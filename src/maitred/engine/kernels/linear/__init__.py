@@ -39,14 +39,14 @@ def make_linear(
 
     Args:
         weight: Weight ``[out, in]``; fp32 on a CPU if it is to be quantised there. A grouped one is for fp32 on a CPU,
-            and stays as it is unless the scheme has 8 bits.
+            and stays as it is unless it has 8 bits and the scheme 4.
         bias: ``[out]``
         scheme: How the weight is quantised.
         accelerated: Whether an accelerator computes the product; see `maitred.engine.device.ComputeDevice`.
     """
     if isinstance(weight, GroupedWeight):
-        if not (accelerated or scheme.startswith("int8")):
-            return QuantisedLinear(weight, bias, bits=4, real=scheme != "int4")
+        if not accelerated and (weight.bits == 4 or not scheme.startswith("int4")):
+            return QuantisedLinear(weight, bias, bits=weight.bits, real=scheme not in ("int8", "int4"))
         weight = weight.plain()
     if accelerated:
         return PlainLinear(weight, bias) if scheme == "none" else make_torchao_linear(weight, bias, scheme)
@@ -62,7 +62,14 @@ def make_linear(
     return TiledLinear(weight, bias)
 
 
-def make_head(weight: Tensor, scheme: Quantization = "none", *, accelerated: bool = False) -> Linear:
-    """Makes the fastest product for logits; a large head can be searched for the largest logit."""
+def make_head(weight: Tensor | GroupedWeight, scheme: Quantization = "none", *, accelerated: bool = False) -> Linear:
+    """Makes the fastest product for logits; a large head can be searched for the largest logit.
+
+    Without a scheme, a grouped weight is unpacked, since a search reads no more of it than it takes grouped.
+    """
+    if isinstance(weight, GroupedWeight):
+        if scheme != "none":
+            return make_linear(weight, None, scheme, accelerated=accelerated)
+        weight = weight.plain()
     product = make_linear(weight, None, scheme, accelerated=accelerated)
     return searchable(product, weight) or product

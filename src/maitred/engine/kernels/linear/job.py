@@ -10,10 +10,7 @@ from maitred.engine.compiled import processor_features
 from maitred.engine.kernels.job import COUNT, NEXT, ROWS_AT_A_TIME, CompiledEntry, floats, int8s, ints, take
 from maitred.engine.kernels.linear.dots import best_dot
 from maitred.engine.kernels.linear.tiles import (
-    BF16,
     EDITION,
-    FP16,
-    FP16_IN_STEPS,
     MOST_ROWS,
     PANEL,
     VECTORS,
@@ -24,40 +21,42 @@ from maitred.engine.kernels.simd import float_of_bits
 
 FIELDS = (
     "rows", "row_bytes", "row_scales", "row_sums", "inputs", "groups", "steps", "weights", "panel_bytes", "scales",
-    "scale_bytes", "bias", "outputs", "out", "source", "panels", "share",
+    "scale_bytes", "bias", "outputs", "out", "source", "panels", "share", "scales_of_row",
 )  # fmt: skip
 """Names of a job's own fields: addresses and sizes.
 
 ``steps`` is the number of steps of one group, ``share`` the number of panels that a thread takes at a time, and
-``source`` the address of the rows that are prepared at ``rows``.
+``source`` the address of the rows that are prepared at ``rows``, and ``scales_of_row`` the number of scales of a
+rounded row.
 """
 (
     _ROWS, _ROW_BYTES, _ROW_SCALES, _ROW_SUMS, _INPUTS, _GROUPS, _STEPS, _WEIGHTS, _PANEL_BYTES, _SCALES,
     _SCALE_BYTES, _BIAS, _OUTPUTS, _OUT, _SOURCE, _PANELS, _SHARE,
+    _SCALES_OF_ROW,
 ) = range(COUNT + 1, COUNT + 1 + len(FIELDS))  # fmt: skip
 _ALL = COUNT + 1 + len(FIELDS)
 
 
 @cache
-def product(bits: int, *, real: bool, dot: int | None = None, half: bool = False) -> CompiledEntry:
+def product(bits: int, kind: int, *, real: bool, dot: int | None = None) -> CompiledEntry:
     """Compiles the product of rows with weights of so many bits; threads take panels.
 
     Args:
         bits: Bits of a weight: 8 or 4.
+        kind: Form of its scales; see `maitred.engine.kernels.linear.tiles.SCALE_FORMS`.
         real: Whether rows are fp32; otherwise they are the result of `quantise_rows`.
         dot: Method of multiplying bytes; the fastest of the processor unless given.
-        half: Whether the scales of 4-bit weights are fp16; otherwise they are bf16.
     """
     instruction = best_dot(processor_features()) if dot is None else dot
     edition, most, vectors, panel_outputs = EDITION, MOST_ROWS, VECTORS, PANEL
-    kind = BF16 if not half else FP16 if "f16c" in processor_features() else FP16_IN_STEPS
+    widens = int("f16c" in processor_features())
 
     def compute(address: Any) -> None:  # noqa: ANN401 - a C pointer
         job = carray(address, _ALL)
         if edition < 0:  # never; but what a function names is part of its key on disk
             return
         count, row_bytes, groups, steps = job[COUNT], job[_ROW_BYTES], job[_GROUPS], job[_STEPS]
-        outputs, last, share = job[_OUTPUTS], job[_PANELS], job[_SHARE]
+        outputs, last, share, row_scales = job[_OUTPUTS], job[_PANELS], job[_SHARE], job[_SCALES_OF_ROW]
         tiles = (count + most - 1) // most
         # The next panel is fetched while this one is multiplied: each tile fetches a part, at most a line a step.
         ahead_bytes = min(64, (64 * vectors + tiles - 1) // tiles)
@@ -75,13 +74,14 @@ def product(bits: int, *, real: bool, dot: int | None = None, half: bool = False
                     if real:
                         real_tile(
                             end - row, job[_ROWS] + row * row_bytes, row_bytes, weights, scales, bias, out, outputs * 4,
-                            left, groups, steps, bits, kind,
+                            left, groups, steps, bits, kind, widens,
                         )  # fmt: skip
                     else:
                         integer_tile(
-                            end - row, job[_ROWS] + row * row_bytes, row_bytes, job[_ROW_SCALES] + 4 * row,
+                            end - row, job[_ROWS] + row * row_bytes, row_bytes, job[_ROW_SCALES] + 4 * row * row_scales,
                             job[_ROW_SUMS] + 4 * row * groups, weights, scales, bias, out, outputs * 4, left, groups,
                             steps, ahead + t * groups * steps * ahead_bytes, ahead_bytes, bits, instruction, kind,
+                            widens,
                         )  # fmt: skip
             first = take(job, NEXT, share)
 
@@ -90,31 +90,39 @@ def product(bits: int, *, real: bool, dot: int | None = None, half: bool = False
 
 @cache
 def quantise_rows() -> CompiledEntry:
-    """Compiles the rounding of fp32 rows to signed bytes, with a scale per row and the sum of each group's bytes.
+    """Compiles the rounding of fp32 rows to signed bytes, with scales of each row and the sum of each group's bytes.
 
-    The largest number of a row becomes 127. Each row has its own scale, so it does not depend on the rows beside it.
+    A row has one scale, or one for each group of inputs; the largest number of a row or of a group becomes 127. So no
+    row depends on the rows beside it.
     """
 
     def quantise(address: Any) -> None:  # noqa: ANN401 - a C pointer
         job = carray(address, _ALL)
         last, row_bytes, inputs, groups = job[COUNT], job[_ROW_BYTES], job[_INPUTS], job[_GROUPS]
-        length = row_bytes // groups
+        length, scales_of_row = row_bytes // groups, job[_SCALES_OF_ROW]
+        scaled = row_bytes // scales_of_row
         first = take(job, NEXT, ROWS_AT_A_TIME)
         while first < last:
             for row in range(first, min(first + ROWS_AT_A_TIME, last)):
-                source = carray(floats(job[_SOURCE] + row * inputs * 4), inputs)
-                bits = carray(ints(job[_SOURCE] + row * inputs * 4), inputs)
                 rounded = carray(int8s(job[_ROWS] + row * row_bytes), row_bytes)
                 sums = carray(ints(job[_ROW_SUMS] + row * groups * 4), groups)
-                # Magnitudes are ordered as their bits are, and integer comparisons vectorise, unlike those of floats.
-                highest = np.int32(0)
-                for i in range(inputs):
-                    highest = max(highest, bits[i] & np.int32(0x7FFFFFFF))
-                largest = float_of_bits(highest)
-                carray(floats(job[_ROW_SCALES] + row * 4), 1)[0] = largest / np.float32(127.0)
-                shrink = np.float32(127.0) / largest if highest else np.float32(0.0)
-                for i in range(inputs):
-                    rounded[i] = np.int8(np.rint(source[i] * shrink))
+                scales = carray(floats(job[_ROW_SCALES] + row * scales_of_row * 4), scales_of_row)
+                for part in range(scales_of_row):
+                    begin = part * scaled
+                    width = min(scaled, inputs - begin)
+                    source = carray(floats(job[_SOURCE] + (row * inputs + begin) * 4), width)
+                    bits = carray(ints(job[_SOURCE] + (row * inputs + begin) * 4), width)
+                    # Magnitudes are ordered as their bits are, and integer comparisons vectorise, unlike those of
+                    # floats.
+                    highest = np.int32(0)
+                    for i in range(width):
+                        highest = max(highest, bits[i] & np.int32(0x7FFFFFFF))
+                    largest = float_of_bits(highest)
+                    scales[part] = largest / np.float32(127.0)
+                    shrink = np.float32(127.0) / largest if highest else np.float32(0.0)
+                    target = carray(int8s(job[_ROWS] + row * row_bytes + begin), width)
+                    for i in range(width):
+                        target[i] = np.int8(np.rint(source[i] * shrink))
                 for i in range(inputs, row_bytes):
                     rounded[i] = np.int8(0)
                 for group in range(groups):

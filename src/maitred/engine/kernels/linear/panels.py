@@ -1,6 +1,9 @@
-"""Quantisation of weights to 8 or 4 bits, in the layout that `maitred.engine.kernels.linear.tiles` reads."""
+"""Weights of 8 or 4 bits, in the layout that `maitred.engine.kernels.linear.tiles` reads.
 
-from collections.abc import Iterator
+They are quantised here, or have been by a checkpoint.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from maitred.engine.kernels.linear.dots import LANES
-from maitred.engine.kernels.linear.tiles import PANEL, VECTORS
+from maitred.engine.kernels.linear.tiles import BYTES, FP16, FP16_ALONE, FP32, PANEL, SIGNED_BYTES, VECTORS
 
 GROUP_INPUTS = 32
 """Inputs that share a scale and an offset in a 4-bit weight; their sums must fit into 16 bits, see `dots`."""
@@ -18,37 +21,114 @@ _PANELS_AT_A_TIME = 64
 
 @dataclass(frozen=True, slots=True)
 class GroupedWeight:
-    """Weight ``scale * number - offset`` of a checkpoint that stores numbers of 4 bits, in groups of `GROUP_INPUTS`.
+    """Weight of a checkpoint that stores numbers of 4 or 8 bits, with a scale for some inputs of each output.
+
+    A weight is ``scale * (number - zero) - offset``, where `zero` is 0 for 4 bits and 128 for 8. Scales and offsets
+    are stored, or products of a stored byte and a factor that several groups share. fp32 has room for the product with
+    a number, so a weight is rounded once at most, when the offset is subtracted.
 
     Attributes:
-        numbers: uint8 ``[out, in]``, 0 to 15.
-        scales: fp16 ``[out, groups]``.
-        offsets: fp16 ``[out, groups]``.
+        bits: Bits of a number: 4 or 8.
+        numbers: uint8 ``[out, in]``.
+        scales: ``[out, groups]``, fp16 or fp32; with factors uint8 or int8.
+        offsets: As the scales; None if there are none.
+        factors: fp16 ``[out, groups that share one, 1 or 2]``, of scales and of offsets; None if there are none.
     """
 
+    bits: int
     numbers: Tensor
     scales: Tensor
-    offsets: Tensor
+    offsets: Tensor | None = None
+    factors: Tensor | None = None
+
+    @classmethod
+    def stacked(cls, weights: Sequence["GroupedWeight"]) -> "GroupedWeight":
+        """Stacks weights along their outputs, unchanged; of different forms, they take 8 bits and scales in fp32."""
+        if len({(weight.kind, weight.group_inputs, weight.bits) for weight in weights}) > 1:
+            group = min(weight.group_inputs for weight in weights)
+            weights = [weight._widened(group) for weight in weights]
+
+        def joined(parts: list[Tensor | None]) -> Tensor | None:
+            present = [part for part in parts if part is not None]
+            return torch.cat(present) if present else None
+
+        return cls(
+            weights[0].bits,
+            torch.cat([weight.numbers for weight in weights]),
+            torch.cat([weight.scales for weight in weights]),
+            joined([weight.offsets for weight in weights]),
+            joined([weight.factors for weight in weights]),
+        )
 
     @property
     def shape(self) -> torch.Size:
         """Numbers of outputs and inputs."""
         return self.numbers.shape
 
+    @property
+    def group_inputs(self) -> int:
+        """Inputs that share a scale."""
+        return self.numbers.shape[1] // self.scales.shape[1]
+
+    @property
+    def kind(self) -> int:
+        """Form of the scales; see `maitred.engine.kernels.linear.tiles.SCALE_FORMS`."""
+        if self.scales.dtype == torch.float32:
+            return FP32
+        if self.factors is not None:
+            return SIGNED_BYTES if self.offsets is None else BYTES
+        return FP16_ALONE if self.offsets is None else FP16
+
     def panels(self) -> tuple[Tensor, Tensor]:
-        """Lays the weight out as `panels_of_4_bits` does, unchanged: scales and offsets are in fp16."""
-        outputs, groups = self.scales.shape
-        missing = -outputs % PANEL
+        """Lays the weight out as the tiles read it, unchanged.
+
+        Returns:
+            Bytes ``[panels, steps, VECTORS, LANES, 4]``, and scales ``[panels, …]`` as bytes; see `SCALE_FORMS`.
+        """
+        missing = -len(self.numbers) % PANEL
         numbers = functional.pad(self.numbers, (0, 0, 0, missing))
-        halves = numbers.view(-1, VECTORS, LANES, groups * GROUP_INPUTS // 8, 2, 4)
-        panels = (halves[..., 0, :] | halves[..., 1, :] << 4).permute(0, 3, 1, 2, 4)
-        both = functional.pad(torch.stack((self.scales, self.offsets), dim=2), (0, 0, 0, 0, 0, missing))
-        return panels.contiguous(), both.view(-1, PANEL, groups, 2).permute(0, 2, 3, 1).contiguous()
+        if self.bits == 4:
+            halves = numbers.view(-1, VECTORS, LANES, numbers.shape[1] // 8, 2, 4)
+            numbers = halves[..., 0, :] | halves[..., 1, :] << 4
+        else:
+            numbers = numbers.view(-1, VECTORS, LANES, numbers.shape[1] // 4, 4)
+        both = [self.scales] if self.offsets is None else [self.scales, self.offsets]
+        scales = _by_panel(torch.stack(both, dim=2), missing)
+        if self.factors is not None:
+            factors = _by_panel(self.factors, missing)
+            scales = torch.cat((factors, scales.view(*factors.shape[:2], -1)), dim=2)
+        return numbers.permute(0, 3, 1, 2, 4).contiguous(), scales.contiguous()
 
     def plain(self) -> Tensor:
         """Returns the weight in fp32."""
-        grouped = self.numbers.view(*self.scales.shape, GROUP_INPUTS)
-        return (grouped * self.scales.float()[..., None]).sub_(self.offsets.float()[..., None]).view(self.numbers.shape)
+        scales, offsets = self._scales_and_offsets()
+        grouped = self.numbers.view(*scales.shape, -1).float().sub_(0 if self.bits == 4 else 128)
+        grouped.mul_(scales[..., None])
+        return (grouped if offsets is None else grouped.sub_(offsets[..., None])).view(self.shape)
+
+    def _scales_and_offsets(self) -> tuple[Tensor, Tensor | None]:
+        """Returns scales and offsets in fp32 ``[out, groups]``."""
+        parts = [self.scales.float(), None if self.offsets is None else self.offsets.float()]
+        if self.factors is not None:
+            factors = self.factors.float().repeat_interleave(self.scales.shape[1] // self.factors.shape[1], dim=1)
+            parts = [None if part is None else part * factors[..., side] for side, part in enumerate(parts)]
+        assert parts[0] is not None
+        return parts[0], parts[1]
+
+    def _widened(self, group: int) -> "GroupedWeight":
+        """Returns the same weight in 8 bits, with scales and offsets in fp32 for groups of so many inputs."""
+        scales, offsets = self._scales_and_offsets()
+        offsets = torch.zeros_like(scales) if offsets is None else offsets
+        times = self.group_inputs // group
+        numbers = self.numbers + 128 if self.bits == 4 else self.numbers
+        return GroupedWeight(8, numbers, *(part.repeat_interleave(times, dim=1) for part in (scales, offsets)))
+
+
+def _by_panel(parts: Tensor, missing: int) -> Tensor:
+    """Lays ``[out, groups, parts]`` out by panels; returns bytes ``[panels, groups, bytes]``, outputs side by side."""
+    padded = functional.pad(parts, (0, 0, 0, 0, 0, missing))
+    placed = padded.view(-1, PANEL, *parts.shape[1:]).permute(0, 2, 3, 1).contiguous()
+    return placed.view(torch.uint8).flatten(2)
 
 
 def panels_of_8_bits(weight: Tensor) -> tuple[Tensor, Tensor]:

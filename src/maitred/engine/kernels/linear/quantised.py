@@ -14,7 +14,7 @@ from torch import Tensor
 from maitred.engine.kernels.job import CompiledEntry
 from maitred.engine.kernels.linear.job import FIELDS, product, quantise_rows, widen_rows
 from maitred.engine.kernels.linear.panels import GROUP_INPUTS, GroupedWeight, panels_of_4_bits, panels_of_8_bits
-from maitred.engine.kernels.linear.tiles import PANEL
+from maitred.engine.kernels.linear.tiles import BF16, PANEL, ROW, SCALE_FORMS
 from maitred.engine.kernels.tape import Tape
 
 _ROWS_WORTH_A_THREAD = 8
@@ -31,16 +31,28 @@ class QuantisedLinear:
     """Linear ``rows @ weight.T + bias`` with a weight that is quantised once.
 
     8-bit weights have a scale for each output; 4-bit ones a scale and an offset for each output and each
-    `GROUP_INPUTS` inputs, in bf16, or in fp16 if the checkpoint stores them so.
+    `GROUP_INPUTS` inputs, in bf16. Weights that a checkpoint stores in 8 or 4 bits keep what they have there.
 
     Args:
-        weight: fp32 ``[out, in]`` on the CPU, or a weight that has 4 bits already.
+        weight: fp32 ``[out, in]`` on the CPU, or a weight that has few bits already.
         bias: ``[out]``
-        bits: Bits of a weight: 8 or 4; 4 for a grouped weight.
-        real: Whether rows stay fp32. Otherwise each row is rounded to 8 bits with its own scale.
+        bits: Bits of a weight: 8 or 4; those that it has for a grouped weight.
+        real: Whether rows stay fp32. Otherwise each row is rounded to 8 bits with its own scale; for a grouped weight,
+            with a scale for each group of inputs.
     """
 
-    __slots__ = ("_fields", "_groups", "_panels", "_parts", "_product", "_ready", "_real", "_shape", "_width")
+    __slots__ = (
+        "_fields",
+        "_groups",
+        "_panels",
+        "_parts",
+        "_product",
+        "_ready",
+        "_real",
+        "_row_scales",
+        "_shape",
+        "_width",
+    )
     kind: ClassVar[str] = "quantised"
     alignment: ClassVar[int] = 64
 
@@ -48,21 +60,24 @@ class QuantisedLinear:
         outputs, inputs = weight.shape
         if not real and inputs > _MOST_INPUTS:
             raise ValueError(f"A weight with {inputs} inputs cannot be rounded; {_MOST_INPUTS} are the most.")
-        panels, scales = weight.panels() if isinstance(weight, GroupedWeight) else _PANELS[bits](weight)
+        if isinstance(weight, GroupedWeight):
+            (panels, scales), kind, group = weight.panels(), weight.kind, weight.group_inputs
+        else:
+            (panels, scales), kind = _PANELS[bits](weight), BF16 if bits == 4 else ROW
+            group = GROUP_INPUTS if bits == 4 else -(-inputs // 4) * 4
         padded = torch.zeros(len(panels) * PANEL)
         if bias is not None:
             padded[:outputs] = bias
-        shape = torch.tensor([outputs, inputs, bits, real])
+        shape = torch.tensor([outputs, inputs, bits, real, kind, group])
         self._hold({"panels": panels, "scales": scales, "bias": padded, "shape": shape})
 
     def _hold(self, parts: Mapping[str, Tensor]) -> None:
         self._parts = {name: align(part, self.alignment) for name, part in parts.items()}
-        outputs, inputs, bits, real = map(int, self._parts["shape"].tolist())
-        per_step = 32 // bits
-        group = GROUP_INPUTS if bits == 4 else -(-inputs // per_step) * per_step
+        outputs, inputs, bits, real, kind, group = map(int, self._parts["shape"].tolist())
         self._groups = -(-inputs // group)
+        self._row_scales = self._groups if SCALE_FORMS[kind].of_rows else 1
         self._shape, self._width = (outputs, inputs), self._groups * group
-        self._product = product(bits, real=bool(real), half=self._parts["scales"].dtype == torch.float16)
+        self._product = product(bits, kind, real=bool(real))
         self._real = bool(real)
         self._ready = (widen_rows() if self._width > inputs else None) if real else quantise_rows()
         panels, scales = self._parts["panels"], self._parts["scales"]
@@ -71,7 +86,7 @@ class QuantisedLinear:
             "row_bytes": self._width * (4 if real else 1),
             "inputs": inputs,
             "groups": self._groups,
-            "steps": group // per_step,
+            "steps": group * bits // 32,
             "weights": panels.data_ptr(),
             "panel_bytes": panels[0].nbytes,
             "scales": scales.data_ptr(),
@@ -79,6 +94,7 @@ class QuantisedLinear:
             "bias": self._parts["bias"].data_ptr(),
             "outputs": outputs,
             "panels": self._panels,
+            "scales_of_row": self._row_scales,
         }
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -95,7 +111,7 @@ class QuantisedLinear:
         if self._ready is None:
             return 0
         # The bytes of all rows, their scales, their sums: widths are multiples of 4, so all parts are aligned.
-        own: int = self._width * 4 if self._real else self._width + 4 + 4 * self._groups
+        own: int = self._width * 4 if self._real else self._width + 4 * (self._row_scales + self._groups)
         return rows * own
 
     def record(self, tape: Tape, rows: int, out: int, counter: int, scratch: int, most_rows: int) -> None:
@@ -111,7 +127,7 @@ class QuantisedLinear:
             threads,
             rows=rows if self._ready is None else scratch,
             row_scales=scratch + count * self._width,
-            row_sums=scratch + count * (self._width + 4),
+            row_sums=scratch + count * (self._width + 4 * self._row_scales),
             source=rows,
             out=out,
         )

@@ -15,7 +15,7 @@ on the rows beside it, to the last bit.
 # ruff: noqa: ANN401 - values of the code generator have no types of their own
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba.core import cgutils, types
@@ -28,7 +28,7 @@ VECTORS, MOST_ROWS = (4, 6) if VECTOR_LANES == LANES else (1, 4)
 """Vectors and maximum rows of a tile, whose sums and weights are in registers: 32, or 16 of half the length."""
 PANEL = LANES * VECTORS
 """Outputs that a tile computes together."""
-EDITION = 5
+EDITION = 6
 """Version of the emitted code; raise it with every change to this file or to `dots`.
 
 Numba's cache on disk checks only the file of a kernel, not the files that it uses.
@@ -38,13 +38,41 @@ _HALF, _INT, _LONG, _FLOAT = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.
 _INTS, _FLOATS, _HALVES = (ir.VectorType(element, LANES) for element in (_INT, _FLOAT, _HALF))
 _MASK = ir.VectorType(ir.IntType(1), LANES)
 
-_FP16 = ir.VectorType(ir.HalfType(), LANES)
-BF16, FP16, FP16_IN_STEPS = range(3)
-"""Types of the scales of 4-bit weights: bf16; fp16, which the processor widens; or fp16 for processors that do not."""
+_FP16, _BYTES = (ir.VectorType(element, LANES) for element in (ir.HalfType(), ir.IntType(8)))
+ROW, BF16, FP16, FP16_ALONE, BYTES, SIGNED_BYTES, FP32 = range(7)
+"""Forms of scales, see `SCALE_FORMS`."""
+
+
+class ScaleForm(NamedTuple):
+    """How the scales of a panel are stored: of each group its scales, then its offsets, outputs side by side.
+
+    Attributes:
+        bytes: Size of a scale.
+        parts: 2 with offsets, else 1.
+        sharing: Groups whose scales are products of a byte and a factor in fp16 that they share; the factors stand
+            before the bytes. 0: scales are stored as they are.
+        of_rows: Whether rows that are rounded have a scale for each group of inputs; otherwise they have one.
+    """
+
+    bytes: int
+    parts: int
+    sharing: int = 0
+    of_rows: bool = True
+
+
+SCALE_FORMS = (
+    ScaleForm(4, 1, of_rows=False),
+    ScaleForm(2, 2, of_rows=False),
+    ScaleForm(2, 2),
+    ScaleForm(2, 1),
+    ScaleForm(1, 2, sharing=8),
+    ScaleForm(1, 1, sharing=16),
+    ScaleForm(4, 2),
+)
+"""Forms: fp32 for an output; bf16 with offsets, as maitred rounds to 4 bits; and those of checkpoints: fp16 with and
+without offsets, unsigned bytes with offsets, signed bytes, and fp32 with offsets."""
 
 Sums = dict[tuple[int, int], Any]
-ReadScales = Callable[[Any, Any, Any, int], tuple[Any, Any]]
-"""Function from a builder, the address of scales, a group and a vector to its scales and offsets."""
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -68,6 +96,7 @@ def integer_tile(
     bits: Any,
     dot: Any,
     kind: Any,
+    widens: Any,
 ) -> Any:
     """Computes `height` rows of signed bytes, at most `MAX_TILE_ROWS`.
 
@@ -76,12 +105,12 @@ def integer_tile(
         out[r, o] = row_scale[r] * Σ_g (scale[g, o] * Σ_k row[r, k] * weight[o, k] - offset[g, o] * row_sum[r, g])
                     + bias[o]
 
-    All but the constants `bits`, `dot` (see `maitred.engine.kernels.linear.dots`) and `kind` are addresses and counts.
-    8-bit weights have one fp32 scale for each output, and an offset of 128 scales; 4-bit ones have scales, then
-    offsets, in bf16 or fp16 (`kind`) for each group of `steps` steps. At each step, the cache line of `ahead_at` is
-    fetched into the second-level cache, and `ahead_at` moves on by `ahead_bytes`.
+    where rows may also have a scale for each group. All but the constants `bits`, `dot` (see
+    `maitred.engine.kernels.linear.dots`), `kind` (of `SCALE_FORMS`) and `widens` (whether the processor widens fp16)
+    are addresses and counts. 8-bit weights are 128 less than their bytes. A group has `steps` steps. At each step, the
+    cache line of `ahead_at` is fetched into the second-level cache, and `ahead_at` moves on by `ahead_bytes`.
     """
-    scales = _scales_of(bits.literal_value, kind.literal_value)
+    scales = _Scales(kind.literal_value, bool(widens.literal_value))
     narrow, instruction = bits.literal_value == 4, dot.literal_value
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -93,7 +122,7 @@ def integer_tile(
         )
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 15, bits, dot, kind), generate
+    return types.void(*[types.int64] * 15, bits, dot, kind, widens), generate
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -112,12 +141,13 @@ def real_tile(
     steps: Any,
     bits: Any,
     kind: Any,
+    widens: Any,
 ) -> Any:
     """Computes `height` fp32 rows: ``Σ_k row[r, k] * (scale[g, o] * weight[o, k] - offset[g, o]) + bias[o]``.
 
     Rows must be padded with zeros to a whole number of groups.
     """
-    width, scales = bits.literal_value, _scales_of(bits.literal_value, kind.literal_value)
+    width, scales = bits.literal_value, _Scales(kind.literal_value, bool(widens.literal_value))
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _for_each_height(
@@ -125,7 +155,7 @@ def real_tile(
         )
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 11, bits, kind), generate
+    return types.void(*[types.int64] * 11, bits, kind, widens), generate
 
 
 def _for_each_height(builder: Any, most: int, height: Any, emit: Callable[[int], None]) -> None:
@@ -136,14 +166,19 @@ def _for_each_height(builder: Any, most: int, height: Any, emit: Callable[[int],
 
 
 def _integer(
-    builder: Any, height: int, narrow: bool, instruction: int, read_scales: ReadScales,
+    builder: Any, height: int, narrow: bool, instruction: int, scale_form: "_Scales",
     row: Any, row_step: Any, row_scales: Any, row_sums: Any,
     weight: Any, scales: Any, bias: Any, out: Any, out_step: Any, outputs: Any, groups: Any, steps: Any, ahead: Any,
     ahead_step: Any,
 ) -> None:  # fmt: skip
     tile, dot, quads = Tile(builder, height), dots(builder, instruction, narrow=narrow), 2 if narrow else 1
-    fetch = prefetch(builder)
+    fetch, of_rows = prefetch(builder), scale_form.form.of_rows
     totals, sums = tile.zeros(_FLOATS), tile.zeros(dot.sums)
+
+    def row_scale_of(r: int, group: Any) -> Any:
+        index = _LONG(r) if group is None else builder.add(builder.mul(groups, _LONG(r)), group)
+        return builder.load(element(builder, row_scales, _FLOAT, index))
+
     with cgutils.for_range(builder, groups) as group:
 
         def row_sum(r: int) -> Any:
@@ -169,31 +204,39 @@ def _integer(
                     signed = splat(builder, builder.load(element(builder, at, _INT, quad), align=4), _INTS)
                     for v in range(VECTORS):
                         builder.store(dot.add(builder.load(sums[r, v]), unsigned[v], signed), sums[r, v])
+        factors = [scale_form.read(builder, scales, group.index, v) for v in range(VECTORS)]
         for r in range(height):
-            less = splat(builder, builder.sitofp(builder.neg(row_sum(r)), _FLOAT), _FLOATS)
-            for v in range(VECTORS):
-                scale, offset = read_scales(builder, scales, group.index, v)
+            less = builder.sitofp(builder.neg(row_sum(r)), _FLOAT)
+            if of_rows:
+                row_scale = row_scale_of(r, group.index)
+                less, row_scale = builder.fmul(less, row_scale), splat(builder, row_scale, _FLOATS)
+            less = splat(builder, less, _FLOATS)
+            for v, (scale, offset) in enumerate(factors):
                 total = builder.load(totals[r, v])
-                total = tile.fma(builder.sitofp(dot.ints(builder.load(sums[r, v])), _FLOATS), scale, total)
-                builder.store(tile.fma(less, offset, total) if narrow else total, totals[r, v])
+                product = builder.sitofp(dot.ints(builder.load(sums[r, v])), _FLOATS)
+                product = builder.fmul(product, row_scale) if of_rows else product
+                total = tile.fma(product, scale, total)
+                builder.store(total if offset is None else tile.fma(less, offset, total), totals[r, v])
 
     def result(r: int, v: int) -> Any:
-        row_scale = splat(builder, builder.load(element(builder, row_scales, _FLOAT, r)), _FLOATS)
         addend = builder.load(element(builder, bias, _FLOATS, v), align=4)
-        return tile.fma(builder.load(totals[r, v]), row_scale, addend)
+        total = builder.load(totals[r, v])
+        if of_rows:
+            return builder.fadd(total, addend)
+        return tile.fma(total, splat(builder, row_scale_of(r, None), _FLOATS), addend)
 
     tile.store(result, out, out_step, outputs)
 
 
 def _real(
-    builder: Any, height: int, bits: int, read_scales: ReadScales,
+    builder: Any, height: int, bits: int, scale_form: "_Scales",
     row: Any, row_step: Any, weight: Any, scales: Any, bias: Any, out: Any,
     out_step: Any, outputs: Any, groups: Any, steps: Any,
 ) -> None:  # fmt: skip
-    tile, narrow, inputs = Tile(builder, height), bits == 4, 32 // bits
+    tile, narrow, inputs, of_groups = Tile(builder, height), bits == 4, 32 // bits, scale_form.kind != ROW
     sums = tile.zeros(_FLOATS)
     with cgutils.for_range(builder, groups) as group:
-        factors = [read_scales(builder, scales, group.index, v) for v in range(VECTORS)]
+        factors = [scale_form.read(builder, scales, group.index, v) for v in range(VECTORS)]
         first = builder.mul(group.index, steps)
         with cgutils.for_range(builder, steps) as loop:
             step = builder.add(first, loop.index)
@@ -204,10 +247,15 @@ def _real(
                 for vector, (scale, shift) in zip(vectors, factors, strict=True):
                     if narrow:
                         whole = builder.and_(builder.lshr(vector, _all(8 * (k % 4) + 4 * (k // 4))), _all(15))
-                        values.append(tile.fma(builder.sitofp(whole, _FLOATS), scale, builder.fneg(shift)))
                     else:
                         whole = builder.and_(builder.lshr(vector, _all(8 * k)), _all(255))
-                        values.append(builder.sitofp(builder.sub(whole, _all(128)), _FLOATS))
+                        whole = builder.sub(whole, _all(128))
+                    value = builder.sitofp(whole, _FLOATS)
+                    if shift is not None:
+                        value = tile.fma(value, scale, builder.fneg(shift))
+                    elif of_groups:
+                        value = builder.fmul(value, scale)
+                    values.append(value)
                 for r in range(height):
                     at = builder.add(offset, builder.mul(row_step, _LONG(r)))
                     number = splat(builder, builder.load(element(builder, at, _FLOAT, k), align=4), _FLOATS)
@@ -216,7 +264,7 @@ def _real(
 
     def result(r: int, v: int) -> Any:
         addend = builder.load(element(builder, bias, _FLOATS, v), align=4)
-        scale = _all_ones() if narrow else read_scales(builder, scales, _LONG(0), v)[0]
+        scale = _all_ones() if of_groups else scale_form.read(builder, scales, _LONG(0), v)[0]
         return tile.fma(builder.load(sums[r, v]), scale, addend)
 
     tile.store(result, out, out_step, outputs)
@@ -303,22 +351,39 @@ def _nibbles(builder: Any, vector: Any, upper: int) -> Any:
     return builder.and_(shifted, _all(0x0F0F0F0F))
 
 
-def _scales_of(bits: int, scales: int) -> ReadScales:
-    """Returns the function that loads scales and offsets of 16 outputs of a group.
+class _Scales:
+    """Code generator that loads the scales and offsets of a group."""
 
-    There is one fp32 vector for all groups of 8-bit weights, and two vectors for each group of 4-bit ones.
-    """
-    if bits == 8:
-        return lambda builder, scales, group, v: (builder.load(element(builder, scales, _FLOATS, v), align=4), None)
-    widen = {BF16: _widen_bf16, FP16: _extend_fp16, FP16_IN_STEPS: _widen_fp16}[scales]
+    def __init__(self, kind: int, widens: bool) -> None:
+        self.kind, self.form = kind, SCALE_FORMS[kind]
+        self._widen_half = _widen_bf16 if kind == BF16 else _extend_fp16 if widens else _widen_fp16
 
-    def read(builder: Any, scales: Any, group: Any, v: int) -> tuple[Any, Any]:
-        at = builder.mul(group, _LONG(2 * VECTORS))
-        places = (element(builder, scales, _HALVES, builder.add(at, _LONG(index))) for index in (v, VECTORS + v))
-        scale, offset = (widen(builder, builder.load(place, align=2)) for place in places)
-        return scale, offset
+    def read(self, builder: Any, scales: Any, group: Any, v: int) -> tuple[Any, Any]:
+        """Emits the scales of 16 outputs, and their offsets or None."""
+        size, parts, sharing, _ = self.form
+        if sharing:
+            # Each so many groups have a block: fp16 factors, then bytes.
+            length = parts * PANEL * (2 + sharing)
+            block = builder.add(scales, builder.mul(builder.udiv(group, _LONG(sharing)), _LONG(length)))
+            factors = self._parts(builder, block, _LONG(0), 2, v)
+            within = builder.urem(group, _LONG(sharing))
+            numbers = self._parts(builder, builder.add(block, _LONG(parts * PANEL * 2)), within, 1, v)
+            found = [builder.fmul(number, factor) for number, factor in zip(numbers, factors, strict=True)]
+        else:
+            found = self._parts(builder, scales, _LONG(0) if self.kind == ROW else group, size, v)
+        return found[0], found[1] if parts == 2 else None
 
-    return read
+    def _parts(self, builder: Any, address: Any, group: Any, size: int, v: int) -> list[Any]:
+        stored = {1: _BYTES, 2: _HALVES, 4: _FLOATS}[size]
+        first = builder.mul(group, _LONG(self.form.parts * VECTORS))
+        places = (builder.add(first, _LONG(part * VECTORS + v)) for part in range(self.form.parts))
+        loaded = [builder.load(element(builder, address, stored, place), align=size) for place in places]
+        if size == 4:
+            return loaded
+        if size == 2:
+            return [self._widen_half(builder, half) for half in loaded]
+        extend = builder.sext if self.kind == SIGNED_BYTES else builder.zext
+        return [builder.sitofp(extend(number, _INTS), _FLOATS) for number in loaded]
 
 
 def _widen_bf16(builder: Any, numbers: Any) -> Any:
