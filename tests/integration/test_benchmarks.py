@@ -143,6 +143,7 @@ SMALLEST = {
         | {"QUICK_COST": (20, 40, 0.2), "QUICK_COMPARED": (1, 1.0, 200.0)}
     ),
     "externals": SmallestForm(arguments=()),
+    "gguf": SmallestForm({"SIZES": (1, 2), "DECODE": (2, 2), "PREFILL": (4, 1)}),
     "lm_eval": SmallestForm({"QUICK_DOCUMENTS": 1}),
     "ray_serve": SmallestForm({"QUICK_ROUNDS": 2, "QUICK_ANSWERS": 1, "CALLERS": (1, 2), "TOKENS": 8}),
     "rivals": SmallestForm({"QUICK": {"requests": 2, "prompt_tokens": 4, "output_tokens": 2}, "QUICK_S": LIMIT_S}),
@@ -176,6 +177,7 @@ BEYOND_THE_PROJECT = {
     "cache_eviction",
     "gpu",
     "externals",
+    "gguf",
     "http_server",
     "lm_eval",
     "prefix_balance",

@@ -1,6 +1,7 @@
 """llama.cpp as a rival's worker: its own server, in this process, asked through HTTP with token ids.
 
-Its library has no batching of its own; that is the server's. fp32 is its F32, int8 its Q8_0.
+Its library has no batching of its own; that is the server's. fp32 is its F32, int8 its Q8_0; a GGUF
+file is taken as it is.
 """
 
 import json
@@ -20,7 +21,9 @@ KINDS = {"fp32": gguf.GGMLQuantizationType.F32, "int8": gguf.GGMLQuantizationTyp
 def load(asked: Asked) -> Loaded:
     """Writes the model as GGUF, once, and starts the server on it."""
     path = asked.converted.with_name(f"{asked.converted.name}.gguf")
-    if not path.exists():
+    if asked.folder.suffix == ".gguf":
+        path = asked.folder
+    elif not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".unfinished")
         convert(asked.folder, unfinished, KINDS[asked.precision])

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
+
 from benchmarks.support.environments import CPU_TORCH, HOME, Environment
 from benchmarks.support.rivals.external_servers import EXTERNALS
 from benchmarks.support.rivals.rival_worker import THREADS
@@ -155,6 +157,15 @@ class Contestant:
         if result["counts"] != [output_tokens] * len(prompts):
             raise Failed(f"{self.rival.name} was asked for {output_tokens} tokens each and gave {result['counts']}.")
         return float(result["seconds"])
+
+    def processor_s(self) -> float:
+        """Processor time that it has taken since it started."""
+        used = psutil.Process(self._process.pid).cpu_times()
+        return float(used.user + used.system)
+
+    def memory_bytes(self) -> int:
+        """Its memory, with its part of what it shares with others."""
+        return int(psutil.Process(self._process.pid).memory_full_info().pss)
 
     def close(self) -> None:
         """Ends it."""

@@ -53,13 +53,17 @@ def grouped_weight(data: Tensor, form: BlockFormat, *shape: int) -> GroupedWeigh
     parts = _KEPT.get(form.name)
     if parts is None:
         return None
-    bits, numbers, *rest = parts(data.view(-1, form.bytes))
-    scales, offsets, factors = (None if part is None else part.reshape(shape[0], -1) for part in rest)
+    bits, numbers, scales, offsets, factors = parts(data.view(-1, form.bytes))
     if offsets is not None and not offsets.isfinite().all():
         return None  # eight times a scale may be too large for fp16
-    if factors is not None:
-        factors = factors.view(shape[0], shape[1] // form.numbers, -1)
-    return GroupedWeight(bits, numbers.view(shape), scales, offsets, factors)
+    outputs = shape[0]
+    return GroupedWeight(
+        bits,
+        numbers.view(shape),
+        scales.reshape(outputs, -1),
+        None if offsets is None else offsets.reshape(outputs, -1),
+        None if factors is None else factors.reshape(outputs, shape[1] // form.numbers, -1),
+    )
 
 
 def _stored_halves(blocks: Tensor, at: int) -> Tensor:
