@@ -54,7 +54,7 @@ def server(file: Path, *, exact: bool) -> Any:  # noqa: ANN401 - the library has
 def answers(url: str, count: int, tokens: int) -> list[dict[str, Any]]:
     """Samples answers to the questions; each has its own seed."""
 
-    def post(path: str, body: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
+    def ask(path: str, body: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
         request = urllib.request.Request(
             f"{url}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
@@ -63,10 +63,10 @@ def answers(url: str, count: int, tokens: int) -> list[dict[str, Any]]:
 
     def answer(number: int) -> dict[str, Any]:
         messages = [{"role": "user", "content": QUESTIONS[number % len(QUESTIONS)]}]
-        text = post("/apply-template", {"messages": messages})["prompt"]
-        prompt = post("/tokenize", {"content": text, "add_special": False, "parse_special": True})["tokens"]
+        text = ask("/apply-template", {"messages": messages})["prompt"]
+        prompt = ask("/tokenize", {"content": text, "add_special": False, "parse_special": True})["tokens"]
         sampling = {"n_predict": tokens, "temperature": 0.8, "seed": number, "ignore_eos": True, "cache_prompt": False}
-        found = post("/completion", {"prompt": prompt, "n_probs": LIKELIEST, **sampling})["completion_probabilities"]
+        found = ask("/completion", {"prompt": prompt, "n_probs": LIKELIEST, **sampling})["completion_probabilities"]
         return {
             "prompt": prompt,
             "places": [

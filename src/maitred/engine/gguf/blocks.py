@@ -61,8 +61,8 @@ def grouped_weight(data: Tensor, form: BlockFormat, *shape: int) -> GroupedWeigh
         bits,
         numbers.view(shape),
         scales.reshape(outputs, -1),
-        None if offsets is None else offsets.reshape(outputs, -1),
-        None if factors is None else factors.reshape(outputs, shape[1] // form.numbers, -1),
+        offsets=None if offsets is None else offsets.reshape(outputs, -1),
+        factors=None if factors is None else factors.reshape(outputs, shape[1] // form.numbers, -1),
     )
 
 

@@ -212,7 +212,7 @@ class Checkpoint:
                 return None
             found.append(weight)
         self._unread.difference_update(names)
-        return GroupedWeight.stacked(found)
+        return GroupedWeight.stack(found)
 
     def ignore(self, name: str) -> None:
         """Marks a tensor, if it exists, as known and not needed."""

@@ -41,7 +41,7 @@ def test_numbers_that_are_kept_are_those_of_the_format(kind):
     assert torch.equal(weight.plain(), numbers_of(StoredTensor((40, 512), kind, data)))
 
 
-def test_a_weight_is_not_kept_where_it_has_no_room():
+def test_scales_that_are_too_large_are_unpacked():
     """Eight times the scale of Q4_0 may be too large for fp16; and numbers without blocks have no scales."""
     block = torch.tensor([0xFF, 0x7B, *16 * [0x80]], dtype=torch.uint8)
     assert grouped_weight(block, FORMS["Q4_0"], 1, 32) is None

@@ -184,10 +184,10 @@ def test_a_lesser_processor_computes_the_same_with_groups(bits, kind, group, dot
 def test_weights_of_different_forms_are_stacked_unchanged():
     torch.manual_seed(0)
     weights = [grouped(*form) for form in GROUPED]
-    stacked = GroupedWeight.stacked(weights)
-    assert (stacked.bits, stacked.kind, stacked.group_inputs) == (8, FP32, 16)
-    assert torch.equal(stacked.plain(), torch.cat([weight.plain() for weight in weights]))
-    same = GroupedWeight.stacked([grouped(4, BYTES, 32), grouped(4, BYTES, 32)])
+    together = GroupedWeight.stack(weights)
+    assert (together.bits, together.kind, together.group_inputs) == (8, FP32, 16)
+    assert torch.equal(together.plain(), torch.cat([weight.plain() for weight in weights]))
+    same = GroupedWeight.stack([grouped(4, BYTES, 32), grouped(4, BYTES, 32)])
     assert (same.bits, same.kind, same.shape) == (4, BYTES, (300, 256))
 
 

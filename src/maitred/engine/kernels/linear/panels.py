@@ -42,13 +42,13 @@ class GroupedWeight:
     factors: Tensor | None = None
 
     @classmethod
-    def stacked(cls, weights: Sequence["GroupedWeight"]) -> "GroupedWeight":
+    def stack(cls, weights: Sequence["GroupedWeight"]) -> "GroupedWeight":
         """Stacks weights along their outputs, unchanged; of different forms, they take 8 bits and scales in fp32."""
         if len({(weight.kind, weight.group_inputs, weight.bits) for weight in weights}) > 1:
             group = min(weight.group_inputs for weight in weights)
-            weights = [weight._widened(group) for weight in weights]
+            weights = [weight._widen(group) for weight in weights]
 
-        def joined(parts: list[Tensor | None]) -> Tensor | None:
+        def join(parts: list[Tensor | None]) -> Tensor | None:
             present = [part for part in parts if part is not None]
             return torch.cat(present) if present else None
 
@@ -56,8 +56,8 @@ class GroupedWeight:
             weights[0].bits,
             torch.cat([weight.numbers for weight in weights]),
             torch.cat([weight.scales for weight in weights]),
-            joined([weight.offsets for weight in weights]),
-            joined([weight.factors for weight in weights]),
+            offsets=join([weight.offsets for weight in weights]),
+            factors=join([weight.factors for weight in weights]),
         )
 
     @property
@@ -115,7 +115,7 @@ class GroupedWeight:
         assert parts[0] is not None
         return parts[0], parts[1]
 
-    def _widened(self, group: int) -> "GroupedWeight":
+    def _widen(self, group: int) -> "GroupedWeight":
         """Returns the same weight in 8 bits, with scales and offsets in fp32 for groups of so many inputs."""
         scales, offsets = self._scales_and_offsets()
         offsets = torch.zeros_like(scales) if offsets is None else offsets

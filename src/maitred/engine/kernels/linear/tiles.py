@@ -110,7 +110,7 @@ def integer_tile(
     are addresses and counts. 8-bit weights are 128 less than their bytes. A group has `steps` steps. At each step, the
     cache line of `ahead_at` is fetched into the second-level cache, and `ahead_at` moves on by `ahead_bytes`.
     """
-    scales = _Scales(kind.literal_value, bool(widens.literal_value))
+    scales = _ScaleReader(kind.literal_value, bool(widens.literal_value))
     narrow, instruction = bits.literal_value == 4, dot.literal_value
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -147,7 +147,7 @@ def real_tile(
 
     Rows must be padded with zeros to a whole number of groups.
     """
-    width, scales = bits.literal_value, _Scales(kind.literal_value, bool(widens.literal_value))
+    width, scales = bits.literal_value, _ScaleReader(kind.literal_value, bool(widens.literal_value))
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _for_each_height(
@@ -166,7 +166,7 @@ def _for_each_height(builder: Any, most: int, height: Any, emit: Callable[[int],
 
 
 def _integer(
-    builder: Any, height: int, narrow: bool, instruction: int, scale_form: "_Scales",
+    builder: Any, height: int, narrow: bool, instruction: int, scale_form: "_ScaleReader",
     row: Any, row_step: Any, row_scales: Any, row_sums: Any,
     weight: Any, scales: Any, bias: Any, out: Any, out_step: Any, outputs: Any, groups: Any, steps: Any, ahead: Any,
     ahead_step: Any,
@@ -229,7 +229,7 @@ def _integer(
 
 
 def _real(
-    builder: Any, height: int, bits: int, scale_form: "_Scales",
+    builder: Any, height: int, bits: int, scale_form: "_ScaleReader",
     row: Any, row_step: Any, weight: Any, scales: Any, bias: Any, out: Any,
     out_step: Any, outputs: Any, groups: Any, steps: Any,
 ) -> None:  # fmt: skip
@@ -351,7 +351,7 @@ def _nibbles(builder: Any, vector: Any, upper: int) -> Any:
     return builder.and_(shifted, _all(0x0F0F0F0F))
 
 
-class _Scales:
+class _ScaleReader:
     """Code generator that loads the scales and offsets of a group."""
 
     def __init__(self, kind: int, widens: bool) -> None:
