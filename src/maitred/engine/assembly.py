@@ -61,7 +61,8 @@ def build(
         ConfigInvalid: The model or the device is not available; the message says what to do.
     """
     target = target or ComputeDevice.of(config.device)
-    loader = ModelLoader(config, target, PrecisionPlan.of(config, target.device))
+    precision = PrecisionPlan.of(config, target.device)
+    loader = ModelLoader(config, target, precision if target.accelerated else precision.with_bf16_products())
     torch.set_num_threads(step_threads(config.threads, config.machine_share))
     clock = clock or SystemClock()
     began_s = time.perf_counter()

@@ -31,6 +31,9 @@ Quantization = Annotated[
 ]
 """Number formats of the weights and of the activations that are multiplied with them."""
 
+ProductFormat = Quantization | Literal["bf16"]
+"""Number format of matrix products: quantised, or bf16 on a CPU that multiplies it while all else is fp32."""
+
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 """Method that pools the rows of a text to one vector; the names are those of sentence-transformers."""
 

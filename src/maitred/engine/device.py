@@ -8,7 +8,8 @@ import psutil
 import torch
 
 from maitred.core.errors import ConfigInvalid
-from maitred.engine.config import Device, EngineConfig, Quantization
+from maitred.engine.compiled import processor_features
+from maitred.engine.config import Device, EngineConfig, ProductFormat
 from maitred.engine.kernels.linear.torchao_linear import check_torchao
 from maitred.engine.lean_torch import complete_torch
 
@@ -103,7 +104,7 @@ class PrecisionPlan:
     dtype: torch.dtype
     """Type of activations and of weights that are not quantised."""
     kv_dtype: torch.dtype
-    quantization: Quantization = "none"
+    quantization: ProductFormat = "none"
 
     @classmethod
     def of(cls, config: EngineConfig, device: torch.device) -> "PrecisionPlan":
@@ -134,6 +135,15 @@ class PrecisionPlan:
                 "engine.kv_dtype to auto, or engine.device to cpu."
             )
         return cls(_DTYPES[wanted], _DTYPES[kv_wanted], config.quantization)
+
+    def with_bf16_products(self) -> "PrecisionPlan":
+        """Returns the plan of a CPU: where the processor multiplies bf16, only products are in bf16, and all else fp32.
+
+        So rows are rounded before a product alone, sums are fp32, and a row does not depend on the rows beside it.
+        """
+        if self.dtype != torch.bfloat16 or "avx512bf16" not in processor_features():
+            return self
+        return PrecisionPlan(torch.float32, self.kv_dtype, "bf16")
 
     def __str__(self) -> str:
         """Names all formats that an answer depends on, so equal names mean equal answers."""

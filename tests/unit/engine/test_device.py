@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from maitred.core.errors import ConfigInvalid
+from maitred.engine import device
 from maitred.engine.config import EngineConfig
 from maitred.engine.device import PrecisionPlan, step_threads
 from maitred.engine.kernels.linear import torchao_linear
@@ -44,6 +45,16 @@ def test_engines_that_compute_differently_say_so(config, text):
 def test_rounding_where_there_is_no_kernel_for_it_says_what_to_do(config, device, remedy):
     with pytest.raises(ConfigInvalid, match=remedy):
         PrecisionPlan.of(config, device)
+
+
+def test_a_cpu_that_multiplies_bf16_computes_the_rest_in_fp32(monkeypatch):
+    bf16 = PrecisionPlan.of(EngineConfig(dtype="bf16"), CPU)
+    monkeypatch.setattr(device, "processor_features", lambda: frozenset({"avx512bf16"}))
+    assert str(bf16.with_bf16_products()) == "fp32, bf16 weights, bf16 KV"
+    for config in (EngineConfig(), EngineConfig(quantization="int8")):
+        assert PrecisionPlan.of(config, CPU).with_bf16_products() == PrecisionPlan.of(config, CPU)
+    monkeypatch.setattr(device, "processor_features", lambda: frozenset({"avx512f"}))
+    assert bf16.with_bf16_products() == bf16
 
 
 def test_rounding_on_a_gpu_takes_torchao(monkeypatch):

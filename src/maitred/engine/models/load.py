@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from maitred.engine.config import AttentionKernels, Quantization
+from maitred.engine.config import AttentionKernels, ProductFormat
 from maitred.engine.kernels.backend import AttentionBackend
 from maitred.engine.kernels.cpu import CPUAttention
 from maitred.engine.kernels.gpu.choice import make_attention
@@ -29,7 +29,7 @@ def load_model(
     *,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
-    scheme: Quantization = "none",
+    scheme: ProductFormat = "none",
     accelerated: bool = False,
     attention: AttentionKernels = "auto",
     cache: WeightsCacheConfig = WeightsCacheConfig(enabled=False),  # noqa: B008 - frozen

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from maitred.core.errors import ConfigInvalid
-from maitred.engine.config import Quantization
+from maitred.engine.config import ProductFormat
 from maitred.engine.gguf.tensors import GGUFTensors
 from maitred.engine.kernels.linear import GroupedWeight, Linear, Unchanged, make_head, make_linear
 from maitred.engine.models.config import ModelConfig
@@ -90,7 +90,7 @@ def load_weights(
     device: torch.device,
     *,
     head: bool = True,
-    scheme: Quantization = "none",
+    scheme: ProductFormat = "none",
     accelerated: bool = False,
 ) -> Weights:
     """Reads the checkpoint in `folder`, converted to `dtype` on `device`.
@@ -123,7 +123,7 @@ def keep_weights(
     cache: WeightsCacheConfig,
     *,
     head: bool = True,
-    scheme: Quantization = "none",
+    scheme: ProductFormat = "none",
     accelerated: bool = False,
 ) -> Weights:
     """Loads weights as `load_weights`, mapped from the cache if present, and stored there otherwise.

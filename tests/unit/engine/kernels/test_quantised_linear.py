@@ -211,6 +211,22 @@ def test_a_scheme_says_whether_rows_are_rounded(bits, scheme, kept, real):
     assert torch.equal(linear(rows), expected(rows))
 
 
+@pytest.mark.skipif("avx512bf16" not in processor_features(), reason="has no AVX-512 BF16")
+@settings(max_examples=40, deadline=None)
+@given(shape=outputs_and_inputs, count=st.integers(0, 20), bias=st.booleans(), seed=st.integers(0, 1 << 30))
+def test_bf16_products_are_those_of_rounded_rows(shape, count, bias, seed):
+    torch.manual_seed(seed)
+    weight, rows = torch.randn(shape), torch.randn(count, shape[1])
+    offset = torch.randn(shape[0]) if bias else None
+    linear = make_linear(weight, offset, "bf16")
+    expected = torch.nn.functional.linear(rows.bfloat16().double(), weight.bfloat16().double())
+    expected = expected if offset is None else expected + offset
+    torch.testing.assert_close(linear(rows), expected.float(), atol=1e-4, rtol=1e-5)
+    assert torch.equal(QuantisedLinear.of(linear.tensors())(rows), linear(rows))
+    if count:
+        assert torch.equal(torch.cat([linear(row[None]) for row in rows]), linear(rows))
+
+
 def test_a_processor_gets_the_best_that_it_has():
     assert best_dot(frozenset({"avx2", "avx512f", "avx512vnni"})) == VNNI
     assert best_dot(frozenset({"avx2", "avx512f"})) == PAIRS

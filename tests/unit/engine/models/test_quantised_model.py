@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from maitred.engine.compiled import processor_features
 from maitred.engine.models import weights
 from maitred.engine.models.load import load_model
 from tests.support.models import make_model
@@ -10,6 +12,7 @@ from tests.unit.engine.kernels.test_quantised_linear import rounded_rows, rounde
 from tests.unit.engine.models.steps import Driver, random_tokens
 
 SCHEMES = ["int8", "int8_weight_only", "int4", "int4_weight_only"]
+needs_bf16 = pytest.mark.skipif("avx512bf16" not in processor_features(), reason="has no AVX-512 BF16")
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen2"])
@@ -42,7 +45,20 @@ def _distance(logits, expected):
     return float((logits - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@needs_bf16
+def test_bf16_products_are_nearer_than_all_in_bf16(folder):
+    """The reference rounds everything to bf16, ours only what is multiplied."""
+    exact, ours = load_model(folder, dtype=torch.float32), load_model(folder, dtype=torch.float32, scheme="bf16")
+    assert set(ours.decoder.forms) == {"quantised"}
+    tokens = random_tokens(exact.config, 60)
+    original, logits = (Driver(model.decoder).prefill(tokens) for model in (exact, ours))
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    with torch.no_grad():
+        theirs = reference(torch.tensor([tokens])).logits[0].float()
+    assert 0 < _distance(logits, original) < _distance(theirs, original)
+
+
+@pytest.mark.parametrize("scheme", [*SCHEMES, pytest.param("bf16", marks=needs_bf16)])
 def test_chunks_decodes_and_neighbours_change_no_bit(folder, scheme):
     model = load_model(folder, dtype=torch.float32, scheme=scheme)
     tokens = random_tokens(model.config, 40)

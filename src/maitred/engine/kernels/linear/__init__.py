@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from maitred.engine.config import Quantization
+from maitred.engine.config import ProductFormat
 from maitred.engine.kernels.linear.form import Linear, PlainLinear, Unchanged
 from maitred.engine.kernels.linear.packed import PackedLinear, agrees, can_pack, keeps_rows_apart
 from maitred.engine.kernels.linear.panels import GroupedWeight
@@ -27,7 +27,7 @@ KINDS: dict[str, type[Linear]] = {form.kind: form for form in _FORMS}
 def make_linear(
     weight: Tensor | GroupedWeight,
     bias: Tensor | None = None,
-    scheme: Quantization = "none",
+    scheme: ProductFormat = "none",
     *,
     accelerated: bool = False,
 ) -> Linear:
@@ -49,7 +49,11 @@ def make_linear(
             return QuantisedLinear(weight, bias, bits=weight.bits, real=scheme not in ("int8", "int4"))
         weight = weight.plain()
     if accelerated:
-        return PlainLinear(weight, bias) if scheme == "none" else make_torchao_linear(weight, bias, scheme)
+        if scheme in ("none", "bf16"):
+            return PlainLinear(weight, bias)
+        return make_torchao_linear(weight, bias, scheme)
+    if scheme == "bf16":
+        return QuantisedLinear(weight, bias, bits=16, real=False)
     if scheme != "none":
         return QuantisedLinear(weight, bias, bits=4 if scheme.startswith("int4") else 8, real="weight_only" in scheme)
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
@@ -62,7 +66,7 @@ def make_linear(
     return TiledLinear(weight, bias)
 
 
-def make_head(weight: Tensor | GroupedWeight, scheme: Quantization = "none", *, accelerated: bool = False) -> Linear:
+def make_head(weight: Tensor | GroupedWeight, scheme: ProductFormat = "none", *, accelerated: bool = False) -> Linear:
     """Makes the fastest product for logits; a large head can be searched for the largest logit.
 
     Without a scheme, a grouped weight is unpacked, since a search reads no more of it than it takes grouped.

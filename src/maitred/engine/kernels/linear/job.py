@@ -14,6 +14,7 @@ from maitred.engine.kernels.linear.tiles import (
     MOST_ROWS,
     PANEL,
     VECTORS,
+    bf16_tile,
     integer_tile,
     real_tile,
 )
@@ -86,6 +87,64 @@ def product(bits: int, kind: int, *, real: bool, dot: int | None = None) -> Comp
             first = take(job, NEXT, share)
 
     return CompiledEntry(compute)
+
+
+@cache
+def bf16_product() -> CompiledEntry:
+    """Compiles the product of rows that `round_rows` has rounded with weights in bf16; threads take panels."""
+    edition, most, vectors, panel_outputs = EDITION, MOST_ROWS, VECTORS, PANEL
+
+    def compute(address: Any) -> None:  # noqa: ANN401 - a C pointer
+        job = carray(address, _ALL)
+        if edition < 0:  # never; but what a function names is part of its key on disk
+            return
+        count, row_bytes, steps, outputs = job[COUNT], job[_ROW_BYTES], job[_STEPS], job[_OUTPUTS]
+        last, share = job[_PANELS], job[_SHARE]
+        tiles = (count + most - 1) // most
+        ahead_bytes = min(64, (64 * vectors + tiles - 1) // tiles)
+        first = take(job, NEXT, share)
+        while first < last:
+            for panel in range(first, min(first + share, last)):
+                weights = job[_WEIGHTS] + panel * job[_PANEL_BYTES]
+                bias = job[_BIAS] + panel * panel_outputs * 4
+                ahead = weights + (job[_PANEL_BYTES] if panel + 1 < min(first + share, last) else 0)
+                for t in range(tiles):
+                    row, end = t * count // tiles, (t + 1) * count // tiles
+                    out = job[_OUT] + (row * outputs + panel * panel_outputs) * 4
+                    bf16_tile(
+                        end - row, job[_ROWS] + row * row_bytes, row_bytes, weights, bias, out, outputs * 4,
+                        outputs - panel * panel_outputs, steps, ahead + t * steps * ahead_bytes, ahead_bytes,
+                    )  # fmt: skip
+            first = take(job, NEXT, share)
+
+    return CompiledEntry(compute)
+
+
+@cache
+def round_rows() -> CompiledEntry:
+    """Compiles the rounding of fp32 rows to bf16, to the nearest and halves to even, padded to pairs with zeros."""
+
+    def convert(address: Any) -> None:  # noqa: ANN401 - a C pointer
+        job = carray(address, _ALL)
+        inputs, pairs = job[_INPUTS], job[_ROW_BYTES] // 4
+        first = take(job, NEXT, ROWS_AT_A_TIME)
+        while first < job[COUNT]:
+            for row in range(first, min(first + ROWS_AT_A_TIME, job[COUNT])):
+                source = carray(ints(job[_SOURCE] + row * inputs * 4), inputs)
+                target = carray(ints(job[_ROWS] + row * job[_ROW_BYTES]), pairs)
+                for pair in range(inputs // 2):
+                    low = np.uint32(source[2 * pair])
+                    high = np.uint32(source[2 * pair + 1])
+                    low += np.uint32(0x7FFF) + ((low >> np.uint32(16)) & np.uint32(1))
+                    high += np.uint32(0x7FFF) + ((high >> np.uint32(16)) & np.uint32(1))
+                    target[pair] = np.int32((low >> np.uint32(16)) | (high & np.uint32(0xFFFF0000)))
+                if inputs % 2:
+                    low = np.uint32(source[inputs - 1])
+                    low += np.uint32(0x7FFF) + ((low >> np.uint32(16)) & np.uint32(1))
+                    target[pairs - 1] = np.int32(low >> np.uint32(16))
+            first = take(job, NEXT, ROWS_AT_A_TIME)
+
+    return CompiledEntry(convert)
 
 
 @cache

@@ -152,6 +152,23 @@ def panels_of_8_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
     return panels, scales
 
 
+def panels_of_16_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Rounds a weight to bf16; one that is in bf16 stays as it is.
+
+    Args:
+        weight: ``[out, in]``
+
+    Returns:
+        Bytes ``[panels, in / 2, VECTORS, LANES, 4]``, and fp32 scales ``[panels, 1]``, which are not read.
+    """
+    width = -(-weight.shape[1] // 2) * 2
+    panels = torch.empty(_panels(weight), width // 2, VECTORS, LANES, 4, dtype=torch.uint8)
+    for place, part in _parts(weight, width):
+        stored = part.bfloat16().view(torch.uint8)
+        panels[place] = stored.view(-1, VECTORS, LANES, width // 2, 4).permute(0, 3, 1, 2, 4)
+    return panels, torch.ones(_panels(weight), 1)
+
+
 def lengths_of_8_bits(weight: Tensor, panels: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     """Returns, for each output, the norms of the rounding error of its weights and of the rounded weights.
 

@@ -12,8 +12,14 @@ import torch
 from torch import Tensor
 
 from maitred.engine.kernels.job import CompiledEntry
-from maitred.engine.kernels.linear.job import FIELDS, product, quantise_rows, widen_rows
-from maitred.engine.kernels.linear.panels import GROUP_INPUTS, GroupedWeight, panels_of_4_bits, panels_of_8_bits
+from maitred.engine.kernels.linear.job import FIELDS, bf16_product, product, quantise_rows, round_rows, widen_rows
+from maitred.engine.kernels.linear.panels import (
+    GROUP_INPUTS,
+    GroupedWeight,
+    panels_of_4_bits,
+    panels_of_8_bits,
+    panels_of_16_bits,
+)
 from maitred.engine.kernels.linear.tiles import BF16, PANEL, ROW, SCALE_FORMS
 from maitred.engine.kernels.tape import Tape
 
@@ -22,7 +28,7 @@ _ROWS_WORTH_A_THREAD = 8
 _MOST_PANELS_AT_A_TIME = 8
 _TURNS = 4
 """Minimum number of shares per thread, so that other threads can take over the work of a late one."""
-_PANELS = {4: panels_of_4_bits, 8: panels_of_8_bits}
+_PANELS = {4: panels_of_4_bits, 8: panels_of_8_bits, 16: panels_of_16_bits}
 _MOST_INPUTS = (1 << 31) // (255 * 127)
 """Maximum inputs of a weight; more products of bytes could overflow a sum of 32 bits."""
 
@@ -36,14 +42,15 @@ class QuantisedLinear:
     Args:
         weight: fp32 ``[out, in]`` on the CPU, or a weight that has few bits already.
         bias: ``[out]``
-        bits: Bits of a weight: 8 or 4; those that it has for a grouped weight.
-        real: Whether rows stay fp32. Otherwise each row is rounded to 8 bits with its own scale; for a grouped weight,
-            with a scale for each group of inputs.
+        bits: Bits of a weight: 16 (bf16, where `multiplies_bf16`), 8 or 4; those that it has for a grouped weight.
+        real: Whether rows stay fp32. Otherwise each row is rounded to 8 bits with its own scale, or to bf16; for a
+            grouped weight, with a scale for each group of inputs.
     """
 
     __slots__ = (
         "_fields",
         "_groups",
+        "_item",
         "_panels",
         "_parts",
         "_product",
@@ -64,7 +71,7 @@ class QuantisedLinear:
             (panels, scales), kind, group = weight.panels(), weight.kind, weight.group_inputs
         else:
             (panels, scales), kind = _PANELS[bits](weight), BF16 if bits == 4 else ROW
-            group = GROUP_INPUTS if bits == 4 else -(-inputs // 4) * 4
+            group = GROUP_INPUTS if bits == 4 else -(-inputs * bits // 32) * 32 // bits
         padded = torch.zeros(len(panels) * PANEL)
         if bias is not None:
             padded[:outputs] = bias
@@ -77,13 +84,17 @@ class QuantisedLinear:
         self._groups = -(-inputs // group)
         self._row_scales = self._groups if SCALE_FORMS[kind].of_rows else 1
         self._shape, self._width = (outputs, inputs), self._groups * group
-        self._product = product(bits, kind, real=bool(real))
+        # Bytes of a number of a prepared row.
+        self._item = 4 if real else bits // 8 if bits == 16 else 1
+        self._product = bf16_product() if bits == 16 else product(bits, kind, real=bool(real))
         self._real = bool(real)
         self._ready = (widen_rows() if self._width > inputs else None) if real else quantise_rows()
+        if bits == 16:
+            self._ready = round_rows()
         panels, scales = self._parts["panels"], self._parts["scales"]
         self._panels = len(panels)
         self._fields = dict.fromkeys(FIELDS, 0) | {
-            "row_bytes": self._width * (4 if real else 1),
+            "row_bytes": self._width * self._item,
             "inputs": inputs,
             "groups": self._groups,
             "steps": group * bits // 32,
@@ -111,7 +122,7 @@ class QuantisedLinear:
         if self._ready is None:
             return 0
         # The bytes of all rows, their scales, their sums: widths are multiples of 4, so all parts are aligned.
-        own: int = self._width * 4 if self._real else self._width + 4 * (self._row_scales + self._groups)
+        own: int = self._width * self._item + (0 if self._real else 4 * (self._row_scales + self._groups))
         return rows * own
 
     def record(self, tape: Tape, rows: int, out: int, counter: int, scratch: int, most_rows: int) -> None:
@@ -126,8 +137,8 @@ class QuantisedLinear:
         job = self._job(
             threads,
             rows=rows if self._ready is None else scratch,
-            row_scales=scratch + count * self._width,
-            row_sums=scratch + count * (self._width + 4 * self._row_scales),
+            row_scales=scratch + count * self._width * self._item,
+            row_sums=scratch + count * (self._width * self._item + 4 * self._row_scales),
             source=rows,
             out=out,
         )

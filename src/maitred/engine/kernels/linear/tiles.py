@@ -158,6 +158,73 @@ def real_tile(
     return types.void(*[types.int64] * 11, bits, kind, widens), generate
 
 
+class _BFloat(ir.types._BaseFloatType):  # type: ignore[misc]
+    """Number of 16 bits with fp32's exponent, which the code generator has no type for."""
+
+    null = "0.0"
+    intrinsic_name = "bf16"
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+
+_BFloat._create_instance()
+_BFLOATS = ir.VectorType(_BFloat(), 2 * LANES)
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def bf16_tile(
+    typing_context: Any,
+    height: Any,
+    rows_at: Any,
+    row_bytes: Any,
+    weights_at: Any,
+    bias_at: Any,
+    out_at: Any,
+    out_bytes: Any,
+    outputs: Any,
+    steps: Any,
+    ahead_at: Any,
+    ahead_bytes: Any,
+) -> Any:
+    """Computes `height` rows of bf16: ``Σ_k row[r, k] * weight[o, k] + bias[o]`` in fp32, two inputs at a time.
+
+    A step is two consecutive inputs, side by side. For processors with AVX-512 BF16 (``VDPBF16PS``).
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _for_each_height(builder, MOST_ROWS, arguments[0], lambda rows: _bf16(builder, rows, *arguments[1:]))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 11), generate
+
+
+def _bf16(
+    builder: Any, height: int, row: Any, row_step: Any, weight: Any, bias: Any, out: Any, out_step: Any, outputs: Any,
+    steps: Any, ahead: Any, ahead_step: Any,
+) -> None:  # fmt: skip
+    tile, fetch = Tile(builder, height), prefetch(builder)
+    sums = tile.zeros(_FLOATS)
+    kind = ir.FunctionType(_FLOATS, [_FLOATS, _BFLOATS, _BFLOATS])
+    dot = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
+    with cgutils.for_range(builder, steps) as loop:
+        vectors = [builder.bitcast(vector, _BFLOATS) for vector in tile.weights(weight, loop.index)]
+        fetch(builder.add(ahead, builder.mul(loop.index, ahead_step)))
+        offset = builder.add(row, builder.mul(loop.index, _LONG(4)))
+        for r in range(height):
+            at = builder.add(offset, builder.mul(row_step, _LONG(r)))
+            pair = splat(builder, builder.load(element(builder, at, _INT, 0), align=4), _INTS)
+            pair = builder.bitcast(pair, _BFLOATS)
+            for v in range(VECTORS):
+                builder.store(builder.call(dot, [builder.load(sums[r, v]), vectors[v], pair]), sums[r, v])
+
+    def result(r: int, v: int) -> Any:
+        addend = builder.load(element(builder, bias, _FLOATS, v), align=4)
+        return builder.fadd(builder.load(sums[r, v]), addend)
+
+    tile.store(result, out, out_step, outputs)
+
+
 def _for_each_height(builder: Any, most: int, height: Any, emit: Callable[[int], None]) -> None:
     """Emits code for every height that a tile can have."""
     for rows in range(1, most + 1):
