@@ -48,12 +48,10 @@ def make_linear(
         if not accelerated and (weight.bits == 4 or not scheme.startswith("int4")):
             return QuantisedLinear(weight, bias, bits=weight.bits, real=scheme not in ("int8", "int4"))
         weight = weight.plain()
-    if accelerated:
-        if scheme in ("none", "bf16"):
-            return PlainLinear(weight, bias)
-        return make_torchao_linear(weight, bias, scheme)
     if scheme == "bf16":
-        return QuantisedLinear(weight, bias, bits=16, real=False)
+        return PlainLinear(weight, bias) if accelerated else QuantisedLinear(weight, bias, bits=16, real=False)
+    if accelerated:
+        return PlainLinear(weight, bias) if scheme == "none" else make_torchao_linear(weight, bias, scheme)
     if scheme != "none":
         return QuantisedLinear(weight, bias, bits=4 if scheme.startswith("int4") else 8, real="weight_only" in scheme)
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
