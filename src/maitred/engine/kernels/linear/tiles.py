@@ -158,7 +158,7 @@ def real_tile(
     return types.void(*[types.int64] * 11, bits, kind, widens), generate
 
 
-class _BFloat(ir.types._BaseFloatType):  # type: ignore[misc]
+class _TileNumber(ir.types._BaseFloatType):  # type: ignore[misc]
     """Number of 16 bits with fp32's exponent, which the code generator has no type for."""
 
     null = "0.0"
@@ -168,8 +168,8 @@ class _BFloat(ir.types._BaseFloatType):  # type: ignore[misc]
         return "bfloat"
 
 
-_BFloat._create_instance()
-_BFLOATS = ir.VectorType(_BFloat(), 2 * LANES)
+_TileNumber._create_instance()
+_BFLOATS = ir.VectorType(_TileNumber(), 2 * LANES)
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
