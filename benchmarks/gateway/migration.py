@@ -31,6 +31,7 @@ from maitred.migration.litellm.converter import Migration, read_litellm
 from maitred.migration.report import KeyFate
 from maitred.migration.source_keys import leaf_paths
 from maitred.testing.scripted_anthropic import Reply, ScriptedAnthropic, text
+from maitred.testing.scripted_media import ScriptedMedia
 from maitred.testing.server_process import ServerProcess, serving
 
 FILE = "migration/litellm_configs.json"
@@ -54,6 +55,17 @@ CHAT = (
     {**CHUNK, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
     {**CHUNK, "choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10}},
 )
+
+
+QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("chat/completions", {"messages": [{"role": "user", "content": "Is anybody there?"}]}),
+    "embedding": ("embeddings", {"input": "Is anybody there?"}),
+    "image_generation": ("images/generations", {"prompt": "Nobody."}),
+    "audio_speech": ("audio/speech", {"input": "Is anybody there?", "voice": "alloy"}),
+    "audio_transcription": ("audio/transcriptions", {}),
+    "moderation": ("moderations", {"input": "Is anybody there?"}),
+}
+"""Mode of a model -> path and fields of a request."""
 
 
 class Converted(NamedTuple):
@@ -165,10 +177,11 @@ async def answer(converted: list[Converted], file: Path, report: Report) -> None
     answered, partly = Counter[bool](), Counter[bool]()
     reasons: Counter[str] = Counter()
     async with (
+        ScriptedMedia() as media,
         ScriptedAnthropic([Reply(text("Yes."))]) as messages,
         ScriptedAnthropic([Reply([*(f"data: {json.dumps(chunk)}\n\n" for chunk in CHAT), "data: [DONE]\n\n"])]) as chat,
     ):
-        origins = {"anthropic": _origin(messages.url), "openai": _origin(chat.url)}
+        origins = {"anthropic": _origin(messages.url), "openai": _origin(chat.url), "media": _origin(media.url)}
         served = [each for each in converted if each.migration.config.get("models")]
         await asyncio.to_thread(file.write_text, yaml.safe_dump(scripted(served[0], origins)))
         # Whatever reads a variable gets the same key; the scripted servers take any.
@@ -193,10 +206,11 @@ async def answer(converted: list[Converted], file: Path, report: Report) -> None
         "results with a model": len(served),
         "of these, with every name answering": answered[True] + answered[False],
         "sources that name only providers whose own API is spoken": spoken,
-        "of these, without a chat model (embeddings, images, sound, batches), which the report says": spoken - in_scope,
+        "of these, without a model that is served (realtime, video, batches), which the report says": spoken - in_scope,
         "of these, with every name answering ": answered[True],
         "names that did not answer": dict(reasons),
-        "requests answered": len(messages.asked) + len(chat.asked),
+        "requests answered": len(messages.asked) + len(chat.asked) + len(media.asked),
+        "of these, for embeddings, images, sound and moderations": len(media.asked),
     }
     share = answered[True] / in_scope if in_scope else 1.0
     report.require("share of sources with spoken providers whose models answer", share, at_least=0.95)
@@ -213,26 +227,48 @@ async def ask_all(
     async with session.post(f"{server.url}/admin/v1/config/reload") as response:
         if response.status != 200:
             return [f"reload: {await response.text()}"]
+    modes = modes_of(config)
     routing = config.get("routing", {})
     names = {*config["models"], *routing.get("names", {}), *routing.get("aliases", {})}
     turns = asyncio.Semaphore(AT_ONCE)
 
     async def ask(name: str) -> str:
         async with turns:
-            return await ask_one(session, server, name.replace("*", "some-model"))
+            return await ask_one(session, server, name.replace("*", "some-model"), modes.get(name, "chat"))
 
     return [fault for fault in await asyncio.gather(*map(ask, sorted(names))) if fault]
 
 
-async def ask_one(session: aiohttp.ClientSession, server: ServerProcess, name: str) -> str:
+def modes_of(config: dict[str, Any]) -> dict[str, str]:
+    """Returns the mode of every name of a result that is not for chats."""
+    modes = {name: model["mode"] for name, model in config["models"].items() if "mode" in model}
+    routing = config.get("routing", {})
+    for name, targets in routing.get("names", {}).items():
+        if mode := modes.get(targets[0]["pool"]):
+            modes[name] = mode
+    for alias, name in routing.get("aliases", {}).items():
+        if mode := modes.get(name):
+            modes[alias] = mode
+    return modes
+
+
+async def ask_one(session: aiohttp.ClientSession, server: ServerProcess, name: str, mode: str) -> str:
     """Asks for one answer, again while its servers have not been looked at; returns what went wrong."""
-    body = {"model": name, "messages": [{"role": "user", "content": "Is anybody there?"}]}
+    path, fields = QUESTIONS[mode]
     said = ""
     for _ in range(TRIES):
-        async with session.post(f"{server.url}/v1/chat/completions", json=body) as response:
-            said = await response.text()
+        body: dict[str, Any] = {}
+        if mode == "audio_transcription":
+            form = aiohttp.FormData()
+            form.add_field("model", name)
+            form.add_field("file", b"a sound", filename="question.mp3")
+            body["data"] = form
+        else:
+            body["json"] = {"model": name, **fields}
+        async with session.post(f"{server.url}/v1/{path}", **body) as response:
+            said = (await response.read()).decode("utf-8", "replace")
             if response.status == 200:
-                return "" if "Yes." in said else f"{name}: {said[:200]}"
+                return "" if mode != "chat" or "Yes." in said else f"{name}: {said[:200]}"
             if response.status != 503:
                 break
         await asyncio.sleep(PAUSE_S)
@@ -246,7 +282,8 @@ def scripted(each: Converted, origins: dict[str, str]) -> dict[str, Any]:
         for upstream in model["upstreams"]:
             url = urlsplit(upstream["url"])
             upstream.setdefault("name", url.netloc)
-            upstream["url"] = origins[upstream.get("kind", "openai")] + url.path
+            kind = "media" if model.get("mode", "chat") != "chat" else upstream.get("kind", "openai")
+            upstream["url"] = origins[kind] + url.path
     for section in ("counters", "cache"):  # whether there is a Redis is another question
         config.get(section, {}).pop("url", None)
     config.get("identity", {}).pop("limits", None)

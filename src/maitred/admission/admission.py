@@ -117,6 +117,8 @@ class Admission:
             plan = msgspec.structs.replace(plan, demand=plan.demand.without_request_rates())
         if admission_request.saved_tokens:
             plan = plan.with_saved_tokens(admission_request.saved_tokens)
+        if admission_request.units_nusd:
+            plan = plan.with_cost(admission_request.units_nusd)
         demand = plan.demand
         length = output_limit(admission_request, plan.bounds, self.default_output_tokens)
         if admission_request.cache:

@@ -13,7 +13,7 @@ CachedAnswers = Literal["none", "requests", "all"]
 
 
 class PriceConfig(Struct, frozen=True, kw_only=True):
-    """Prices of a million tokens of one model."""
+    """Prices of one model: of a million tokens, and of images and sound."""
 
     prompt: Annotated[_Usd, Meta(description="A million tokens of prompts.")] = 0.0
     cached: Annotated[
@@ -44,6 +44,15 @@ class PriceConfig(Struct, frozen=True, kw_only=True):
             "not computed."
         ),
     ] = 0.0
+    images: Annotated[
+        dict[str, _Usd],
+        Meta(
+            description="One image, by what was asked for: size (`1024x1024`), quality (`hd`), both (`1024x1024/hd`); "
+            "`*` is for all others. Models that count tokens have token prices instead."
+        ),
+    ] = {}
+    characters: Annotated[_Usd, Meta(description="A million characters that are spoken.")] = 0.0
+    audio_minute: Annotated[_Usd, Meta(description="A minute of sound that is transcribed or translated.")] = 0.0
 
 
 class AdmissionConfig(Struct, frozen=True, kw_only=True):

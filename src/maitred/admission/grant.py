@@ -200,7 +200,8 @@ class Grant:
         if outcome in _BILLED:
             cost_nusd = price.cost_nusd(paid)
             if demand.budgets:
-                cost_nusd = min(cost_nusd, price.max_cost_nusd(size.prompt_tokens, size.choices * self.max_tokens))
+                most_nusd = price.max_cost_nusd(size.prompt_tokens, size.choices * self.max_tokens) + work.units_nusd
+                cost_nusd = min(cost_nusd, most_nusd)
         counted_nusd, saved_tokens = cost_nusd, 0
         if work.cache:
             # What the caller has read can be less than its share: it left when the answer was complete.
@@ -285,7 +286,7 @@ class Grant:
     ) -> UsageEvent:
         admission_request, principal, clock = self._work, self._work.principal, self._books.clock
         first_s = None if admission_request.context is None else admission_request.context.first_token_s
-        price, cache = self._plan.tag.text, admission_request.cache
+        price, cache = ", ".join(filter(None, (self._plan.tag.text, usage.units))), admission_request.cache
         if saved_tokens and not cache:
             cache = "partial"
             if hits := self._plan.tag.of_hits.text:

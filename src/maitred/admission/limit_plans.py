@@ -54,6 +54,10 @@ class LimitPlan(msgspec.Struct, frozen=True):
             return self
         return msgspec.structs.replace(self, demand=self.demand.with_saved_tokens(counted, cost_nusd))
 
+    def with_cost(self, cost_nusd: int) -> "LimitPlan":
+        """Returns the plan of a request that costs so much beside its tokens."""
+        return msgspec.structs.replace(self, demand=self.demand.with_saved_tokens(0, cost_nusd))
+
     def saved_cost_nusd(self, tokens: int) -> int:
         """Returns what budgets count for tokens that a cache has."""
         return 0 if self.cached_answers == "none" else self.tag.price.of_hits.cost_nusd(Usage(tokens, 0))

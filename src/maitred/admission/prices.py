@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from maitred.admission.config import PriceConfig
-from maitred.core.usage import NANO, PRICED_TOKENS, Price
+from maitred.core.usage import NANO, PRICED_TOKENS, Price, to_nano_usd
 
 _ANY = "*"
 
@@ -58,8 +58,16 @@ def _price_tag(config: PriceConfig) -> PriceTag:
     price = Price.per_million_usd(
         config.prompt, config.cached, config.output, config.cache_write, config.cache_write_1h, config.hit
     )
+    price = msgspec.structs.replace(
+        price,
+        images={name: to_nano_usd(usd) for name, usd in config.images.items()},
+        characters=round(config.characters * NANO * PRICED_TOKENS / 1_000_000),
+        audio_minute=to_nano_usd(config.audio_minute),
+    )
     if price.is_free:
         return PriceTag(price, "") if price.hit else FREE
+    if not price.max_per_prompt_token and not price.output:
+        return PriceTag(price, "")  # units say their price in each line of the ledger
     cached = config.prompt if config.cached is None else config.cached
     text = f"{config.prompt:g}/{cached:g}/{config.output:g} USD per million"
     if price.cache_write_surcharge or price.cache_write_1h_surcharge:

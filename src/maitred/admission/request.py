@@ -30,6 +30,7 @@ class AdmissionRequest(msgspec.Struct, frozen=True, kw_only=True):
             empty: nobody shares it.
         is_counted: Whether an earlier model of the request was asked, so that the rates of requests have counted it.
         saved_tokens: Tokens of further prompts that a cache has, so that only `prompt_tokens` are computed.
+        units_nusd: What it costs beside its tokens, at most; see `Usage.units_nusd`.
         context: Request context. Admission writes the rate limit status into it, and reads the usage from it if no
             usage is passed.
     """
@@ -51,6 +52,7 @@ class AdmissionRequest(msgspec.Struct, frozen=True, kw_only=True):
     saved_tokens: int = 0
     bill: bytes = b""
     is_counted: bool = False
+    units_nusd: int = 0
     context: RequestContext | None = None
 
     @property

@@ -211,10 +211,10 @@ class GatewayApp:
                 visitor = None if administers else exchange.context.principal
                 await COHORT.sync(CohortStage.KNOWN)
                 with self._in_flight.acquire(visitor, even_if_full=administers) as block:
-                    if not exchange.has_body(self._max_body_bytes):
+                    if not route.reads_form and not exchange.has_body(self._max_body_bytes):
                         await exchange.read_body(self._max_body_bytes, self._body_timeout_s)
                     is_checked = False
-                    if head.content_encoding is not None:
+                    if head.content_encoding is not None and not route.reads_form:
                         # A repeated request is answered from its recording, whatever the limits are.
                         least_output = route.least_output if head.repeat_key is None else None
                         is_checked = await exchange.decompress_body(

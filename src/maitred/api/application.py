@@ -15,6 +15,7 @@ from maitred.api.large_body import CheckLimits
 from maitred.api.messages import MessagesRoutes
 from maitred.api.models import ModelRoutes
 from maitred.api.origin_policy import OriginPolicy
+from maitred.api.passthrough import PassthroughRoutes
 from maitred.api.queue import QueueRoutes
 from maitred.api.routes import Route, RouteTable
 from maitred.cache.config import IdempotencyConfig
@@ -22,6 +23,7 @@ from maitred.cache.idempotency import AnswerStore
 from maitred.cache.memory import MemoryIdempotencyStore
 from maitred.core.clock import Clock
 from maitred.core.context import RateLimitStatus, RequestContext, RequestObserver
+from maitred.core.passthrough import PassthroughService
 from maitred.core.service import EmbeddingService, InferenceService
 from maitred.core.tenancy import Authenticator
 
@@ -32,6 +34,7 @@ def api_routes(
     service: ServiceRoutes,
     *,
     embedding: EmbeddingService | None = None,
+    passing: PassthroughService | None = None,
     further: Iterable[Route] = (),
 ) -> list[Route]:
     """Returns the routes of the API, and lets ``/openapi.json`` describe them.
@@ -41,13 +44,22 @@ def api_routes(
         answering: The inference service behind the API.
         service: The routes for operators of the server, with the API description.
         embedding: Computes embeddings; None: there is no route for embeddings.
+        passing: Passes requests on to upstream servers; None: there are no routes for images and sound.
         further: Routes beside inference, such as feedback and administration.
     """
+    passthrough = None
+    if passing is not None:
+        passthrough = PassthroughRoutes(passing, config.max_upload_bytes, config.upload_timeout_s)
     routes = [
         *ModelRoutes(answering, strict=config.strict).routes(),
         *ChatRoutes(answering, strict=config.strict, heartbeat_s=config.heartbeat_s).routes(),
         *CompletionRoutes(answering, strict=config.strict, heartbeat_s=config.heartbeat_s).routes(),
-        *([] if embedding is None else EmbeddingRoutes(embedding, strict=config.strict).routes()),
+        *(
+            []
+            if embedding is None
+            else EmbeddingRoutes(embedding, strict=config.strict, passthrough=passthrough).routes()
+        ),
+        *([] if passthrough is None else passthrough.routes()),
         *MessagesRoutes(answering, strict=config.strict, heartbeat_s=config.heartbeat_s).routes(),
         *QueueRoutes(answering).routes(),
         *further,

@@ -139,6 +139,20 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             extra={"unit": "bytes"},
         ),
     ] = 10 << 20
+    max_upload_bytes: Annotated[
+        int,
+        Meta(
+            ge=1024,
+            le=4 << 30,
+            description="Largest form with files (sound to transcribe, images to edit); a larger one is refused with "
+            "413. It is kept in a temporary file while its request runs.",
+            extra={"unit": "bytes"},
+        ),
+    ] = 100 << 20
+    upload_timeout_s: Annotated[
+        float,
+        Meta(gt=0, le=86_400, description="To read such a form, from its first byte to its last.", extra={"unit": "seconds"}),
+    ] = 600.0
     body_timeout_s: Annotated[
         float,
         Meta(

@@ -10,6 +10,7 @@ import msgspec
 
 from maitred.api.exchange import HttpExchange
 from maitred.api.headers import apply_request_headers
+from maitred.api.passthrough import PassthroughRoutes
 from maitred.api.routes import Route
 from maitred.core.inference import Conversation, InferenceRequest, Prompt
 from maitred.core.request import SamplingParams
@@ -30,10 +31,14 @@ class EmbeddingRoutes:
     Args:
         embedding: The embedding service behind the API.
         strict: Whether unknown fields are refused.
+        passthrough: Passes requests for models of other servers on; None: there are none.
     """
 
-    def __init__(self, embedding: EmbeddingService, *, strict: bool) -> None:
+    def __init__(
+        self, embedding: EmbeddingService, *, strict: bool, passthrough: PassthroughRoutes | None = None
+    ) -> None:
         self._embedding = embedding
+        self._passthrough = passthrough
         self._strict = strict
 
     def routes(self) -> list[Route]:
@@ -53,7 +58,12 @@ class EmbeddingRoutes:
         ]
 
     async def create(self, exchange: HttpExchange) -> None:
-        """Computes the vectors of the inputs."""
+        """Computes the vectors of the inputs, or passes the request on to the servers of its model."""
+        if self._passthrough is not None:
+            model = await exchange.decode(_decode_model)
+            if model and self._passthrough.runs_elsewhere(exchange, model):
+                await self._passthrough.pass_json(exchange, "embeddings", "embedding")
+                return
         request = await exchange.decode(decode_embedding, strict=self._strict)
         exchange.context.ignored_fields = request.ignored_fields
         inference_request = apply_request_headers(_ask_of(request), exchange.header, retries=exchange.retries)
@@ -65,6 +75,20 @@ class EmbeddingRoutes:
             usage=EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens),
         )
         await exchange.respond(encode(answer))
+
+
+class _NamedModel(msgspec.Struct):
+    """Body of a request, of which only the model is read."""
+
+    model: str = ""
+
+
+def _decode_model(body: bytes) -> str:
+    """Returns the model that a body names; empty: it names none, or is at fault in some way."""
+    try:
+        return msgspec.json.decode(body, type=_NamedModel).model.strip()
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return ""
 
 
 async def _entries(vectors: Sequence[Vector], *, as_base64: bool) -> list[EmbeddingEntry]:

@@ -11,7 +11,7 @@ values of its headers.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from enum import Enum, auto
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qsl
@@ -138,6 +138,7 @@ class HttpExchange:
         connection: The connection that the response is sent on.
         retries: How often the client has sent the same request before, as far as this is known.
         sent_s: When a stream last sent something, in monotonic seconds; 0 before that.
+        stream_type: Content type of a stream; None: it is one of events.
         error_events: Writes the last events of a stream that an error has ended; None: the dialect writes one.
         late_headers: Returns further headers of the response when it is sent, by its status, or 0 for a stream; None:
             there are none.
@@ -155,6 +156,7 @@ class HttpExchange:
     on_disconnect: Callable[[], None] | None = None
     error_events: Callable[[MaitredError], bytes] | None = None
     late_headers: Callable[["HttpExchange", int], Sequence[Header]] | None = None
+    stream_type: bytes | None = None
     state = ResponseState.NOTHING_SENT
     _watching: CancelScope
     """The scope that is cancelled when the client disconnects."""
@@ -266,6 +268,24 @@ class HttpExchange:
         except TimeoutError:
             raise BodyTooSlow from None
 
+    async def body_pieces(self) -> AsyncIterator[bytes]:
+        """Yields the body as it comes, for handlers that keep it elsewhere.
+
+        Raises:
+            ClientDisconnected: The connection closed before the body was complete.
+        """
+        if (body := self.connection.take_body()) is not None:
+            yield body
+            return
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnected
+            if chunk := message.get("body", b""):
+                yield chunk
+            if not message.get("more_body", False):
+                return
+
     async def _receive_body(self, limit_bytes: int) -> bytes:
         announced = self.header(b"content-length")
         if announced is not None and announced.isdigit() and int(announced) > limit_bytes:
@@ -370,11 +390,13 @@ class HttpExchange:
             if self.late_headers is not None:
                 self.answer_headers += self.late_headers(self, 0)
             self.state, self.status = ResponseState.STREAMING, 200
-            head = self._head(_STREAM, self.answer_headers)
+            stream_headers = self._stream_headers()
+            own_lines = _STREAM if stream_headers is _EVENT_STREAM else encode_lines(stream_headers)
+            head = None if own_lines is None else self._head(own_lines, self.answer_headers)
             if head is not None and self.connection.begin(200, head, events):
                 self.sent_s = time.monotonic()
                 return
-            own = [*_EVENT_STREAM, *self.answer_headers]
+            own = [*stream_headers, *self.answer_headers]
             await self._send({"type": "http.response.start", "status": 200, "headers": self._headers(own)})
         if self.ready and events:
             self.write(events)
@@ -382,6 +404,12 @@ class HttpExchange:
         if events:
             await self._send({"type": "http.response.body", "body": events, "more_body": True})
         self.sent_s = time.monotonic()
+
+    def _stream_headers(self) -> Sequence[Header]:
+        """Returns the headers that only a stream has."""
+        if self.stream_type is None:
+            return _EVENT_STREAM
+        return [(b"content-type", self.stream_type), *_EVENT_STREAM[1:]]
 
     @property
     def ready(self) -> bool:

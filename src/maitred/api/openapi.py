@@ -264,7 +264,9 @@ def _operation(route: Route, schema_of: dict[type | UnionType, Any], components:
         operation["requestBody"] = {
             # If no field is required, a missing body means an empty object.
             "required": bool(body.get("required")),
-            "content": {"application/json": {"schema": schema_of[route.reads]}},
+            "content": {
+                "multipart/form-data" if route.reads_form else "application/json": {"schema": schema_of[route.reads]}
+            },
         }
     return operation
 

@@ -47,6 +47,7 @@ class Route:
         dialect: The dialect of the API that the route belongs to.
         upgrades: Whether its request is the handshake of a WebSocket.
         least_output: Fewest output tokens that limits reserve for a request of this route; None: no limits hold for it.
+        reads_form: Whether the handler reads the body itself: a form with files, which may be large.
     """
 
     method: str
@@ -66,6 +67,7 @@ class Route:
     dialect: ApiDialect = OPENAI
     upgrades: bool = False
     least_output: int | None = None
+    reads_form: bool = False
 
 
 @dataclass(frozen=True, slots=True)

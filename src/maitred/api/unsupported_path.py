@@ -7,6 +7,10 @@ the servers vLLM and TGI.
 
 _CHAT = "Use POST /v1/chat/completions."
 _TEXT = "This server generates text and embeddings only."
+_MEDIA = (
+    "Models of other servers answer /v1/images/generations, /v1/images/edits, /v1/images/variations, "
+    "/v1/audio/speech, /v1/audio/transcriptions and /v1/audio/translations."
+)
 _BATCH = "Send each request by itself, with the header x-maitred-priority: batch."
 _RERANK = "This server does not rank documents. Compare embeddings of POST /v1/embeddings instead."
 _BASE_URL = "Use the API of OpenAI at this server: base URL /v1, API key of this server."
@@ -23,7 +27,7 @@ ADVICE = {  # path -> advice; it also holds for what is below the path
     "/rerank": f"Jina's and vLLM's reranking. {_RERANK}",
     "/score": f"vLLM's scoring. {_RERANK}",
     "/v1/assistants": f"OpenAI's Assistants API. {_CHAT}",
-    "/v1/audio": f"OpenAI's audio API. {_TEXT}",
+    "/v1/audio": f"OpenAI's audio API. {_MEDIA}",
     "/v1/batches": f"OpenAI's Batch API. {_BATCH}",
     "/v1/chat": f"Cohere's Chat API has this path. {_CHAT}",
     "/v1/classify": "Cohere's classification. This server has no classifiers.",
@@ -36,9 +40,8 @@ ADVICE = {  # path -> advice; it also holds for what is below the path
     "/v1/files": "the Files API of OpenAI or Anthropic. Put the text into the request.",
     "/v1/fine_tuning": "OpenAI's fine-tuning. Train elsewhere, and serve the result here with `maitred serve MODEL`.",
     "/v1/generate": "Cohere's generation. Use POST /v1/completions.",
-    "/v1/images": f"OpenAI's image API. {_TEXT}",
+    "/v1/images": f"OpenAI's image API. {_MEDIA}",
     "/v1/messages/batches": f"Anthropic's Message Batches. {_BATCH}",
-    "/v1/moderations": f"OpenAI's moderation. {_TEXT}",
     "/v1/organization": "OpenAI's administration. That of this server is below /admin/v1.",
     "/v1/organizations": "Anthropic's administration. That of this server is below /admin/v1.",
     "/v1/realtime": f"OpenAI's Realtime API. {_CHAT}",

@@ -72,11 +72,34 @@ def find_conflicts(config: Config) -> Iterator[ConfigConflict]:
                     else ()
                 ),
                 *_local_faults(model, f"models.{name}"),
+                *_mode_faults(model, f"models.{name}"),
                 *ladder_faults(model.degradation, f"models.{name}.degradation"),
             )
         ),
     ):
         yield ConfigConflict((key,), message)
+
+
+def _mode_faults(model: TextModelConfig, key_prefix: str) -> Iterator[tuple[str, str]]:
+    """Yields settings that do not fit a model whose requests are passed on as they are."""
+    if model.mode == "chat":
+        return
+    if model.path is not None:
+        yield (
+            f"{key_prefix}.mode",
+            "Only servers of others are asked for this. Leave `mode` out: an engine of ours generates text, and "
+            "embeddings are those of the section `encoder`.",
+        )
+    for index, upstream in enumerate(model.upstreams):
+        if upstream.kind == "anthropic":
+            yield (
+                f"{key_prefix}.upstreams[{index}].kind",
+                f"Anthropic's API has no requests of the mode `{model.mode}`. Name a server with OpenAI's API.",
+            )
+    if model.continuation != "none":
+        yield f"{key_prefix}.continuation", "Only texts are continued elsewhere. Leave it out, or the `mode`."
+    if model.degradation:
+        yield f"{key_prefix}.degradation", "Only requests for text are degraded. Leave it out, or the `mode`."
 
 
 def _local_faults(model: TextModelConfig, key_prefix: str) -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ from maitred.api.config import ServerConfig
 from maitred.cache.config import CacheConfig, IdempotencyConfig
 from maitred.config.profiles import ProfileName
 from maitred.console.config import ConsoleConfig
+from maitred.core.passthrough import ModelMode
 from maitred.dispatch.config import DispatchConfig
 from maitred.engine.config import EngineConfig
 from maitred.engine.encoder.config import EncoderConfig
@@ -222,6 +223,14 @@ class TextModelConfig(Struct, frozen=True, kw_only=True):
     tokenizer_cache_bytes: _TokenizerCacheBytes = 32 << 20
     generation_config: _GenerationConfig = "auto"
     upstreams: Annotated[list[UpstreamConfig], Meta(description="The servers; each request goes to one of them.")] = []
+    mode: Annotated[
+        ModelMode,
+        Meta(
+            description="What its servers are asked for: `chat` (and completions, messages, responses), `embedding`, "
+            "`image_generation`, `audio_speech`, `audio_transcription` or `moderation`. All but `chat` are passed on "
+            "as they are; see [embeddings, images and sound](upstream-media.md). With `upstreams` only."
+        ),
+    ] = "chat"
     context_tokens: Annotated[
         Annotated[int, Meta(ge=2)] | None,
         Meta(

@@ -321,6 +321,10 @@ class Usage(msgspec.Struct, frozen=True):
     """Written prompt tokens that the server keeps for an hour, which some providers price higher."""
     details: dict[str, Any] | None = None
     """Whatever else an external server counted, under its own names; None: nothing."""
+    units_nusd: int = 0
+    """Cost in nano-dollars of what is not counted in tokens: images, characters, seconds of sound."""
+    units: str = ""
+    """What that is, for readers of the ledger: ``2 images at 0.04 USD``."""
 
     @property
     def total_tokens(self) -> int:
@@ -370,6 +374,8 @@ class Usage(msgspec.Struct, frozen=True):
             cache_write_tokens=self.cache_write_tokens + other.cache_write_tokens,
             cache_write_1h_tokens=self.cache_write_1h_tokens + other.cache_write_1h_tokens,
             details=self.details or other.details,
+            units_nusd=self.units_nusd + other.units_nusd,
+            units=self.units or other.units,
         )
 
 

@@ -7,6 +7,7 @@ Prices are per million tokens, as every provider states them. The cost of a whol
 reservation uses the same rule, so it is never smaller than the later charge.
 """
 
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -14,9 +15,11 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from maitred.core.context import Outcome
+from maitred.core.passthrough import UsageUnits
 from maitred.core.request import Usage
 
 MIDDLE_SCORE = 0.5
+_MINUTE_S = 60
 
 
 class UsageEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -125,6 +128,12 @@ class Price(msgspec.Struct, frozen=True):
     """The same for a prompt token that is kept for an hour."""
     hit: int = 0
     """Price of a prompt or output token of a cached answer."""
+    images: Mapping[str, int] = {}
+    """Size, quality, or both with a slash -> price of one image in nano-dollars; ``*``: of all others."""
+    characters: int = 0
+    """Price of a thousand characters that are spoken."""
+    audio_minute: int = 0
+    """Price in nano-dollars of a minute of sound that is transcribed."""
 
     @classmethod
     def per_million_usd(
@@ -155,7 +164,7 @@ class Price(msgspec.Struct, frozen=True):
     @property
     def is_free(self) -> bool:
         """Whether no request costs anything, unless a cache has its answer."""
-        return not self.max_per_prompt_token and not self.output
+        return not (self.max_per_prompt_token or self.output or self.characters or self.audio_minute or self.images)
 
     @property
     def of_hits(self) -> "Price":
@@ -169,7 +178,27 @@ class Price(msgspec.Struct, frozen=True):
         if usage.cache_write_tokens:
             exact += (usage.cache_write_tokens - usage.cache_write_1h_tokens) * self.cache_write_surcharge
             exact += usage.cache_write_1h_tokens * self.cache_write_1h_surcharge
-        return -(-exact // PRICED_TOKENS)
+        return usage.units_nusd - (-exact // PRICED_TOKENS)
+
+    def image_nusd(self, size: str, quality: str) -> int:
+        """Returns the price of one image in nano-dollars: the first of size with quality, size, quality, any."""
+        names = (f"{size}/{quality}", size, quality, "*")
+        return next((self.images[name] for name in names if name in self.images), 0)
+
+    def cost_of_units(self, units: UsageUnits) -> tuple[int, str]:
+        """Returns what units cost in nano-dollars, rounded up, and the words for it in the ledger; empty: nothing."""
+        if units.images and (image_nusd := self.image_nusd(units.image_size, units.image_quality)):
+            counted = "1 image" if units.images == 1 else f"{units.images} images"
+            return units.images * image_nusd, f"{counted} at {to_usd(image_nusd):g} USD"
+        if units.characters and self.characters:
+            per_million = to_usd(self.characters * 1_000_000 // PRICED_TOKENS)
+            cost_nusd = -(-units.characters * self.characters // PRICED_TOKENS)
+            return cost_nusd, f"{units.characters} characters at {per_million:g} USD per million"
+        if units.audio_s and self.audio_minute:
+            about = "about " if units.estimated else ""
+            cost_nusd = math.ceil(units.audio_s * self.audio_minute / _MINUTE_S)
+            return cost_nusd, f"{about}{units.audio_s:.1f} s at {to_usd(self.audio_minute):g} USD a minute"
+        return 0, ""
 
     @property
     def max_per_prompt_token(self) -> int:

@@ -7,6 +7,7 @@ from hashlib import blake2b
 from msgspec.structs import replace
 
 from maitred.core.errors import ReplicaUnavailable
+from maitred.core.passthrough import CHAT, ModelMode
 from maitred.core.replica import HasModelCard, ModelCard
 from maitred.core.request import ModelFingerprint
 from maitred.core.text_replica import TextReplica
@@ -146,6 +147,7 @@ class TextModel(_CatalogModel):
         tokenizer: Tokenizer of the model, if it is installed here; None means that tokens are estimated.
         reprompts: Whether another server continues an interrupted stream from the text so far.
         continues_at_fallback: Whether a fallback model may continue it, too.
+        mode: What its servers are asked for.
 
     Attributes:
         prompt_ratio: Tokens that its servers count for each one estimated in a prompt...
@@ -162,9 +164,11 @@ class TextModel(_CatalogModel):
         *,
         reprompts: bool = False,
         continues_at_fallback: bool = False,
+        mode: ModelMode = CHAT,
     ) -> None:
         super().__init__(name, replicas)
         self.replicas = replicas
+        self.mode = mode
         self.tokenizer = tokenizer
         self.reprompts = reprompts
         self.continues_at_fallback = continues_at_fallback
@@ -217,10 +221,11 @@ class TextModel(_CatalogModel):
         *,
         reprompts: bool,
         continues_at_fallback: bool,
+        mode: ModelMode = CHAT,
     ) -> "TextModel":
         """Returns a copy of the model with other replicas, and with all that was learnt of the former ones."""
         model = TextModel(
-            self.name, replicas, tokenizer, reprompts=reprompts, continues_at_fallback=continues_at_fallback
+            self.name, replicas, tokenizer, reprompts=reprompts, continues_at_fallback=continues_at_fallback, mode=mode
         )
         model.prompt_ratio, model.output_ratio, model._card = self.prompt_ratio, self.output_ratio, self._card
         model.least_ratio, model.least_per_chunk = self.least_ratio, self.least_per_chunk

@@ -23,6 +23,7 @@ from maitred.app.models.router import Router, read_routes
 from maitred.app.models.upstreams import UpstreamModels, litellm_headers
 from maitred.app.request.embeddings import Embedder
 from maitred.app.request.flow_control import LocalFlowController
+from maitred.app.request.passthrough import Passthrough
 from maitred.app.request.pipeline import Pipeline
 from maitred.app.request.planner import RequestBounds
 from maitred.app.request.retry_policy import RetryPolicy
@@ -98,6 +99,7 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
     admission = parts.admission.snapshot()
     dispatchers = dict(parts.queues.all)
     control = LocalFlowController(dispatchers, admission, clock)
+    retry_policy = RetryPolicy(config.dispatch.retries, parts.retry_budget, clock)
     pipeline = Pipeline(
         draft.router,
         control,
@@ -106,7 +108,7 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
         bounds=RequestBounds(
             config.model.max_choices, config.model.max_prompt_logprobs, min_itl_s=config.dispatch.least_itl_s
         ),
-        retry_policy=RetryPolicy(config.dispatch.retries, parts.retry_budget, clock),
+        retry_policy=retry_policy,
         schemas=resources.schemas,
         rollout_observer=parts.rollout_observer,
         grammars=resources.grammars,
@@ -148,6 +150,7 @@ def build_generation(draft: GenerationDraft, parts: GatewayServices) -> ConfigGe
         embedding=Embedder(
             draft.router, dispatchers, admission, clock, cache=EmbeddingCache(parts.sharing.cache, stores.answers)
         ),
+        passing=Passthrough(draft.router, control, retry_policy, clock),
         further=[
             *ResponsesRoutes(
                 pipeline,

@@ -216,10 +216,14 @@ class Upstreams:
         at_fallback = config.continues_at_fallback
         if known is None:
             tokenizer = _tokenizer(config)
-            return TextModel(name, servers, tokenizer, reprompts=reprompts, continues_at_fallback=at_fallback)
+            return TextModel(
+                name, servers, tokenizer, reprompts=reprompts, continues_at_fallback=at_fallback, mode=config.mode
+            )
         same = self._tokenizers.get(name) == config.tokenizer
         tokenizer = known.tokenizer if same else _tokenizer(config)
-        return known.with_replicas(servers, tokenizer, reprompts=reprompts, continues_at_fallback=at_fallback)
+        return known.with_replicas(
+            servers, tokenizer, reprompts=reprompts, continues_at_fallback=at_fallback, mode=config.mode
+        )
 
 
 @asynccontextmanager

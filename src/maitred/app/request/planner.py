@@ -24,6 +24,7 @@ from maitred.app.request.upstream_request import (
 from maitred.app.request.validation import (
     check_beyond_chat,
     check_generates,
+    check_mode,
     check_prompt_logprobs,
     check_sampling,
     check_size,
@@ -42,6 +43,7 @@ from maitred.core.context import RequestContext
 from maitred.core.errors import MaitredError, Overloaded, TooExpensive
 from maitred.core.flow import Flow, FlowLevel, PriorityClass, QueuePosition, priority_class_for
 from maitred.core.inference import Conversation, InferenceRequest
+from maitred.core.passthrough import CHAT
 from maitred.core.tenancy import ANONYMOUS, Principal
 from maitred.core.usage import to_usd
 from maitred.dispatch.request import DispatchRequest
@@ -111,6 +113,8 @@ class RequestPlanner:
             MaitredError: The request is rejected.
         """
         model = self._router.model(target)
+        if isinstance(model, TextModel) and model.mode != CHAT:
+            check_mode(model, CHAT)
         if isinstance(model, TextModel) and model.tokenizer is None:
             # The common case of upstream servers; needs no await.
             context.model = target.name

@@ -13,11 +13,12 @@ from maitred.app.request.tokenized import NO_TOOLS, PromptTruncation, begun_answ
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest, Unsupported
 from maitred.core.grammar import Constraint, Grammar
 from maitred.core.inference import Conversation, InferenceRequest
+from maitred.core.passthrough import CHAT, PATHS, ModelMode
 from maitred.core.replica import ModelCard
 from maitred.core.request import SamplingParams
 from maitred.core.tenancy import Principal
 from maitred.core.tools import Tool, ToolRules
-from maitred.routing.catalog import ServedModel
+from maitred.routing.catalog import AnyModel, ServedModel, TextModel
 from maitred.text.answer_format import AnswerFormat
 from maitred.text.answer_grammar import answer_grammar
 from maitred.text.generation_defaults import GenerationDefaults
@@ -142,6 +143,18 @@ def check_generates(card: ModelCard, name: str) -> None:
         raise InvalidRequest(
             f"The model {name!r} computes embeddings and generates no text. Send texts to /v1/embeddings, or name "
             "another model.",
+            param="model",
+        )
+
+
+def check_mode(model: AnyModel, mode: ModelMode) -> None:
+    """Raises InvalidRequest unless the model is one that requests of this mode can be sent to."""
+    own = model.mode if isinstance(model, TextModel) else CHAT
+    if own != mode:
+        paths = " or ".join(f"/v1/{path}" for path in PATHS[own])
+        raise InvalidRequest(
+            f"The model {model.name!r} is not for this path: its mode is `{own}`. Send its requests to {paths}, or "
+            f"name a model whose mode is `{mode}`.",
             param="model",
         )
 

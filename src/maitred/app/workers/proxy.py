@@ -4,7 +4,7 @@ The handshake of a WebSocket takes its connection with it (`maitred.app.workers.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import aiohttp
@@ -54,18 +54,23 @@ class ControllerProxy:
             if (failure := await open_tunnel(scope, self._path)) is not None:
                 await _send_error(failure, send)
             return
-        body = bytearray()
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            body += message.get("body", b"")
-            more = message.get("more_body", False) and len(body) <= self._max_body_bytes
-        forward_task = asyncio.create_task(
-            self.forward(scope, bytes(body), send), name=f"{scope['method']} {scope['path']}"
-        )
-        disconnect_task = asyncio.create_task(_wait_disconnect(receive), name="client")
+        body: bytes | AsyncIterator[bytes]
+        body_read = asyncio.Event()
+        if _is_form(scope["headers"]):
+            body = _form_pieces(receive, body_read)  # a file may be larger than what is kept in memory
+        else:
+            read = bytearray()
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return
+                read += message.get("body", b"")
+                more = message.get("more_body", False) and len(read) <= self._max_body_bytes
+            body = bytes(read)
+            body_read.set()
+        forward_task = asyncio.create_task(self.forward(scope, body, send), name=f"{scope['method']} {scope['path']}")
+        disconnect_task = asyncio.create_task(_wait_disconnect(receive, body_read), name="client")
         try:
             await asyncio.wait([forward_task, disconnect_task], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -76,7 +81,7 @@ class ControllerProxy:
         if not forward_task.cancelled():
             forward_task.result()
 
-    async def forward(self, scope: Scope, body: bytes, send: Send) -> int:
+    async def forward(self, scope: Scope, body: bytes | AsyncIterator[bytes], send: Send) -> int:
         """Forwards a request and streams the response back; returns its status."""
         assert self._session is not None
         target = scope["raw_path"].decode("latin-1")
@@ -108,8 +113,27 @@ class ControllerProxy:
         return response.status
 
 
-async def _wait_disconnect(receive: Receive) -> None:
-    """Waits until the client has disconnected."""
+def _is_form(headers: Sequence[Header]) -> bool:
+    """Returns whether the body is a form with files."""
+    return any(name == b"content-type" and value.lower().startswith(b"multipart/form-data") for name, value in headers)
+
+
+async def _form_pieces(receive: Receive, body_read: asyncio.Event) -> AsyncIterator[bytes]:
+    """Yields a body as it comes, and says when all of it has come; a client that leaves breaks it off."""
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ConnectionError("The client left.")
+        if piece := message.get("body", b""):
+            yield piece
+        more = message.get("more_body", False)
+    body_read.set()
+
+
+async def _wait_disconnect(receive: Receive, body_read: asyncio.Event) -> None:
+    """Waits until the client has disconnected, after its body was read."""
+    await body_read.wait()
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -25,6 +25,18 @@ _PARAMETERS = frozenset(
 _NUMBERS = frozenset({"temperature", "top_p", "top_k", "max_tokens", "seed", "n", "min_p", "repetition_penalty"})
 _TIMEOUTS = {"timeout": "total_timeout_s", "stream_timeout": "first_part_timeout_s"}
 _LIMITS = {"rpm": "requests_per_minute", "tpm": "tokens_per_minute"}
+_UNIT_PRICES = {
+    "input_cost_per_second": ("audio_minute", 60),
+    "input_cost_per_character": ("characters", 1e6),
+    "input_cost_per_image": ("images", 1),
+    "output_cost_per_image": ("images", 1),
+}
+"""LiteLLM's price of a unit -> ours, and what to multiply it with."""
+_MODE_OF_PRICE = {
+    "audio_minute": "audio_transcription",
+    "characters": "audio_speech",
+    "images": "image_generation",
+}
 _PRICES = {
     "input_cost_per_token": "prompt",
     "output_cost_per_token": "output",
@@ -33,15 +45,27 @@ _PRICES = {
 }
 _CREDENTIAL_HEADERS = frozenset({"authorization", "api-key", "x-api-key", "proxy-authorization", "cookie"})
 _HEADER_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
-_NO_CHAT = re.compile(
-    r"embed|whisper|(^|[-/])tts|dall-e|gpt-image|imagen|rerank|moderation|transcribe|realtime|sora|(^|/)veo|diffusion"
-    r"|(^|/)flux|text-to-"
+_MODES = {
+    **dict.fromkeys(("", "chat", "completion", "responses"), "chat"),
+    "embedding": "embedding",
+    **dict.fromkeys(("image_generation", "image_edit"), "image_generation"),
+    "audio_speech": "audio_speech",
+    "audio_transcription": "audio_transcription",
+    **dict.fromkeys(("moderation", "moderations"), "moderation"),
+}
+"""LiteLLM's mode of a model -> ours."""
+_MODES_BY_NAME = (
+    (re.compile(r"rerank|realtime|sora|(^|/)veo|diffusion|(^|/)flux|text-to-"), ""),
+    (re.compile(r"embed"), "embedding"),
+    (re.compile(r"whisper|transcribe"), "audio_transcription"),
+    (re.compile(r"(^|[-/])tts"), "audio_speech"),
+    (re.compile(r"dall-e|gpt-image|imagen"), "image_generation"),
+    (re.compile(r"moderation"), "moderation"),
 )
-"""Names of models that answer no chat completions, for entries without a `mode`."""
-_CHAT_MODES = frozenset({"chat", "completion", "responses"})
-_NO_CHAT_NOTE = (
-    "Only chat, completions and responses are asked of other servers. Serve an embedding model with the section "
-    "`encoder`; for images, sound and the like, call the provider directly."
+"""Modes of models that answer no chat completions, by their names, for entries without a `mode`; empty: not served."""
+_NOT_SERVED = (
+    "Chat, embeddings, images, speech, transcriptions and moderations are asked of other servers. For ranking, video, "
+    "realtime and batches, call the provider directly."
 )
 
 
@@ -55,16 +79,18 @@ class Deployment(Struct, frozen=True):
         limits: Requests and tokens a minute that LiteLLM knows of it.
         context_tokens: Longest prompt and answer; None: unknown.
         capabilities: What the model can do; None: all.
+        mode: What the model is asked for; see `models.NAME.mode`.
         region: Where it is; empty: nowhere that could be asked for.
     """
 
     upstream: dict[str, Any]
     wildcard: str = ""
-    prices: Mapping[str, float] = {}
+    prices: Mapping[str, Any] = {}
     limits: Mapping[str, int] = {}
     context_tokens: int | None = None
     capabilities: list[str] | None = None
     region: str = ""
+    mode: str = "chat"
 
 
 class DeploymentReader:
@@ -79,6 +105,8 @@ class DeploymentReader:
         self._credentials = credentials
         self._missing = missing
         self._limits_hold = limits_hold
+        self._modes: dict[str, str] = {}
+        """Mode of each model."""
 
     def read(self, item: SourceKey, name: str, pool: str, index: int) -> Deployment | None:
         """Reads a deployment, and says of all its keys what became of them.
@@ -99,9 +127,15 @@ class DeploymentReader:
             item.refuse("It names no model (`litellm_params.model`). Name one, or remove the entry.")
             return None
         provider_name, model_name = split_model(model, self._text(params.child("custom_llm_provider")))
-        mode = self._text(item.child("model_info").child("mode"))
-        if (mode and mode not in _CHAT_MODES) or (not mode and _NO_CHAT.search(model.lower())):
-            item.refuse(_NO_CHAT_NOTE)
+        mode = _mode_of(self._text(item.child("model_info").child("mode")), model)
+        if not mode:
+            item.refuse(_NOT_SERVED)
+            return None
+        if self._modes.setdefault(pool, mode) != mode:
+            item.refuse(
+                f"An earlier deployment of this name is of the mode `{self._modes[pool]}`, and this one of `{mode}`. "
+                "Give it a name of its own."
+            )
             return None
         base_key = next((key for key in map(params.child, ("api_base", "base_url")) if key.value), None)
         provider = PROVIDERS.get(provider_name)
@@ -123,6 +157,9 @@ class DeploymentReader:
         address = upstream_address(provider, base, model_name, self._places(params, provider, place))
         if address.fault:
             item.refuse(address.fault)
+            return None
+        if mode != "chat" and address.kind == "anthropic":
+            item.refuse(f"Anthropic's API has no requests of the mode `{mode}`. Name another provider.")
             return None
         return self._deployment(item, params, address, provider, base_key, (name, pool, place))
 
@@ -175,17 +212,21 @@ class DeploymentReader:
         if self._text(info.child("mode")) == "responses" and address.kind == "openai":
             upstream["responses"] = True
             info.child("mode").map_to(f"{place}.responses")
+        mode = self._modes[pool]
+        if mode != "chat":
+            info.child("mode").map_to(f"models.{pool}.mode")
         info.child("mode").ignore("Chat completions and completions are served by every model.")
         region = self._text(params.child("region_name"))
         params.child("region_name").approximate(f"models.{pool}.region", "All upstreams of a model are in one region.")
         deployment = Deployment(
             upstream,
             wildcard,
-            prices=self._prices((info, params), name),
+            prices=self._prices((info, params), name, mode),
             limits=self._limits((item, params), name),
             context_tokens=self._context(info, pool),
             capabilities=self._capabilities(info, pool),
             region=region,
+            mode=mode,
         )
         for word in ("aws_region_name", "vertex_project", "vertex_ai_project", "vertex_location", "vertex_ai_location"):
             params.child(word).ignore("This provider does not read it.")
@@ -371,8 +412,8 @@ class DeploymentReader:
                     )
         return found
 
-    def _prices(self, places: tuple[SourceKey, SourceKey], name: str) -> dict[str, float]:
-        found: dict[str, float] = {}
+    def _prices(self, places: tuple[SourceKey, SourceKey], name: str, mode: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
         for word, setting in _PRICES.items():
             for place in places:
                 key = place.child(word)
@@ -385,7 +426,24 @@ class DeploymentReader:
                     key.map_to(f"admission.prices.{name}.{setting}")
                 else:
                     key.refuse("A token costs from 0 to 1 dollar. Correct it in `admission.prices`.")
+        self._add_unit_prices(found, places, name, mode)
         return found
+
+    def _add_unit_prices(
+        self, found: dict[str, Any], places: tuple[SourceKey, SourceKey], name: str, mode: str
+    ) -> None:
+        """Adds the prices of images, characters and sound, to models that are asked for these."""
+        for word, (setting, factor) in _UNIT_PRICES.items():
+            for place in places:
+                key = place.child(word)
+                value = read_number(self._credentials.resolve(key.value))
+                if value is None or not 0 <= value <= 1000 or mode != _MODE_OF_PRICE[setting]:
+                    if key.value is not None:
+                        key.refuse(f"A model of the mode `{mode}` has no such price. See `admission.prices`.")
+                    continue
+                usd = float(f"{value * factor:.9g}")
+                found[setting] = {"*": usd} if setting == "images" else usd
+                key.map_to(f"admission.prices.{name}.{setting}")
 
     def _context(self, info: SourceKey, pool: str) -> int | None:
         prompt, output = (read_number(info.child(word).value) for word in ("max_input_tokens", "max_output_tokens"))
@@ -435,9 +493,17 @@ _HANDLED = frozenset(
         *_TIMEOUTS,
         *_LIMITS,
         *_PRICES,
+        *_UNIT_PRICES,
     }
 )
 """Settings of a deployment that are no fields of requests."""
+
+
+def _mode_of(mode: str, model: str) -> str:
+    """Returns what a model is asked for; empty: it is not served here."""
+    if mode:
+        return _MODES.get(mode, "")
+    return next((found for pattern, found in _MODES_BY_NAME if pattern.search(model.lower())), "chat")
 
 
 def _may_be_secret(value: object) -> bool:

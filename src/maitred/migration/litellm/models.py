@@ -27,7 +27,7 @@ class ImportedModels(Struct):
 
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
     names: dict[str, list[dict[str, str]]] = field(default_factory=dict)
-    prices: dict[str, dict[str, float]] = field(default_factory=dict)
+    prices: dict[str, dict[str, Any]] = field(default_factory=dict)
     limits: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
@@ -93,6 +93,8 @@ def _add(imported: ImportedModels, name: str, ranks: dict[int, list[Deployment]]
         pool = _pool(name, rank)
         model: dict[str, Any] = {"upstreams": [dict(each.upstream) for each in deployments]}
         _name_upstreams(model["upstreams"])
+        if (mode := deployments[0].mode) != "chat":
+            model["mode"] = mode
         contexts = [each.context_tokens for each in deployments if each.context_tokens is not None]
         if contexts:
             model["context_tokens"] = min(contexts)
@@ -108,10 +110,13 @@ def _add(imported: ImportedModels, name: str, ranks: dict[int, list[Deployment]]
     if len(targets) > 1 or "*" in name or 0 not in ranks:
         imported.names[name] = targets
     everyone = [each for deployments in ranks.values() for each in deployments]
-    prices: dict[str, float] = {}
+    prices: dict[str, Any] = {}
     for each in everyone:
         for kind, price in each.prices.items():
-            prices[kind] = max(price, prices.get(kind, 0.0))
+            known = prices.get(kind, price)
+            prices[kind] = (
+                max(price, known) if isinstance(price, float) else max(price, known, key=lambda one: one["*"])
+            )
     if prices:
         imported.prices[name] = prices
     for kind in ("requests_per_minute", "tokens_per_minute"):

@@ -246,6 +246,7 @@ UNSUPPORTED_PROVIDERS: dict[str, str] = {
 
 _NAMES = (
     ("openai", ("gpt-", "o1", "o3", "o4", "chatgpt-", "text-davinci", "davinci", "babbage", "ft:gpt", "*")),
+    ("openai", ("text-embedding-", "whisper-", "tts-", "dall-e-", "omni-moderation-", "text-moderation-")),
     ("anthropic", ("claude-",)),
     ("bedrock", ("anthropic.", "us.anthropic.", "eu.anthropic.", "meta.", "amazon.", "mistral.")),
     ("vertex_ai", ("gemini-",)),

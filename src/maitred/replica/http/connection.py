@@ -5,7 +5,7 @@ or of the callback given to `Response.listen`. So a response that arrives in one
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import httptools
@@ -222,6 +222,9 @@ class HttpConnection(asyncio.Protocol):
         self._is_draining = False
         """Whether `drain` was called, so that body data is dropped."""
         self._drain_timer: asyncio.TimerHandle | None = None
+        self._write_waiter: asyncio.Future[None] | None = None
+        """Waiter of `write_body` while the server does not read; None: it does, or nobody waits."""
+        self._is_writing_paused = False
 
     def send(self, request: bytes) -> Response:
         """Sends a request on an idle connection and returns its response, without waiting for the head."""
@@ -230,6 +233,39 @@ class HttpConnection(asyncio.Protocol):
         response = self._response = Response(self)
         self._transport.write(request)
         return response
+
+    async def write_body(self, pieces: Iterator[bytes]) -> None:
+        """Writes the body of the request whose head was sent last, as fast as the server reads it.
+
+        It ends early when the server answers before it has read all, or the connection is lost. Such a connection is
+        not used again: its request says ``connection: close``.
+        """
+        response = self._response
+        for piece in pieces:
+            if response is None or response.status or response.failure is not None or not self.is_open:
+                return
+            self._transport.write(piece)
+            if self._is_writing_paused:
+                self._write_waiter = asyncio.get_running_loop().create_future()
+                try:
+                    await self._write_waiter
+                finally:
+                    self._write_waiter = None
+            else:
+                await asyncio.sleep(0)  # other requests have their turn between two pieces
+
+    def pause_writing(self) -> None:
+        """Notes that the server reads slower than is written. Implements `asyncio.Protocol`."""
+        self._is_writing_paused = True
+
+    def resume_writing(self) -> None:
+        """Lets `write_body` go on. Implements `asyncio.Protocol`."""
+        self._is_writing_paused = False
+        self._wake_writer()
+
+    def _wake_writer(self) -> None:
+        if self._write_waiter is not None and not self._write_waiter.done():
+            self._write_waiter.set_result(None)
 
     def close(self) -> None:
         """Closes the connection at once; data that has not been sent is dropped."""
@@ -292,11 +328,13 @@ class HttpConnection(asyncio.Protocol):
         elif self._buffered_bytes > _MAX_BUFFERED_BYTES and not self._is_reading_paused:
             self._is_reading_paused = True
             self._transport.pause_reading()
+        self._wake_writer()
         response.on_data()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Completes or fails the current response. Implements `asyncio.Protocol`."""
         self.is_open = False
+        self._wake_writer()
         self._cancel_drain_timer()
         self._on_close(self)
         response = self._response

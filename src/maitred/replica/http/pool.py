@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -134,6 +134,33 @@ class HttpConnectionPool:
         async with asyncio.timeout_at(deadline_s):
             connection = await self._connect()
         response = connection.send(request)
+        await response.wait_head(deadline_s)
+        return response
+
+    async def send_streamed(self, head: bytes, body: Iterator[bytes], *, deadline_s: float) -> Response:
+        """Sends a request whose body is written piece by piece, and returns the response when its head has come.
+
+        It has a connection of its own: an idle one may be closed by the server at this moment, and the body would be
+        sent twice.
+
+        Args:
+            head: The head of the request, complete, with ``connection: close``.
+            body: Pieces of the body.
+            deadline_s: Deadline of the response head, by the clock of the event loop.
+
+        Raises:
+            ConnectFailed: No connection could be established.
+            ResponseBroken: The connection ended before the head.
+            TimeoutError: The head was not received by the deadline.
+        """
+        async with asyncio.timeout_at(deadline_s):
+            connection = await self._connect()
+            response = connection.send(head)
+            try:
+                await connection.write_body(body)
+            except BaseException:
+                connection.close()
+                raise
         await response.wait_head(deadline_s)
         return response
 

@@ -28,6 +28,7 @@ from maitred.core.errors import (
     ReplicaUnavailable,
 )
 from maitred.core.inference import NativeApi, NativeRequest
+from maitred.core.passthrough import PassthroughRequest
 from maitred.core.replica import ExternalLoad, LoadReport, ModelCard
 from maitred.core.text_replica import TextRequest
 from maitred.replica.health.breaker import AttemptOutcome, BreakerAttempt
@@ -54,6 +55,7 @@ from maitred.replica.upstream.errors import (
 from maitred.replica.upstream.event_stream import EventStreamParser
 from maitred.replica.upstream.external_load import ExternalLoadTracker, ScrapedLoad
 from maitred.replica.upstream.openai_stream import OpenAIStreamParser
+from maitred.replica.upstream.passthrough import PassthroughCall
 from maitred.replica.upstream.request_body import encode_body
 from maitred.replica.upstream.responses import MISSING_STATUSES, encode_responses_body, make_missing_error
 from maitred.replica.upstream.secret_mask import SecretMask
@@ -150,22 +152,8 @@ class UpstreamCall:
 
     def _record_outcome(self, error: BaseException | None) -> None:
         """Records the outcome of the attempt, from the error and the completeness of the response."""
-        outcome = AttemptOutcome.NEUTRAL
-        if error is None:
-            if self._parser.is_complete:
-                outcome = AttemptOutcome.SUCCESS
-        elif isinstance(error, ReplicaLost):
-            outcome = AttemptOutcome.FAILURE
-            log.warning("An answer of the upstream %s failed: %s.", self._upstream.name, failure_details(error))
-        elif isinstance(error, AccountRefused):
-            outcome = AttemptOutcome.ACCOUNT_REFUSED
-        elif isinstance(error, ReplicaUnavailable):
-            if isinstance(error, ReplicaNotInTime):
-                log.warning("The upstream %s gave no answer: %s.", self._upstream.name, failure_details(error))
-            outcome = AttemptOutcome.BUSY if isinstance(error, ReplicaBusy) else AttemptOutcome.FAILURE
-        self._upstream.open_streams -= 1
-        retry_after_s = error.retry_after_s if isinstance(error, ReplicaBusy) else None
-        self._upstream.status.on_end(self._attempt, outcome, retry_after_s=retry_after_s)
+        is_complete = error is None and self._parser.is_complete
+        self._upstream.end_attempt(self._attempt, error, is_complete=is_complete)
 
     def _prepare(self) -> tuple[str, bytes, list[str]]:
         """Returns the path, the body, and the fields that it leaves out; creates the parser of the response."""
@@ -231,11 +219,8 @@ class UpstreamCall:
         finally:
             response.close()
         body = self._upstream.secret_mask.apply(body)
-        name, headers = self._upstream.name, response.headers
-        after_ms, after, date = (
-            headers.get(header, b"").decode("latin-1") for header in (b"retry-after-ms", b"retry-after", b"date")
-        )
-        retry_after_s = parse_retry_after(after_ms, after, date, time.time())
+        name = self._upstream.name
+        retry_after_s = self._upstream.retry_after_s(response)
         status, error = response.status, parse_error_body(body)
         if status in MISSING_STATUSES and (native := self._native) is not None and native.api == "responses":
             if (missing := make_missing_error(name, status, error)) is not None:
@@ -441,7 +426,46 @@ class UpstreamReplica:
         log.warning("The upstream %s does not count tokens: %s.", self.name, failure_details(refusal))
         return None
 
+    def pass_through(self, request: PassthroughRequest) -> PassthroughCall:
+        """Returns the context manager of a request that is sent as it is; entering it sends the request.
+
+        Implements `core.passthrough.PassthroughReplica`.
+        """
+        return PassthroughCall(self, request)
+
+    def end_attempt(self, attempt: BreakerAttempt, error: BaseException | None, *, is_complete: bool) -> None:
+        """Records the outcome of a request, from its error and from whether its answer is complete."""
+        outcome = AttemptOutcome.NEUTRAL
+        if error is None:
+            if is_complete:
+                outcome = AttemptOutcome.SUCCESS
+        elif isinstance(error, ReplicaLost):
+            outcome = AttemptOutcome.FAILURE
+            log.warning("An answer of the upstream %s failed: %s.", self.name, failure_details(error))
+        elif isinstance(error, AccountRefused):
+            outcome = AttemptOutcome.ACCOUNT_REFUSED
+        elif isinstance(error, ReplicaUnavailable):
+            if isinstance(error, ReplicaNotInTime):
+                log.warning("The upstream %s gave no answer: %s.", self.name, failure_details(error))
+            outcome = AttemptOutcome.BUSY if isinstance(error, ReplicaBusy) else AttemptOutcome.FAILURE
+        self.open_streams -= 1
+        retry_after_s = error.retry_after_s if isinstance(error, ReplicaBusy) else None
+        self.status.on_end(attempt, outcome, retry_after_s=retry_after_s)
+
     # --- HTTP requests ---
+
+    def retry_after_s(self, response: Response) -> float | None:
+        """Returns the time that a response asks to wait before a retry; None: it names none."""
+        after_ms, after, date = (
+            response.headers.get(header, b"").decode("latin-1")
+            for header in (b"retry-after-ms", b"retry-after", b"date")
+        )
+        return parse_retry_after(after_ms, after, date, time.time())
+
+    def passthrough_head(self, path: str, content_type: str) -> bytes:
+        """Returns the shared head of a request that is sent as it is, with the content type of its body."""
+        headers = {"host": self.url.host_and_port, **self._static_headers, "content-type": content_type}
+        return encode_head("POST", self.url.target(path), headers | {"accept": "*/*"})
 
     @asynccontextmanager
     async def get(self, path: str) -> AsyncIterator[Response]:

@@ -157,8 +157,9 @@ def test_providers_are_asked_at_their_own_addresses(params: str, url: str, model
     [
         ("{model_name: m, litellm_params: {model: sagemaker/m}}", "SageMaker"),
         ("{model_name: m, litellm_params: {model: unheard-of/m}}", "api_base"),
-        ("{model_name: m, litellm_params: {model: openai/text-embedding-3-small}}", "encoder"),
-        ("{model_name: m, litellm_params: {model: openai/x}, model_info: {mode: image_generation}}", "encoder"),
+        ("{model_name: m, litellm_params: {model: openai/gpt-realtime}}", "realtime"),
+        ("{model_name: m, litellm_params: {model: openai/x}, model_info: {mode: rerank}}", "For ranking"),
+        ("{model_name: m, litellm_params: {model: anthropic/x}, model_info: {mode: embedding}}", "mode `embedding`"),
         ("{model_name: m, litellm_params: {model: vertex_ai/claude-sonnet-4}}", "rawPredict"),
         ("{model_name: m}", "names no model"),
         ("{litellm_params: {model: openai/m}}", "model_name"),
@@ -170,6 +171,41 @@ def test_what_cannot_be_asked_is_said_with_what_to_do(item: str, words: str):
     assert all(entry.fate is KeyFate.UNSUPPORTED for entry in migration.report.entries)
     assert words in migration.report.text()
     assert migration.report.missing
+
+
+@pytest.mark.parametrize(
+    ("params", "info", "mode", "price"),
+    [
+        ("{model: openai/text-embedding-3-small, input_cost_per_token: 2e-8}", "{id: a}", "embedding", {"prompt": 0.02}),
+        (
+            "{model: azure/speak}",
+            "{mode: audio_speech, input_cost_per_character: 1.5e-5}",
+            "audio_speech",
+            {"characters": 15},
+        ),
+        ("{model: whisper-1, input_cost_per_second: 0.0001}", "{id: a}", "audio_transcription", {"audio_minute": 0.006}),
+        (
+            "{model: openai/x, output_cost_per_image: 0.04}",
+            "{mode: image_edit}",
+            "image_generation",
+            {"images": {"*": 0.04}},
+        ),
+        ("{model: openai/omni-moderation-latest}", "{id: a}", "moderation", None),
+        ("{model: openai/tts-1-hd}", "{mode: chat}", "chat", None),
+    ],
+)
+def test_what_a_model_is_for_is_its_mode_or_seen_by_its_name(params: str, info: str, mode: str, price: object):
+    migration = converted(f"model_list: [{{model_name: m, litellm_params: {params}, model_info: {info}}}]")
+    assert migration.config["models"]["m"].get("mode", "chat") == mode
+    assert migration.config.get("admission", {}).get("prices", {}).get("m") == price
+    assert not [entry for entry in migration.report.entries if entry.fate is KeyFate.UNSUPPORTED]
+
+
+def test_deployments_of_one_name_have_one_mode():
+    items = [f"{{model_name: m, litellm_params: {{model: openai/{name}}}}}" for name in ("gpt-5", "whisper-1")]
+    migration = converted(f"model_list: [{', '.join(items)}]")
+    assert len(migration.config["models"]["m"]["upstreams"]) == 1
+    assert "a name of its own" in migration.report.text()
 
 
 def test_an_address_from_the_environment_is_read_now_or_missing():
