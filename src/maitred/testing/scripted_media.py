@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import json
 import re
+import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -73,6 +74,7 @@ class ScriptedMedia:
 
     Args:
         replies: Replies to the next requests, in order; later ones get the usual replies.
+        tls: Makes it speak TLS; None: it does not.
 
     Attributes:
         url: Base URL of the API.
@@ -81,18 +83,21 @@ class ScriptedMedia:
         begun: Set when a request's head has come.
     """
 
-    def __init__(self, replies: Sequence[MediaReply] = ()) -> None:
+    def __init__(self, replies: Sequence[MediaReply] = (), tls: ssl.SSLContext | None = None) -> None:
         self.url = ""
         self.asked: list[MediaRequest] = []
         self.left = 0
         self.begun = asyncio.Event()
         self._replies = list(replies)
+        self._tls = tls
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._on_connect, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
+        self._server = await asyncio.start_server(self._on_connect, "127.0.0.1", 0, ssl=self._tls)
+        self.url = (
+            f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:

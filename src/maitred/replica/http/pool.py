@@ -10,6 +10,7 @@ from typing import Any, Self
 from aiohappyeyeballs import AddrInfoType, start_connection
 
 from maitred.replica.http.connection import HttpConnection, Response, ResponseBroken
+from maitred.replica.http.proxy import HttpProxy, ProxyRefused
 
 _KEEPALIVE_EXPIRY_S = 3.0
 """Time after which an idle connection is closed.
@@ -77,6 +78,7 @@ class HttpConnectionPool:
         port: Port of the server.
         connect_timeout_s: Time limit for connecting, including the TLS handshake.
         tls: Factory of the TLS context; None: the connection uses no TLS.
+        proxy: Proxy that leads to the server; None: it is connected directly.
     """
 
     def __init__(
@@ -86,12 +88,16 @@ class HttpConnectionPool:
         port: int,
         connect_timeout_s: float,
         tls: Callable[[], ssl.SSLContext] | None = None,
+        proxy: HttpProxy | None = None,
     ) -> None:
         self._connections = connections
         self._host = host
         self._port = port
         self._connect_timeout_s = connect_timeout_s
         self._make_tls = tls
+        self._proxy = proxy
+        self._peer = (host, port) if proxy is None else (proxy.host, proxy.port)
+        """Host and port that are connected: the server's, or those of the proxy."""
         self._tls: ssl.SSLContext | None = None
         self._idle_connections: list[tuple[HttpConnection, float]] = []
         """Idle connections with the start of their idle time; the longest idle one first."""
@@ -175,7 +181,8 @@ class HttpConnectionPool:
                     "ssl": self._tls,
                     "server_hostname": None if self._tls is None else self._host,
                 }
-                if len(addresses) == 1 and addresses[0][0] == socket.AF_INET:
+                has_tunnel = self._proxy is not None and self._tls is not None
+                if len(addresses) == 1 and addresses[0][0] == socket.AF_INET and not has_tunnel:
                     # A direct connect takes a third of the time of `start_connection`.
                     host, port = addresses[0][4][:2]
                     _, connection = await loop.create_connection(self._make_connection, host, port, **options)
@@ -184,6 +191,8 @@ class HttpConnectionPool:
                         addresses, happy_eyeballs_delay=_HAPPY_EYEBALLS_DELAY_S, interleave=1, loop=loop
                     )
                     try:
+                        if has_tunnel and self._proxy is not None:
+                            await self._proxy.open_tunnel(sock, self._host, self._port)
                         _, connection = await loop.create_connection(self._make_connection, sock=sock, **options)
                     except BaseException:
                         sock.close()
@@ -192,8 +201,11 @@ class HttpConnectionPool:
             raise ConnectFailed(
                 f"no connection to {self._host}:{self._port} in {self._connect_timeout_s:g} s"
             ) from None
+        except ProxyRefused as refused:
+            raise ConnectFailed(f"no connection to {self._host}:{self._port}: {refused}") from None
         except (OSError, ValueError) as error:
-            raise ConnectFailed(f"no connection to {self._host}:{self._port}: {error}") from None
+            way = "" if self._proxy is None else f" through the proxy {self._proxy.name}"
+            raise ConnectFailed(f"no connection to {self._host}:{self._port}{way}: {error}") from None
         self._connections.add(connection)
         return connection
 
@@ -204,7 +216,7 @@ class HttpConnectionPool:
         """Resolves the host name, with a cache; concurrent callers share one look-up."""
         async with self._resolve_lock:
             if not self._addresses or self._addresses_expiry_s < loop.time():
-                self._addresses = [*await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)]
+                self._addresses = [*await loop.getaddrinfo(*self._peer, type=socket.SOCK_STREAM)]
                 self._addresses_expiry_s = loop.time() + _DNS_TTL_S
         return self._addresses
 

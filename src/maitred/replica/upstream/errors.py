@@ -33,7 +33,7 @@ from maitred.core.errors import (
 log = logging.getLogger(__name__)
 
 _MAX_MESSAGE_CHARACTERS = 500
-_ACCOUNT_STATUSES = frozenset({401, 402, 403})
+_ACCOUNT_STATUSES = frozenset({401, 402, 403, 407})
 """Statuses of errors about the operator's account or credential."""
 _BUSY_STATUSES = frozenset({408, 409, 425, 429, 503, 529})
 _MAX_RETRY_AFTER_S = 86_400.0

@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import hashlib
 import logging
+import os
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -35,6 +36,7 @@ from maitred.replica.health.breaker import AttemptOutcome, BreakerAttempt
 from maitred.replica.health.config import HealthConfig
 from maitred.replica.http.connection import Response, ResponseBroken
 from maitred.replica.http.pool import ConnectFailed, HttpConnectionPool, OpenConnections
+from maitred.replica.http.proxy import proxy_for
 from maitred.replica.http.request_head import encode_head, encode_header, encode_request
 from maitred.replica.upstream.anthropic import (
     encode_count_body,
@@ -296,6 +298,7 @@ class UpstreamReplica:
         self.answer_identity = hashlib.blake2b(
             msgspec.msgpack.encode([model, settings], order="deterministic"), digest_size=16
         ).digest()
+        self._proxy = proxy_for(self.url.host, self.url.port, os.environ, uses_tls=self.url.uses_tls)
         self._static_headers = self._make_static_headers()
         self.secret_mask = SecretMask([] if config.api_key is None else [config.api_key.reveal()])
         self._request_heads: dict[tuple[str, str], bytes] = {}
@@ -311,7 +314,7 @@ class UpstreamReplica:
                 else partial(_return_context, _make_tls_context(config.ca_file))
             )
         self.connection_pool = HttpConnectionPool(
-            connections, self.url.host, self.url.port, config.connect_timeout_s, tls=tls
+            connections, self.url.host, self.url.port, config.connect_timeout_s, tls=tls, proxy=self._proxy
         )
 
     def is_same_server(self, config: UpstreamConfig) -> bool:
@@ -465,7 +468,12 @@ class UpstreamReplica:
     def passthrough_head(self, path: str, content_type: str) -> bytes:
         """Returns the shared head of a request that is sent as it is, with the content type of its body."""
         headers = {"host": self.url.host_and_port, **self._static_headers, "content-type": content_type}
-        return encode_head("POST", self.url.target(path), headers | {"accept": "*/*"})
+        return encode_head("POST", self._target(path), headers | {"accept": "*/*"})
+
+    def _target(self, path: str) -> str:
+        """Returns the target of a request: the whole URL for a proxy that passes requests on (RFC 9112, 3.2.2)."""
+        target = self.url.target(path)
+        return target if self._proxy is None or self.url.uses_tls else f"http://{self.url.host_and_port}{target}"
 
     @asynccontextmanager
     async def get(self, path: str) -> AsyncIterator[Response]:
@@ -507,7 +515,7 @@ class UpstreamReplica:
                 {"content-type": "application/json", "accept": "text/event-stream"} if method == "POST" else {}
             )
             headers = {"host": self.url.host_and_port, **self._static_headers, **body_headers}
-            head = self._request_heads[method, path] = encode_head(method, self.url.target(path), headers)
+            head = self._request_heads[method, path] = encode_head(method, self._target(path), headers)
         return head
 
     def _make_static_headers(self) -> dict[str, str]:
@@ -518,6 +526,8 @@ class UpstreamReplica:
             key = config.api_key.reveal()
             header = self.dialect.api_key_header
             headers[header] = f"Bearer {key}" if header == "Authorization" else key
+        if self._proxy is not None and self._proxy.authorization and not self.url.uses_tls:
+            headers["proxy-authorization"] = self._proxy.authorization
         return headers
 
 
