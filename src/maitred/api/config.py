@@ -151,7 +151,12 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     ] = 100 << 20
     upload_timeout_s: Annotated[
         float,
-        Meta(gt=0, le=86_400, description="To read such a form, from its first byte to its last.", extra={"unit": "seconds"}),
+        Meta(
+            gt=0,
+            le=86_400,
+            description="To read such a form, from its first byte to its last.",
+            extra={"unit": "seconds"},
+        ),
     ] = 600.0
     body_timeout_s: Annotated[
         float,

@@ -10,6 +10,7 @@ longer than everything here; values of plain options are texts, and our own conf
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,6 +25,15 @@ def main() -> None:
         from maitred.cli.group import explain_errors
         from maitred.cli.serve import serve
 
+        if (arguments := plain_arguments(serve, sys.argv[2:])) is None or "dtype" in arguments:
+            # It may be a start script of vLLM's, whose flags have other names.
+            from maitred.cli.vllm_flags import apply_vllm_flags
+
+            try:
+                with explain_errors():
+                    sys.argv[2:] = apply_vllm_flags(sys.argv[2:], partial(typer.echo, err=True))
+            except typer.Exit as done:
+                sys.exit(done.exit_code)
         if (arguments := plain_arguments(serve, sys.argv[2:])) is not None:
             try:
                 with explain_errors():

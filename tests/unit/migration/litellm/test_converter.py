@@ -176,14 +176,14 @@ def test_what_cannot_be_asked_is_said_with_what_to_do(item: str, words: str):
 @pytest.mark.parametrize(
     ("params", "info", "mode", "price"),
     [
-        ("{model: openai/text-embedding-3-small, input_cost_per_token: 2e-8}", "{id: a}", "embedding", {"prompt": 0.02}),
+        ("{model: openai/text-embedding-3, input_cost_per_token: 2e-8}", "{id: a}", "embedding", {"prompt": 0.02}),
         (
             "{model: azure/speak}",
             "{mode: audio_speech, input_cost_per_character: 1.5e-5}",
             "audio_speech",
             {"characters": 15},
         ),
-        ("{model: whisper-1, input_cost_per_second: 0.0001}", "{id: a}", "audio_transcription", {"audio_minute": 0.006}),
+        ("{model: whisper-1, input_cost_per_second: 1e-4}", "{id: a}", "audio_transcription", {"audio_minute": 0.006}),
         (
             "{model: openai/x, output_cost_per_image: 0.04}",
             "{mode: image_edit}",
