@@ -40,8 +40,10 @@ from maitred.cli.load import docs as load_docs
 from maitred.cli.load import report as load_report
 from maitred.cli.load import run as load_run
 from maitred.cli.load import sweep as load_sweep
+from maitred.cli.migration import kong as import_kong
 from maitred.cli.migration import litellm as import_litellm
 from maitred.cli.migration import shadow as import_shadow
+from maitred.cli.migration import portkey as import_portkey
 
 EXAMPLES = """
 Examples:
@@ -257,6 +259,13 @@ _add(app, "doctor", doctor.doctor, doctor.EXAMPLES, panel=WATCH, line="Name what
 _add(app, "explain", explain.explain, explain.EXAMPLES, panel=WATCH, line="Tell what happened to a request, and why.")
 _add(app, "top", top.top, top.EXAMPLES, panel=WATCH, line="Show queues, batches, replicas and tenants, every second.")
 app.add_typer(load_app, name="load", rich_help_panel=MEASURE)
+_add(import_app, "portkey", import_portkey.portkey, import_portkey.EXAMPLES)
+_add(import_app, "kong", import_kong.kong, import_kong.EXAMPLES)
+_add(app, "usage", usage.usage, usage.EXAMPLES)
+_add(app, "doctor", doctor.doctor, doctor.EXAMPLES)
+_add(app, "explain", explain.explain, explain.EXAMPLES)
+_add(app, "top", top.top, top.EXAMPLES)
+app.add_typer(load_app, name="load")
 _add(load_app, "run", load_run.run, load_run.EXAMPLES)
 _add(load_app, "sweep", load_sweep.sweep, load_sweep.EXAMPLES)
 _add(load_app, "compare", load_compare.compare, load_compare.EXAMPLES)

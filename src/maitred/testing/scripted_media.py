@@ -130,7 +130,7 @@ class ScriptedMedia:
         path = next((known for known in _PATHS if target.partition("?")[0].endswith("/" + known)), target)
         if method == "GET":
             await _send(writer, MediaReply(body=b'{"object": "list", "data": [{"id": "scripted", "object": "model"}]}'))
-            return True
+            return headers.get("connection") != "close"
         self.begun.set()
         reply = self._replies.pop(0) if self._replies else MediaReply()
         if not reply.refuse_body:

@@ -59,8 +59,9 @@ async def serve(target, wanted, reader, writer):
     else:
         method, url, version = first.split(" ")
         path = "/" + url.partition("//")[2].partition("/")[2]
-        kept = [line for line in lines if not line.lower().startswith("proxy-")]
-        server_writer.write("\r\n".join([f"{method} {path} {version}", *kept]).encode("latin-1"))
+        kept = [line for line in lines if not line.lower().startswith(("proxy-", "connection:"))]
+        # Each request has a connection of its own, so that no later one passes unread.
+        server_writer.write("\r\n".join([f"{method} {path} {version}", "connection: close", *kept]).encode("latin-1"))
     await asyncio.gather(copy(reader, server_writer), copy(server_reader, writer))
 
 

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from maitred.cli.migration.result import DEFAULT_OUTPUT, DryRunOption, OutputOption, deliver
+
 EXAMPLES = """
 Examples:
 
@@ -21,9 +23,7 @@ Examples:
 
 def litellm(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Configuration file of LiteLLM's proxy.")],
-    output: Annotated[
-        Path, typer.Option("--output", metavar="PATH", help="File to write; one that exists is not overwritten.")
-    ] = Path("maitred.yaml"),
+    output: OutputOption = DEFAULT_OUTPUT,
     keys_from: Annotated[
         str | None,
         typer.Option(
@@ -41,16 +41,13 @@ def litellm(
             "are decrypted and come along; their credentials become variables to set.",
         ),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the configuration and the report, and write nothing.")
-    ] = False,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Convert a configuration of LiteLLM's proxy, and say what became of every key of it.
 
     Secrets are not written: where the source has one, the configuration refers to an environment variable, and the
     report names it. Variables that the source names in settings that are no secrets are read now, from the environment.
     """
-    from maitred.core.errors import ConfigInvalid
     from maitred.migration.litellm.converter import read_litellm_file, with_accounts
     from maitred.migration.litellm.database import read_accounts
     from maitred.migration.litellm.stored_models import take_stored_models
@@ -63,19 +60,7 @@ def litellm(
     migration = read_litellm_file(file, os.environ, stored)
     if accounts is not None:
         migration = with_accounts(migration, accounts, source)
-    if dry_run:
-        typer.echo(migration.yaml())
-    else:
-        try:
-            with output.open("x", encoding="utf-8") as target:
-                target.write(migration.yaml())
-        except FileExistsError:
-            raise ConfigInvalid(f"{output} exists already. Remove it, or name another file with --output.") from None
-        except OSError as error:
-            raise ConfigInvalid(f"{output} cannot be written: {error.strerror}.") from None
-    typer.echo(migration.report.text(), nl=False)
-    if not dry_run:
-        typer.echo(f"\nWritten to {output}. Next: maitred config check {output}; maitred serve --config {output}")
+    deliver(migration, output, dry_run=dry_run)
 
 
 def _salt_key(name: str | None, keys_from: str | None) -> str | None:

@@ -127,7 +127,7 @@ class DeploymentReader:
             item.refuse("It names no model (`litellm_params.model`). Name one, or remove the entry.")
             return None
         provider_name, model_name = split_model(model, self._text(params.child("custom_llm_provider")))
-        mode = _mode_of(self._text(item.child("model_info").child("mode")), model)
+        mode = mode_of(self._text(item.child("model_info").child("mode")), model)
         if not mode:
             item.refuse(_NOT_SERVED)
             return None
@@ -499,7 +499,7 @@ _HANDLED = frozenset(
 """Settings of a deployment that are no fields of requests."""
 
 
-def _mode_of(mode: str, model: str) -> str:
+def mode_of(mode: str, model: str) -> str:
     """Returns what a model is asked for; empty: it is not served here."""
     if mode:
         return _MODES.get(mode, "")

@@ -1,0 +1,1 @@
+"""Migration from gateways whose files name targets: Portkey and Kong."""
