@@ -12,10 +12,10 @@ from maitred.api.health import ServiceRoutes
 from maitred.api.idempotent import Idempotency
 from maitred.api.in_flight import InFlightLimiter
 from maitred.api.large_body import CheckLimits
+from maitred.api.media.passthrough import PassthroughRoutes
 from maitred.api.messages import MessagesRoutes
 from maitred.api.models import ModelRoutes
 from maitred.api.origin_policy import OriginPolicy
-from maitred.api.passthrough import PassthroughRoutes
 from maitred.api.queue import QueueRoutes
 from maitred.api.routes import Route, RouteTable
 from maitred.cache.config import IdempotencyConfig
@@ -23,8 +23,7 @@ from maitred.cache.idempotency import AnswerStore
 from maitred.cache.memory import MemoryIdempotencyStore
 from maitred.core.clock import Clock
 from maitred.core.context import RateLimitStatus, RequestContext, RequestObserver
-from maitred.core.passthrough import PassthroughService
-from maitred.core.service import EmbeddingService, InferenceService
+from maitred.core.service import EmbeddingService, InferenceService, PassthroughService
 from maitred.core.tenancy import Authenticator
 
 

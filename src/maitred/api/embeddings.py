@@ -10,7 +10,7 @@ import msgspec
 
 from maitred.api.exchange import HttpExchange
 from maitred.api.headers import apply_request_headers
-from maitred.api.passthrough import PassthroughRoutes
+from maitred.api.media.passthrough import PassthroughRoutes
 from maitred.api.routes import Route
 from maitred.core.inference import Conversation, InferenceRequest, Prompt
 from maitred.core.request import SamplingParams

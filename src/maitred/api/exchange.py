@@ -390,7 +390,9 @@ class HttpExchange:
             if self.late_headers is not None:
                 self.answer_headers += self.late_headers(self, 0)
             self.state, self.status = ResponseState.STREAMING, 200
-            stream_headers = self._stream_headers()
+            stream_headers = _EVENT_STREAM
+            if self.stream_type is not None:
+                stream_headers = [(b"content-type", self.stream_type), *_EVENT_STREAM[1:]]
             own_lines = _STREAM if stream_headers is _EVENT_STREAM else encode_lines(stream_headers)
             head = None if own_lines is None else self._head(own_lines, self.answer_headers)
             if head is not None and self.connection.begin(200, head, events):
@@ -404,12 +406,6 @@ class HttpExchange:
         if events:
             await self._send({"type": "http.response.body", "body": events, "more_body": True})
         self.sent_s = time.monotonic()
-
-    def _stream_headers(self) -> Sequence[Header]:
-        """Returns the headers that only a stream has."""
-        if self.stream_type is None:
-            return _EVENT_STREAM
-        return [(b"content-type", self.stream_type), *_EVENT_STREAM[1:]]
 
     @property
     def ready(self) -> bool:

@@ -40,10 +40,9 @@ from maitred.cli.load import docs as load_docs
 from maitred.cli.load import report as load_report
 from maitred.cli.load import run as load_run
 from maitred.cli.load import sweep as load_sweep
-from maitred.cli.migration import kong as import_kong
 from maitred.cli.migration import litellm as import_litellm
 from maitred.cli.migration import shadow as import_shadow
-from maitred.cli.migration import portkey as import_portkey
+from maitred.cli.migration import targets as import_targets
 
 EXAMPLES = """
 Examples:
@@ -261,6 +260,8 @@ _add(app, "top", top.top, top.EXAMPLES, panel=WATCH, line="Show queues, batches,
 app.add_typer(load_app, name="load", rich_help_panel=MEASURE)
 _add(import_app, "portkey", import_portkey.portkey, import_portkey.EXAMPLES)
 _add(import_app, "kong", import_kong.kong, import_kong.EXAMPLES)
+_add(import_app, "portkey", import_targets.portkey, import_targets.PORTKEY_EXAMPLES)
+_add(import_app, "kong", import_targets.kong, import_targets.KONG_EXAMPLES)
 _add(app, "usage", usage.usage, usage.EXAMPLES)
 _add(app, "doctor", doctor.doctor, doctor.EXAMPLES)
 _add(app, "explain", explain.explain, explain.EXAMPLES)

@@ -27,7 +27,7 @@ def main() -> None:
 
         if (arguments := plain_arguments(serve, sys.argv[2:])) is None or "dtype" in arguments:
             # It may be a start script of vLLM's, whose flags have other names.
-            from maitred.cli.vllm_flags import apply_vllm_flags
+            from maitred.cli.migration.vllm_flags import apply_vllm_flags
 
             try:
                 with explain_errors():

@@ -11,7 +11,7 @@ from maitred.api.config import ServerConfig
 from maitred.cache.config import CacheConfig, IdempotencyConfig
 from maitred.config.profiles import ProfileName
 from maitred.console.config import ConsoleConfig
-from maitred.core.passthrough import ModelMode
+from maitred.core.text_replica import ModelMode
 from maitred.dispatch.config import DispatchConfig
 from maitred.engine.config import EngineConfig
 from maitred.engine.encoder.config import EncoderConfig

@@ -12,6 +12,7 @@ from maitred.core.flow import QueuePosition
 from maitred.core.inference import InferenceRequest, Prompt, TextDelta
 from maitred.core.replica import ModelCard
 from maitred.core.tenancy import Principal
+from maitred.core.text_replica import PassthroughRequest
 
 
 class ResponseStream(Protocol):
@@ -148,5 +149,42 @@ class EmbeddingService(Protocol):
             InvalidRequest: The model generates text, or a prompt does not fit it, or it has fewer dimensions.
             LimitReached: The caller's limits have no room for the request.
             ReplicaUnavailable: No replica can run the request now.
+        """
+        ...
+
+
+class PassthroughResponse(Protocol):
+    """Response to the caller of a request that was passed on."""
+
+    content_type: str
+    whole: bytes | None
+    """The whole answer, which is billed; None: read the pieces, before the last of which it is billed."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """Yields the pieces of an answer that is not whole."""
+        ...
+
+
+class PassthroughService(Protocol):
+    """Service that passes requests on; `maitred.app.request.passthrough` implements it."""
+
+    def runs_elsewhere(self, principal: Principal, model: str) -> bool:
+        """Returns whether upstream servers run the model that a name leads to.
+
+        Raises:
+            ModelNotFound: No model of that name is served to this caller.
+        """
+        ...
+
+    def respond(
+        self, request: PassthroughRequest, context: RequestContext
+    ) -> AbstractAsyncContextManager[PassthroughResponse]:
+        """Passes a request on; exit from the context ends unfinished work.
+
+        Raises:
+            ModelNotFound: No model of that name is served to this caller.
+            InvalidRequest: The model is for something else, or its server says that the request is at fault.
+            LimitReached: The caller's limits have no room for the request.
+            ReplicaUnavailable: No server can run the request now.
         """
         ...

@@ -15,7 +15,6 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from maitred.core.context import Outcome
-from maitred.core.passthrough import UsageUnits
 from maitred.core.request import Usage
 
 MIDDLE_SCORE = 0.5
@@ -113,6 +112,21 @@ def to_nano_usd(usd: float) -> int:
 def to_usd(nusd: int) -> float:
     """Converts nano-dollars to dollars, for display."""
     return nusd / NANO
+
+
+class UsageUnits(msgspec.Struct, frozen=True):
+    """Units of one request that are no tokens."""
+
+    images: int = 0
+    image_size: str = ""
+    """Size that was asked for, such as ``1024x1024``; empty: not stated."""
+    image_quality: str = ""
+    characters: int = 0
+    """Characters that are spoken."""
+    audio_s: float = 0.0
+    """Seconds of sound that is transcribed."""
+    estimated: bool = False
+    """Whether the seconds are an estimate by the size of the file."""
 
 
 class Price(msgspec.Struct, frozen=True):

@@ -7,10 +7,9 @@ from hashlib import blake2b
 from msgspec.structs import replace
 
 from maitred.core.errors import ReplicaUnavailable
-from maitred.core.passthrough import CHAT, ModelMode
 from maitred.core.replica import HasModelCard, ModelCard
 from maitred.core.request import ModelFingerprint
-from maitred.core.text_replica import TextReplica
+from maitred.core.text_replica import CHAT, ModelMode, TextReplica
 from maitred.text.answer_format import AnswerFormat
 from maitred.text.estimate import LearntBound, LearntRatio
 from maitred.text.generation_defaults import GenerationDefaults

@@ -52,7 +52,7 @@ class MediaReply:
 
 @dataclass(frozen=True)
 class MediaRequest:
-    """Received request.
+    """Request that a scripted server has received.
 
     Attributes:
         path: Path below ``/v1``.
@@ -144,7 +144,7 @@ class ScriptedMedia:
             reply = MediaReply(reply.status, json.dumps({"error": error}).encode(), headers=reply.headers)
         elif reply.body is None:
             content_type, body = usual_reply(self.asked[-1])
-            reply = MediaReply(200, body, content_type, reply.headers, reply.cut)
+            reply = MediaReply(200, body, content_type, headers=reply.headers, cut=reply.cut)
         await _send(writer, reply)
         return not reply.cut and not reply.refuse_body and headers.get("connection") != "close"
 
@@ -193,7 +193,7 @@ async def _read(reader: asyncio.StreamReader, path: str, headers: Mapping[str, s
     body = await reader.readexactly(int(headers.get("content-length", "0")))
     content_type = headers.get("content-type", "")
     if "multipart/form-data" not in content_type:
-        return MediaRequest(path, headers, json.loads(body), {}, len(body))
+        return MediaRequest(path, headers, fields=json.loads(body), files={}, size=len(body))
     found = re.search('boundary="?([^";]+)', content_type)
     assert found is not None
     fields: dict[str, Any] = {}
@@ -207,7 +207,7 @@ async def _read(reader: asyncio.StreamReader, path: str, headers: Mapping[str, s
             files[name.group(1).decode()] = hashlib.sha256(value).hexdigest()
         else:
             fields[name.group(1).decode()] = value.decode()
-    return MediaRequest(path, headers, fields, files, len(body))
+    return MediaRequest(path, headers, fields=fields, files=files, size=len(body))
 
 
 async def _send(writer: asyncio.StreamWriter, reply: MediaReply) -> None:

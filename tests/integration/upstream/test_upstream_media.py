@@ -13,7 +13,7 @@ import pytest
 
 from maitred.admission.config import AdmissionConfig, PriceConfig
 from maitred.api.embeddings import EmbeddingRoutes
-from maitred.api.passthrough import PassthroughRoutes
+from maitred.api.media.passthrough import PassthroughRoutes
 from maitred.app.request.passthrough import Passthrough
 from maitred.config.tree import TextModelConfig
 from maitred.core.clock import SystemClock
@@ -271,18 +271,18 @@ async def test_a_failure_is_tried_again_and_billed_once():
 
 async def test_another_model_answers_where_the_first_one_cannot():
     async with ScriptedMedia() as second:
-        routing = RoutingConfig(fallbacks={"pictures": FallbackConfig(general=["spare-pictures"])})
-        spare = {"spare-pictures": model_config(second.url, "image_generation", "flux")}
-        async with media_gateway([MediaReply(500)], routing=routing, further_models=spare) as (
+        routing = RoutingConfig(fallbacks={"pictures": FallbackConfig(general=["other-pictures"])})
+        other = {"other-pictures": model_config(second.url, "image_generation", "flux")}
+        async with media_gateway([MediaReply(500)], routing=routing, further_models=other) as (
             system,
             _,
             client,
         ):
             answer = await client.images.with_raw_response.generate(model="pictures", prompt="a door")
-            assert answer.headers["x-maitred-fallback"] == "general=spare-pictures"
+            assert answer.headers["x-maitred-fallback"] == "general=other-pictures"
             assert second.asked[0].fields["model"] == "flux"
             await system.wait_until(lambda: system.contexts)
-            assert system.contexts[0].model == "spare-pictures"
+            assert system.contexts[0].model == "other-pictures"
 
 
 async def test_a_caller_who_leaves_ends_the_request_at_the_server_and_pays():

@@ -38,10 +38,10 @@ from maitred.core.errors import (
     TooExpensive,
 )
 from maitred.core.ids import new_span_id
-from maitred.core.passthrough import PassthroughAnswer, PassthroughRequest
 from maitred.core.request import Usage
 from maitred.core.resource_stack import ResourceStack
 from maitred.core.tenancy import ANONYMOUS, Principal
+from maitred.core.text_replica import PassthroughAnswer, PassthroughRequest
 from maitred.core.timeline import SpanName, error_code
 from maitred.core.usage import Price, to_usd
 from maitred.dispatch.request import AnyEndpoint, DispatchRequest
@@ -203,7 +203,7 @@ class Passthrough:
             async with ResourceStack() as attempt:
                 answer = await attempt.enter_async_context(endpoint.replica.pass_through(request))
                 entry.on_submitted()
-                response = ForwardedResponse(answer, request, price, context, grant, entry)
+                response = ForwardedResponse(answer, request, price, context=context, grant=grant, entry=entry)
                 if not answer.is_stream:
                     await response.read_whole()
                 response.on_answer(now_s())
@@ -245,7 +245,7 @@ class Passthrough:
 
 
 class ForwardedResponse:
-    """Response of a server, passed on. Implements `maitred.core.passthrough.PassthroughResponse`.
+    """Response of a server, passed on. Implements `maitred.core.service.PassthroughResponse`.
 
     Args:
         answer: The answer.
@@ -265,6 +265,7 @@ class ForwardedResponse:
         answer: PassthroughAnswer,
         request: PassthroughRequest,
         price: Price,
+        *,
         context: RequestContext,
         grant: GrantHandle,
         entry: DispatchHandle,
@@ -305,7 +306,7 @@ class ForwardedResponse:
         self._grant.record_usage(usage)
 
     async def settle(self) -> None:
-        """Bills the answer."""
+        """Settles the reservation with what the answer has used."""
         usage = self._usage()
         self._context.set_usage(usage)
         await self._grant.settle(usage, Outcome.FINISHED)

@@ -43,8 +43,8 @@ from maitred.core.context import RequestContext
 from maitred.core.errors import MaitredError, Overloaded, TooExpensive
 from maitred.core.flow import Flow, FlowLevel, PriorityClass, QueuePosition, priority_class_for
 from maitred.core.inference import Conversation, InferenceRequest
-from maitred.core.passthrough import CHAT
 from maitred.core.tenancy import ANONYMOUS, Principal
+from maitred.core.text_replica import CHAT
 from maitred.core.usage import to_usd
 from maitred.dispatch.request import DispatchRequest
 from maitred.routing.catalog import TextModel

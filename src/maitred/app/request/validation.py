@@ -13,10 +13,10 @@ from maitred.app.request.tokenized import NO_TOOLS, PromptTruncation, begun_answ
 from maitred.core.errors import ContextLengthExceeded, InvalidRequest, Unsupported
 from maitred.core.grammar import Constraint, Grammar
 from maitred.core.inference import Conversation, InferenceRequest
-from maitred.core.passthrough import CHAT, PATHS, ModelMode
 from maitred.core.replica import ModelCard
 from maitred.core.request import SamplingParams
 from maitred.core.tenancy import Principal
+from maitred.core.text_replica import CHAT, PATHS, ModelMode
 from maitred.core.tools import Tool, ToolRules
 from maitred.routing.catalog import AnyModel, ServedModel, TextModel
 from maitred.text.answer_format import AnswerFormat

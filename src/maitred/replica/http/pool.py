@@ -204,8 +204,8 @@ class HttpConnectionPool:
         except ProxyRefused as refused:
             raise ConnectFailed(f"no connection to {self._host}:{self._port}: {refused}") from None
         except (OSError, ValueError) as error:
-            way = "" if self._proxy is None else f" through the proxy {self._proxy.name}"
-            raise ConnectFailed(f"no connection to {self._host}:{self._port}{way}: {error}") from None
+            by = "" if self._proxy is None else f" through the proxy {self._proxy.name}"
+            raise ConnectFailed(f"no connection to {self._host}:{self._port}{by}: {error}") from None
         self._connections.add(connection)
         return connection
 

@@ -27,11 +27,11 @@ from maitred.core.errors import (
     ReplicaLost,
     ReplicaNotInTime,
     ReplicaUnavailable,
+    Unsupported,
 )
 from maitred.core.inference import NativeApi, NativeRequest
-from maitred.core.passthrough import PassthroughRequest
 from maitred.core.replica import ExternalLoad, LoadReport, ModelCard
-from maitred.core.text_replica import TextRequest
+from maitred.core.text_replica import PassthroughRequest, TextRequest
 from maitred.replica.health.breaker import AttemptOutcome, BreakerAttempt
 from maitred.replica.health.config import HealthConfig
 from maitred.replica.http.connection import Response, ResponseBroken
@@ -57,7 +57,7 @@ from maitred.replica.upstream.errors import (
 from maitred.replica.upstream.event_stream import EventStreamParser
 from maitred.replica.upstream.external_load import ExternalLoadTracker, ScrapedLoad
 from maitred.replica.upstream.openai_stream import OpenAIStreamParser
-from maitred.replica.upstream.passthrough import PassthroughCall
+from maitred.replica.upstream.passthrough import UpstreamAnswer
 from maitred.replica.upstream.request_body import encode_body
 from maitred.replica.upstream.responses import MISSING_STATUSES, encode_responses_body, make_missing_error
 from maitred.replica.upstream.secret_mask import SecretMask
@@ -71,6 +71,11 @@ FIRST_PART_TIMEOUT_S = 120.0
 """Default of `first_part_timeout_s` if nothing else can be asked, and..."""
 FAILOVER_TIMEOUT_S = 30.0
 """...if something can."""
+_ANSWER_TIMEOUT_S = 300.0
+"""The same for requests that are passed on as they are: an image comes at once, after a minute or two."""
+_NO_METHOD_STATUSES = (405, 501)
+_NOT_FOUND = ("", "Not Found", "404 page not found")
+"""What servers say of a path that they do not have."""
 DEFAULT_CONTEXT_TOKENS = 1 << 20
 """Context length if the server does not report it and none is configured."""
 _ASSUMED_MAX_SEQUENCES = 1 << 20
@@ -229,6 +234,97 @@ class UpstreamCall:
                 return missing
             status = 400
         return make_response_error(name, status, error, retry_after_s, self._body)
+
+
+class PassthroughCall:
+    """Context manager of one request: entering sends it and returns the answer; leaving ends it.
+
+    Args:
+        upstream: The upstream to which the request is sent.
+        request: The request.
+    """
+
+    _attempt: BreakerAttempt
+    """Attempt that the server's circuit breaker counts."""
+    _answer: UpstreamAnswer
+
+    def __init__(self, upstream: "UpstreamReplica", request: PassthroughRequest) -> None:
+        self._upstream = upstream
+        self._request = request
+
+    async def __aenter__(self) -> UpstreamAnswer:
+        upstream = self._upstream
+        self._attempt = upstream.status.start_attempt()
+        upstream.open_streams += 1
+        try:
+            now_s = asyncio.get_running_loop().time()
+            deadline_s = now_s + upstream.config.total_timeout_s
+            timeout_s = upstream.config.first_part_timeout_s or _ANSWER_TIMEOUT_S
+            response = await self._send(min(now_s + timeout_s, deadline_s))
+            if not 200 <= response.status < 300:
+                raise await self._make_error(response)
+            upstream.status.on_first_token(self._attempt)
+            try:
+                self._answer = UpstreamAnswer(
+                    response, upstream.config, upstream.name, mask=upstream.secret_mask, deadline_s=deadline_s
+                )
+            except MaitredError:
+                response.close()
+                raise
+        except BaseException as error:
+            upstream.end_attempt(self._attempt, error, is_complete=False)
+            raise
+        return self._answer
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._answer.close()
+        self._upstream.end_attempt(self._attempt, error, is_complete=self._answer.is_complete)
+
+    async def _send(self, head_deadline_s: float) -> Response:
+        """Sends the request and waits for the head of the response."""
+        upstream, request = self._upstream, self._request
+        model = request.server_model or upstream.server_model
+        size, pieces = request.body.encode(model, upstream.config.parameters)
+        head = upstream.passthrough_head(request.path, request.body.content_type)
+        lines = [encode_header("x-request-id", request.id)]
+        if request.trace is not None:
+            lines += [encode_header(name, value) for name, value in request.trace.headers().items()]
+        try:
+            if request.body.is_small:
+                body = encode_request(head, lines, b"".join(pieces))
+                return await upstream.connection_pool.send(body, deadline_s=head_deadline_s)
+            lines += [b"connection: close", b"content-length: %d" % size]
+            return await upstream.connection_pool.send_streamed(
+                b"%b%b\r\n\r\n" % (head, b"\r\n".join(lines)), pieces, deadline_s=head_deadline_s
+            )
+        except TimeoutError:
+            raise make_timeout_error("it gave no answer in time") from None
+        except (ConnectFailed, ResponseBroken) as error:
+            raise upstream.make_no_response_error(error) from None
+
+    async def _make_error(self, response: Response) -> MaitredError:
+        """Makes the exception for a response whose status is no success."""
+        try:
+            async with asyncio.timeout(_ERROR_BODY_TIMEOUT_S):
+                body = await response.read_body(_MAX_ERROR_BYTES)
+        except (TimeoutError, ResponseBroken):
+            body = b""
+        finally:
+            response.close()
+        error = parse_error_body(self._upstream.secret_mask.apply(body))
+        status, path = response.status, self._request.path
+        if status in _NO_METHOD_STATUSES or (status == 404 and error.message.strip() in _NOT_FOUND):
+            log.error("The upstream %s has no path %s: it answered %d.", self._upstream.name, path, status)
+            return Unsupported(
+                f"The server that runs this model has no /{path}. Its operator must look at the upstream's URL, or "
+                "name another server.",
+                param="model",
+            )
+        sent = msgspec.json.encode(dict(self._request.body.fields()))
+        retry_after_s = self._upstream.retry_after_s(response)
+        return make_response_error(self._upstream.name, status, error, retry_after_s=retry_after_s, request_body=sent)
 
 
 class UpstreamReplica:
@@ -432,7 +528,7 @@ class UpstreamReplica:
     def pass_through(self, request: PassthroughRequest) -> PassthroughCall:
         """Returns the context manager of a request that is sent as it is; entering it sends the request.
 
-        Implements `core.passthrough.PassthroughReplica`.
+        Implements `core.text_replica.PassthroughReplica`.
         """
         return PassthroughCall(self, request)
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from maitred.config.loader import load
 from maitred.core.errors import ConfigInvalid
-from maitred.migration.gateways.portkey import read_portkey, read_portkey_file
 from maitred.migration.report import KeyFate
 from maitred.migration.source_keys import leaf_paths
+from maitred.migration.target.portkey import read_portkey, read_portkey_file
 
 FALLBACK = {
     "strategy": {"mode": "fallback", "on_status_codes": [429, 500]},

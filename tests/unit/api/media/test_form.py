@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from maitred.api.form import FormReader
+from maitred.api.media.form import FormReader
 from maitred.core.errors import BodyTooLarge, InvalidRequest
 
 CONTENT_TYPE = "multipart/form-data; boundary=b0"

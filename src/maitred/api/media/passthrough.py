@@ -11,14 +11,16 @@ import msgspec
 
 from maitred.api.dialect import OpenAIDialect
 from maitred.api.exchange import HttpExchange
-from maitred.api.form import FormBody, FormReader
 from maitred.api.headers import apply_request_headers
+from maitred.api.media.form import FormBody, FormReader
 from maitred.api.routes import Route
 from maitred.core.errors import BodyTooSlow, InvalidRequest, MaitredError, UnsupportedBody
 from maitred.core.inference import InferenceRequest
-from maitred.core.passthrough import ModelMode, PassthroughBody, PassthroughRequest, PassthroughService, UsageUnits
 from maitred.core.request import SamplingParams
+from maitred.core.service import PassthroughService
 from maitred.core.tenancy import Scope
+from maitred.core.text_replica import ModelMode, PassthroughBody, PassthroughRequest
+from maitred.core.usage import UsageUnits
 from maitred.text.estimate import IMAGE_TOKENS, estimate
 from maitred.wire.openai.media import ImageForm, ImageRequest, ModerationRequest, SoundForm, SpeechRequest
 
@@ -47,7 +49,7 @@ _EVENTS, _FILE = _PassthroughDialect(), _FileDialect()
 
 
 class JsonBody:
-    """Body of JSON. Implements `maitred.core.passthrough.PassthroughBody`."""
+    """Body of JSON. Implements `maitred.core.text_replica.PassthroughBody`."""
 
     content_type = "application/json"
     is_small = True
@@ -56,7 +58,7 @@ class JsonBody:
         self._fields = fields
 
     def fields(self) -> Mapping[str, Any]:
-        """Returns all fields."""
+        """Returns all members of the body."""
         return self._fields
 
     def encode(self, model: str, parameters: Mapping[str, Any]) -> tuple[int, Iterator[bytes]]:
@@ -81,7 +83,7 @@ class PassthroughRoutes:
         self._upload_timeout_s = upload_timeout_s
 
     def routes(self) -> list[Route]:
-        """Returns the routes."""
+        """Returns the routes of images, sound and moderations."""
         return [
             self._route("images/generations", "image_generation", "Make images from a text.", ImageRequest),
             self._route("images/edits", "image_generation", "Change an image.", ImageForm),

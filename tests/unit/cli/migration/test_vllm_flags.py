@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from maitred.cli.vllm_flags import _RULES, translate_vllm_flags
+from maitred.cli.migration.vllm_flags import _RULES, translate_vllm_flags
 from maitred.config.loader import load
 from maitred.config.sources import Flag
 from maitred.core.errors import ConfigInvalid

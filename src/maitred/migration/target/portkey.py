@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from maitred.core.errors import ConfigInvalid
-from maitred.migration.gateways.targets import (
+from maitred.migration.litellm.converter import Migration
+from maitred.migration.litellm.credentials import CredentialNames, is_secret_name
+from maitred.migration.litellm.deployment import mode_of
+from maitred.migration.report import MigrationReport
+from maitred.migration.source_keys import SourceKey, SourceKeys, read_number
+from maitred.migration.target.targets import (
     ANY,
     ImportedConfig,
     ImportedTarget,
@@ -21,11 +26,6 @@ from maitred.migration.gateways.targets import (
     find_provider,
     make_upstream,
 )
-from maitred.migration.litellm.converter import Migration
-from maitred.migration.litellm.credentials import CredentialNames, is_secret_name
-from maitred.migration.litellm.deployment import mode_of
-from maitred.migration.report import MigrationReport
-from maitred.migration.source_keys import SourceKey, SourceKeys, read_number
 
 _SAME_AS = {
     "azure-openai": "azure",
@@ -85,7 +85,7 @@ _HARMLESS = {
 
 
 def read_portkey_file(path: Path, env: Mapping[str, str]) -> Migration:
-    """Converts a file.
+    """Converts a file with a config of Portkey's gateway.
 
     Raises:
         ConfigInvalid: It cannot be read, or is no config of Portkey's gateway.
@@ -138,7 +138,7 @@ def _snake_case(value: object) -> Any:  # noqa: ANN401 - JSON
 
 
 class _ConfigReader:
-    """Reads one config.
+    """Reader of one config of Portkey's gateway.
 
     Args:
         credentials: Names of the secrets.

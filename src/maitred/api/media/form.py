@@ -105,7 +105,7 @@ class FormReader:
         """
         if not self._is_over:
             raise InvalidRequest("The form ends before its last boundary. Send it again, whole.")
-        return FormBody(self._file, self.size, self.parts, self.content_type, self._boundary)
+        return FormBody(self._file, self.size, self.parts, content_type=self.content_type, boundary=self._boundary)
 
     def _read_value(self) -> bool:
         """Reads to the next boundary; returns whether it was found."""
@@ -169,7 +169,7 @@ class FormReader:
 
 
 class FormBody:
-    """A whole form. Implements `maitred.core.passthrough.PassthroughBody`.
+    """A whole form. Implements `maitred.core.text_replica.PassthroughBody`.
 
     Args:
         file: The form as it was sent.
@@ -184,6 +184,7 @@ class FormBody:
         file: "tempfile.SpooledTemporaryFile[bytes]",
         size: int,
         parts: Sequence[FormPart],
+        *,
         content_type: str,
         boundary: bytes,
     ) -> None:

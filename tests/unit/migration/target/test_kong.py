@@ -5,8 +5,8 @@ import yaml
 
 from maitred.config.loader import load
 from maitred.core.errors import ConfigInvalid
-from maitred.migration.gateways.kong import read_kong, read_kong_file
 from maitred.migration.report import KeyFate
+from maitred.migration.target.kong import read_kong, read_kong_file
 
 FILE = """
 _format_version: "3.0"

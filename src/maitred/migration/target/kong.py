@@ -12,7 +12,11 @@ from typing import Any
 import yaml
 
 from maitred.core.errors import ConfigInvalid
-from maitred.migration.gateways.targets import (
+from maitred.migration.litellm.converter import Migration
+from maitred.migration.litellm.credentials import ENVIRONMENT_PREFIX, CredentialNames
+from maitred.migration.report import MigrationReport
+from maitred.migration.source_keys import SourceKey, SourceKeys, read_number
+from maitred.migration.target.targets import (
     ANY,
     ImportedConfig,
     ImportedTarget,
@@ -21,10 +25,6 @@ from maitred.migration.gateways.targets import (
     find_provider,
     make_upstream,
 )
-from maitred.migration.litellm.converter import Migration
-from maitred.migration.litellm.credentials import ENVIRONMENT_PREFIX, CredentialNames
-from maitred.migration.report import MigrationReport
-from maitred.migration.source_keys import SourceKey, SourceKeys, read_number
 
 PLUGINS = ("ai-proxy", "ai-proxy-advanced")
 _VAULT = re.compile(r"\{vault://env/([\w-]+)(?:/[\w-]+)?\}")
@@ -70,7 +70,7 @@ _CREDENTIAL_HEADERS = frozenset({"authorization", "api-key", "x-api-key"})
 
 
 def read_kong_file(path: Path, env: Mapping[str, str]) -> Migration:
-    """Converts a file.
+    """Converts a declarative file of Kong.
 
     Raises:
         ConfigInvalid: It cannot be read, or has no such plugin.
@@ -157,7 +157,7 @@ def _nodes(node: SourceKey) -> Iterator[SourceKey]:
 
 
 class _PluginReader:
-    """Reads one plugin.
+    """Reader of one plugin that names models.
 
     Args:
         plugin: The plugin.

@@ -20,7 +20,7 @@ Settings = Mapping[str, object]
 
 
 class Translation(NamedTuple):
-    """What the words of a command line became.
+    """Translation of the words of a command line.
 
     Attributes:
         words: The words for `maitred serve`.
@@ -38,7 +38,7 @@ class _Unfit(Exception):
 
 
 class _Rule(NamedTuple):
-    """What becomes of one flag of vLLM.
+    """Rule for one flag of vLLM: what becomes of it.
 
     Attributes:
         values: How many values it has: ``""`` none, ``1``, ``?`` at most one, ``+`` one or more.
@@ -86,7 +86,7 @@ def translate_vllm_flags(words: Sequence[str]) -> Translation:
         try:
             settings = {} if rule.to_settings is None else rule.to_settings(values)
         except _Unfit as unfit:
-            faults.append(f"{' '.join([written, *_shown(name, values)])}: {unfit}")
+            faults.append(f"{' '.join([written, *_show_values(name, values)])}: {unfit}")
             continue
         if rule.model:
             model += values
@@ -129,7 +129,7 @@ def _take(values: str, rest: list[str]) -> list[str]:
     return taken
 
 
-def _shown(name: str, values: Iterable[str]) -> list[str]:
+def _show_values(name: str, values: Iterable[str]) -> list[str]:
     return ["***"] if name in _SECRET else list(values)
 
 
@@ -153,7 +153,7 @@ def _same(setting: str) -> Callable[[Sequence[str]], Settings]:
     return lambda values: {setting: values[0]}
 
 
-def _fixed(setting: str, value: object) -> Callable[[Sequence[str]], Settings]:
+def _constant(setting: str, value: object) -> Callable[[Sequence[str]], Settings]:
     return lambda values: {setting: value}
 
 
@@ -295,8 +295,8 @@ _RULES: dict[str, _Rule] = {
     ),
     "--served-model-name": _Rule("+", _names),
     "--api-key": _Rule("+", _api_keys, "Declare it in `tenants` for good: the words of a command line are no secret."),
-    "--enable-prefix-caching": _Rule("", _fixed("engine.prefix_cache", "true")),
-    "--no-enable-prefix-caching": _Rule("", _fixed("engine.prefix_cache", "false")),
+    "--enable-prefix-caching": _Rule("", _constant("engine.prefix_cache", "true")),
+    "--no-enable-prefix-caching": _Rule("", _constant("engine.prefix_cache", "false")),
     "--tensor-parallel-size": _Rule("1", _one_or_replicas, "One engine computes the whole model."),
     "--pipeline-parallel-size": _Rule("1", _one_or_replicas, "One engine computes the whole model."),
     "--data-parallel-size": _Rule("1", _same("model.replicas")),
@@ -318,7 +318,7 @@ _RULES: dict[str, _Rule] = {
         _refuse("put it into the model's folder as chat_template.jinja, or send `chat_template` with each request."),
     ),
     "--chat-template-content-format": _Rule("1", None, "It is seen from the template."),
-    "--trust-request-chat-template": _Rule("", _fixed("model.trust_request_chat_template", "true")),
+    "--trust-request-chat-template": _Rule("", _constant("model.trust_request_chat_template", "true")),
     "--default-chat-template-kwargs": _Rule("1", _refuse("send `chat_template_kwargs` with each request.")),
     "--trust-remote-code": _Rule("", None, "No code of a model is run; docs/models.md lists what is read."),
     "--enable-auto-tool-choice": _Rule("", None, _ALWAYS),
@@ -432,7 +432,7 @@ _RULES: dict[str, _Rule] = {
     "--no-enable-chunked-prefill": _Rule(
         "", _refuse("a prompt is computed in steps of engine.step_tokens; raise these.")
     ),
-    "--enforce-eager": _Rule("", _fixed("engine.gpu.graph_sequences", "0")),
+    "--enforce-eager": _Rule("", _constant("engine.gpu.graph_sequences", "0")),
     **{
         name: _Rule("1", None, _COMPILED)
         for name in ("--compilation-config", "--max-seq-len-to-capture", "--optimization-level", "--cuda-graph-sizes")

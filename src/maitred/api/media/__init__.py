@@ -1,0 +1,1 @@
+"""Requests that are passed on to other servers: embeddings, images, sound, moderations."""
