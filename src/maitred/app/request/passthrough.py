@@ -167,7 +167,9 @@ class Passthrough:
         # Whoever leaves while a server works pays for it: the server charges for what it was asked.
         grant.record_usage(Usage(request.prompt_tokens, 0, estimated=True, units_nusd=units_nusd, units=units))
         sent = replace(request, id=grant.lease, server_model=target.model)
-        retry_state = self._retry_policy.new_state(principal.tenants[0], deadline_s)
+        retry_state = self._retry_policy.new_state(
+            principal.tenants[0], deadline_s, request.inference_request.most_retries
+        )
         while True:
             try:
                 async with asyncio.timeout(
