@@ -251,7 +251,7 @@ def test_whatever_the_body_is_its_words_are_told(body, message):
 
 
 def kind_of(status):
-    if status in (401, 402, 403):
+    if status in (401, 402, 403, 407):
         return AccountRefused
     if status == 404 or status < 400:
         return ReplicaUnavailable
