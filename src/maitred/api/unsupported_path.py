@@ -42,6 +42,7 @@ ADVICE = {  # path -> advice; it also holds for what is below the path
     "/v1/generate": "Cohere's generation. Use POST /v1/completions.",
     "/v1/images": f"OpenAI's image API. {_MEDIA}",
     "/v1/messages/batches": f"Anthropic's Message Batches. {_BATCH}",
+    "/v1/moderations": f"OpenAI's moderation. {_TEXT}",
     "/v1/organization": "OpenAI's administration. That of this server is below /admin/v1.",
     "/v1/organizations": "Anthropic's administration. That of this server is below /admin/v1.",
     "/v1/realtime": f"OpenAI's Realtime API. {_CHAT}",

@@ -2,6 +2,7 @@
 # ruff: noqa: SIM117 - nested contexts say who lives within whom
 
 import asyncio
+import contextlib
 import hashlib
 import io
 import wave
@@ -315,8 +316,9 @@ async def test_budgets_and_rates_hold():
 
 async def test_a_stream_that_breaks_off_never_looks_whole():
     async with media_gateway([MediaReply(200, SPEECH, "audio/mpeg", cut=True)]) as (system, _, _client):
-        with pytest.raises(httpx.RemoteProtocolError):
-            await system.client.post("/v1/audio/speech", json={"model": "voice", "input": "Good evening."})
+        with contextlib.suppress(httpx.RemoteProtocolError):  # where a part has gone out; else it is an error
+            answer = await system.client.post("/v1/audio/speech", json={"model": "voice", "input": "Good evening."})
+            assert answer.status_code == 502
         await system.wait_until(lambda: system.contexts)
         assert system.ledger.events[-1].outcome is Outcome.FAILED
         assert system.ledger.events[-1].cost_nusd == 0
