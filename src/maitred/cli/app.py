@@ -258,8 +258,6 @@ _add(app, "doctor", doctor.doctor, doctor.EXAMPLES, panel=WATCH, line="Name what
 _add(app, "explain", explain.explain, explain.EXAMPLES, panel=WATCH, line="Tell what happened to a request, and why.")
 _add(app, "top", top.top, top.EXAMPLES, panel=WATCH, line="Show queues, batches, replicas and tenants, every second.")
 app.add_typer(load_app, name="load", rich_help_panel=MEASURE)
-_add(import_app, "portkey", import_portkey.portkey, import_portkey.EXAMPLES)
-_add(import_app, "kong", import_kong.kong, import_kong.EXAMPLES)
 _add(import_app, "portkey", import_targets.portkey, import_targets.PORTKEY_EXAMPLES)
 _add(import_app, "kong", import_targets.kong, import_targets.KONG_EXAMPLES)
 _add(app, "usage", usage.usage, usage.EXAMPLES)
