@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 
+from benchmarks.scaling.autoscaling import ITL_S, MOST_REACTION_S, TTFT_S, WORKLOADS
 from benchmarks.support.scaling.fleet import Observation
-from benchmarks.support.scaling.outcome import least_on_hull, reactions
+from benchmarks.support.scaling.outcome import Setting, least_on_hull, play, reactions
 from benchmarks.support.scaling.policies import KedaMetric, KnativeConcurrency, RayOngoingRequests, UtilisationHpa
+from benchmarks.support.scaling.production import ProductionPolicy
+from benchmarks.support.scaling.traces import planted
 
-LATE = np.arange(100.0, 110.0)
+LATE = np.arange(100.0, 200.0)
 
 
 def seen(now_s, ongoing, serving, *, starting=0, slots=10):
@@ -29,14 +32,54 @@ def seen(now_s, ongoing, serving, *, starting=0, slots=10):
 
 @pytest.mark.parametrize(
     ("orders_s", "found"),
-    [([104.0], [4.0]), ([99.0], []), ([60.0, 101.0], [1.0]), ([], []), ([300.0], [200.0])],
+    [
+        ([164.0], [60.0]),  # the fifth late request arrives at 104
+        ([104.5, 130.0, 160.0, 190.0], [0.5]),
+        ([99.0, 129.0, 159.0, 189.0], []),  # made for it, and so are the next ones
+        ([60.0, 105.0, 130.0, 160.0], [1.0]),
+        ([], [95.0]),  # nobody ordered until the last late request
+    ],
 )
 def test_a_reaction_is_the_time_to_the_next_order_unless_there_was_one(orders_s, found):
-    assert reactions(LATE, orders_s, lead_s=30.0) == found
+    assert reactions(LATE, orders_s, lead_s=30.0, ttft_s=3.0) == found
 
 
 def test_a_few_late_requests_are_no_signal():
-    assert reactions(np.array([1.0, 2.0, 3.0, 4.0, 50.0]), [60.0], lead_s=2.0) == []
+    assert reactions(np.array([1.0, 2.0, 3.0, 4.0, 50.0]), [60.0], lead_s=2.0, ttft_s=3.0) == []
+
+
+@pytest.mark.parametrize(("seconds", "is_signal"), [(20.0, False), (40.0, True)])
+def test_a_queue_that_is_gone_before_a_replica_could_serve_is_no_signal(seconds, is_signal):
+    late_s = np.concatenate([np.arange(100.0, 100.0 + seconds), [400.0]])
+    assert bool(reactions(late_s, [500.0], lead_s=30.0, ttft_s=3.0)) is is_signal
+
+
+class SlowPolicy:
+    """Says what the autoscaler of production said a time ago."""
+
+    at_wait, interval_s = True, 1.0
+
+    def __init__(self, policy, delay_s):
+        self._policy, self._delay_s, self._said = policy, delay_s, []
+
+    def desired(self, observation):
+        self._said.append((observation.now_s, self._policy.desired(observation)))
+        past = [number for at_s, number in self._said if at_s <= observation.now_s - self._delay_s]
+        return past[-1] if past else self._said[0][1]
+
+
+@pytest.mark.parametrize(("delay_s", "is_slow"), [(0.0, False), (15.0, True)])
+def test_a_slow_policy_has_a_long_reaction(delay_s, is_slow):
+    """The load rises to four times within a minute."""
+    trace = planted("flank", [(0.0, 6.0), (600.0, 6.0), (660.0, 24.0), (900.0, 24.0)], seed=1)
+    setting = Setting(WORKLOADS["waves"].kind, TTFT_S, ITL_S, 4, 32)
+    outcome, _ = play(
+        trace,
+        setting,
+        lambda fleet: SlowPolicy(ProductionPolicy(fleet, setting, interval_s=1.0), delay_s),
+        lead_s=30.0,
+    )
+    assert (max(outcome.reaction_s, default=0.0) > MOST_REACTION_S) is is_slow
 
 
 def test_the_hull_is_what_two_settings_in_turns_can_have():

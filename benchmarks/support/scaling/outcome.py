@@ -14,7 +14,7 @@ LEAD_IN_S = 300.0
 """So long the first number of replicas stays, whatever a policy says, because an empty fleet is no usual state. Nothing
 counts in that time."""
 SIGNAL, SIGNAL_S = 5, 10.0
-"""So many late requests in so many seconds call for an order."""
+"""So many late requests in so many seconds, and no longer pause between two, call for an order."""
 AFTERWARDS_S = 36_000.0
 """For what is still in the fleet at the end of a trace. It costs nothing."""
 
@@ -105,37 +105,48 @@ def play(
     fleet.advance(trace.seconds + AFTERWARDS_S)
     counted = trace.arrived >= LEAD_IN_S
     late, slow = (missed[counted] for missed in fleet.missed(ttft_s=setting.ttft_s, itl_s=setting.itl_s))
-    reaction_s = reactions(trace.arrived[counted][late], orders_s, lead_s)
+    reaction_s = reactions(trace.arrived[counted][late], orders_s, lead_s, setting.ttft_s)
     return Outcome(float(late.mean()), float(slow.mean()), replica_s, starts, changes, reaction_s), fleet
 
 
-def reactions(late_s: Floats, orders_s: Sequence[float], lead_s: float) -> list[float]:
+def reactions(late_s: Floats, orders_s: Sequence[float], lead_s: float, ttft_s: float) -> list[float]:
     """Returns how long it took to order more replicas for requests that came too late to be served in time.
 
-    The signal is the arrival of a request that will be late, with four more within ten seconds: a single one is chance,
-    and no replica is worth it. An order in the lead time before it was made for it, too,
-    or for those before it; otherwise the reaction is the time until the next order.
+    The signal is the arrival of the fifth request within ten seconds that will be late: a single one is chance, and no
+    replica is worth it. It calls for an order only if one could still help: late requests must go on to arrive, without
+    a pause of ten seconds, until a replica that is ordered at the signal could serve one within its objective. A queue
+    that is gone before that would get replicas that find nothing to do.
+
+    An order in the lead time before the signal was made for it, too, or for those before it. Otherwise the reaction is
+    the time until the next order, or until no more requests are late if there is none. Nothing of this depends on what
+    the policy predicts, so a policy that sees nothing is slow.
 
     Args:
         late_s: Arrivals of late requests.
         orders_s: Times at which more replicas were ordered.
         lead_s: Seconds of a start.
+        ttft_s: Objective of the time to first token.
     """
     found: list[float] = []
+    pauses = np.append(np.flatnonzero(np.diff(late_s) > SIGNAL_S), len(late_s) - 1)
     at = 0
-    while at < len(late_s):
-        signal_s = float(late_s[at])
-        if at + SIGNAL > len(late_s) or late_s[at + SIGNAL - 1] > signal_s + SIGNAL_S:
+    while at + SIGNAL <= len(late_s):
+        fifth = at + SIGNAL - 1
+        signal_s = float(late_s[fifth])
+        if signal_s > late_s[at] + SIGNAL_S:
             at += 1
             continue
         place = bisect_right(orders_s, signal_s)
         if place and orders_s[place - 1] >= signal_s - lead_s:
             at = int(np.searchsorted(late_s, orders_s[place - 1] + lead_s, side="right"))
             continue
-        if place == len(orders_s):
-            break
-        found.append(orders_s[place] - signal_s)
-        at = int(np.searchsorted(late_s, orders_s[place] + lead_s, side="right"))
+        last = int(pauses[np.searchsorted(pauses, fifth)])
+        ordered_s = orders_s[place] if place < len(orders_s) else float(late_s[last])
+        if late_s[last] + ttft_s >= signal_s + lead_s:
+            found.append(ordered_s - signal_s)
+            at = int(np.searchsorted(late_s, ordered_s + lead_s, side="right"))
+        else:
+            at = last + 1
     return found
 
 

@@ -15,6 +15,7 @@ from collections import deque
 
 import msgspec
 
+from maitred.scaling.change_detector import MOST_SPAN_S, ChangeDetector
 from maitred.scaling.demand import ArrivalWindow, RequestMix
 from maitred.scaling.demand_profile import DemandProfile
 from maitred.scaling.forecast_errors import normal_quantile
@@ -33,14 +34,14 @@ _MIX_REQUESTS = 200
 """So many requests are remembered for the mix, however long ago they came."""
 _DAY_S = 86_400.0
 _MOST_PROFILE_RATIO = 8.0
-_BREAK_BINS, _BREAK_LIMIT, _MOST_DEVIATION = 16, 5.0, 3.0
-"""Longest time that is tested for a change, the deviation that is one, and the highest that counts for the usual ones.
-
-By chance, a normal deviation is that large once in 3.5 million times; a day has 276,000 of them, which overlap.
-"""
-_RAMP_BINS = 4
+_STEP_S, _STEPS = 1.0, 5
+"""Length of the parts of a bin in which changes are looked for, and their number."""
+_LEARNING_BINS = 12
+"""In the first bins no change is found: too little is known."""
+_RAMP_S, _FLANK_S = 20, 10.0
+"""Seconds from which a ramp is drawn, and for how long the line of the change that was found counts beside it."""
 _MOST_RAMP_S, _MOST_RAMP_RATIO = 45.0, 2.5
-"""Bins from which a ramp is drawn, for how long it goes on at most, and how far: a step looks like a ramp at first."""
+"""For how long a ramp goes on at most, and how far: a step looks like one at first."""
 _GUESSED_GROWTH = 0.1
 """Standard deviation of a rate's change that is assumed while few errors are known, as a share of the rate."""
 
@@ -66,16 +67,20 @@ class DemandForecast:
         """Time over which a rate is averaged where it is compared with a forecast: about as long as a request runs."""
         self._bins = 0
         self._count = self._elapsed_s = 0.0
-        self._counts: deque[float] = deque([0.0], maxlen=2_048)
-        """Requests up to the end of each recent bin."""
+        """Requests and seconds of the step that has not ended."""
+        self._steps = 0
+        """Steps of the bin that has not ended."""
+        self._totals: deque[float] = deque([0.0], maxlen=MOST_SPAN_S + 2)
+        """Requests up to the end of each of the last steps."""
         self._levels = [0.0] * len(_LEVEL_MEMORIES_S)
         self._level_history: deque[float] = deque(maxlen=round(_HORIZONS_S[-1] / BIN_S) + 1)
         self._trends = [_Trend(*constants) for constants in _TRENDS_S]
-        self._variances = [0.0] * _BREAK_BINS
-        """Of the mean error of so many bins, times their number."""
-        self._expected: deque[float] = deque(maxlen=_BREAK_BINS)
-        """Long average before each bin since the last break, as the square root of a rate."""
+        self._known_s = 0.0
+        """Seconds of which the longest average is the mean, more or less."""
+        self._changes = ChangeDetector()
         self._broken_until_bin = 0
+        self._flank_s, self._flank = math.inf, (0.0, 0.0)
+        """Seconds since a flank was found, its height then, and its slope."""
         self._profiles = (DemandProfile(_DAY_S, 96), DemandProfile(7 * _DAY_S, 168))
         self._horizons = [HorizonForecast(seconds) for seconds in _HORIZONS_S]
         self._sizes = _SizeSums()
@@ -92,95 +97,110 @@ class DemandForecast:
             self._count += window.requests
         left_s, start_s = window.length_s, window.start_s
         while left_s > 1e-9:
-            part_s = min(left_s, BIN_S - self._elapsed_s)
+            part_s = min(left_s, _STEP_S - self._elapsed_s)
             self._count += window.requests * part_s / window.length_s
             self._elapsed_s += part_s
             start_s += part_s
             left_s -= part_s
-            if self._elapsed_s >= BIN_S - 1e-9:
-                self._close_bin(self._start_s + start_s)
+            if self._elapsed_s >= _STEP_S - 1e-9:
+                self._close_step(self._start_s + start_s)
         self._now_s = window.start_s + window.length_s
 
-    def _close_bin(self, at_s: float) -> None:
-        rate = self._count / BIN_S
-        self._counts.append(self._counts[-1] + self._count)
+    def _close_step(self, at_s: float) -> None:
+        self._totals.append(self._totals[-1] + self._count)
         self._count = self._elapsed_s = 0.0
-        self._bins += 1
-        usual = math.sqrt(self._levels[-1])
+        self._steps += 1
+        self._flank_s += _STEP_S
+        usual, known_s = self._levels[-1], max(BIN_S, self._known_s)
+        is_whole = self._steps == _STEPS
+        if is_whole:
+            self._steps = 0
+            self._bins += 1
+            self._average(at_s)
+        change = self._changes.change(self._totals, usual, known_s)
+        if self._bins <= _LEARNING_BINS:
+            self._changes.expected.clear()
+        elif change is not None:
+            self._break_levels(usual, *change)
+        if is_whole:
+            self._forecast_anew(at_s)
+        elif self._bins < self._broken_until_bin:
+            for horizon in self._horizons:
+                forecasts = self._forecasts(at_s, horizon.seconds)
+                horizon.forecast = max(horizon.forecast, self._least(forecasts, horizon.seconds))
+
+    def _average(self, at_s: float) -> None:
+        """Takes the rate of a bin into the averages."""
+        rate = self._mean_rate(BIN_S)
         for index, memory_s in enumerate(_LEVEL_MEMORIES_S):
-            # In the beginning the average is the plain mean of all bins.
-            weight = max(1 / self._bins, -math.expm1(-BIN_S / memory_s))
+            # In the beginning and after a break the average is the plain mean since then.
+            weight = max(BIN_S / (BIN_S + self._known_s), -math.expm1(-BIN_S / memory_s))
             self._levels[index] += weight * (rate - self._levels[index])
-        self._break_levels(usual)
+        self._known_s = min(self._known_s + BIN_S, 2 * _LEVEL_MEMORIES_S[-1])
         for trend in self._trends:
             trend.observe(rate, self._bins)
         for profile in self._profiles:
             profile.observe(at_s - BIN_S, rate, BIN_S)
+
+    def _forecast_anew(self, at_s: float) -> None:
+        """Settles the forecasts for now, and makes new ones."""
         self._level_history.append(math.sqrt(self._levels[1]))
-        outcome = math.sqrt(self._recent_rate())
+        outcome = math.sqrt(self._mean_rate(self.window_s))
         highest = 0.0
         for horizon in self._horizons:
             horizon.settle(self._bins, outcome, self._level_history, self._spread(horizon.forecast))
             forecasts = self._forecasts(at_s, horizon.seconds)
             is_broken = self._bins < self._broken_until_bin
-            least = max(*forecasts, math.sqrt(self._ramp(horizon.seconds))) if is_broken else 0.0
-            least = min(least, math.sqrt(_MOST_RAMP_RATIO * self._mean_rate(_RAMP_BINS // 2)))
-            horizon.forecast_from(self._bins, forecasts, least)
+            horizon.forecast_from(self._bins, forecasts, self._least(forecasts, horizon.seconds) if is_broken else 0.0)
             highest = max(highest, horizon.forecast)
             horizon.await_return(self._bins, highest)
 
-    def _break_levels(self, usual: float) -> None:
-        """Sets the averages to the last bins where chance does not explain how these deviate from what was expected.
+    def _least(self, forecasts: list[float], in_s: float) -> float:
+        """Returns the least that is forecast after a break upwards, as the square root of a rate."""
+        least = max(*forecasts, math.sqrt(self._ramp(in_s)))
+        return min(least, math.sqrt(_MOST_RAMP_RATIO * self._mean_rate(_RAMP_S / 2)))
 
-        Otherwise a long average, which is best while nothing happens, would lag for minutes behind a change. Each
-        number of bins has its own usual deviation, because bursts last longer than a bin.
+    def _break_levels(self, usual: float, level: float, span_s: int) -> None:
+        """Sets the averages to the rate since a change.
+
+        Otherwise a long average, which is best while nothing happens, would lag for minutes behind it.
         """
-        self._expected.append(usual)
-        memory = max(1 / self._bins, BIN_S / 3_600.0)
-        most, bins = 0.0, 0
-        for count, expected in enumerate(reversed(self._expected), 1):
-            changed = (math.sqrt(self._mean_rate(count)) - expected) * math.sqrt(count)
-            variance = max(0.25 / BIN_S, self._variances[count - 1])
-            square = min(changed * changed, _MOST_DEVIATION**2 * variance)
-            self._variances[count - 1] += memory * (square - self._variances[count - 1])
-            deviations = changed / math.sqrt(variance)
-            if count > 1 and abs(deviations) > abs(most):
-                most, bins = deviations, count
-        if self._bins <= 12:
-            self._expected.clear()
-            return
-        if abs(most) > _BREAK_LIMIT:
-            level = self._mean_rate(max(2, bins))
-            self._levels = [level for _ in self._levels]
-            for trend in self._trends:
-                trend.level = max(trend.level, level) if most > 0 else level
-            if most > 0:
-                self._broken_until_bin = self._bins + round(_BROKEN_S / BIN_S)
-            self._expected.clear()
+        self._levels = [level for _ in self._levels]
+        # So much is a mean with growing weights worth.
+        self._known_s = 0.75 * span_s
+        for trend in self._trends:
+            trend.level = max(trend.level, level) if level > usual else level
+        if level > usual:
+            # The weighted mean of a flank that began at the usual rate is two thirds of its height. Where one change
+            # follows another, the usual rate is not known.
+            if self._bins >= self._broken_until_bin:
+                risen = 1.5 * (level - usual)
+                self._flank_s, self._flank = 0.0, (usual + risen, risen / span_s)
+            self._broken_until_bin = self._bins + round(_BROKEN_S / BIN_S)
+        self._changes.expected.clear()
 
-    def _mean_rate(self, bins: int) -> float:
-        """Returns the mean rate of so many last bins."""
-        bins = min(bins, len(self._counts) - 1)
-        return (self._counts[-1] - self._counts[-1 - bins]) / (bins * BIN_S)
-
-    def _recent_rate(self) -> float:
-        """Returns the mean rate of the last `window_s`."""
-        return self._mean_rate(max(1, round(self.window_s / BIN_S)))
+    def _mean_rate(self, seconds: float) -> float:
+        """Returns the mean rate of about so many last seconds."""
+        steps = min(max(1, round(seconds / _STEP_S)), len(self._totals) - 1)
+        return (self._totals[-1] - self._totals[-1 - steps]) / (steps * _STEP_S)
 
     def _ramp(self, in_s: float) -> float:
-        """Returns the rate on the line through the last bins, as far as chance does not explain its slope."""
-        half = min(_RAMP_BINS, len(self._counts) - 1) // 2
+        """Returns the rate on the line through the last seconds, as far as chance does not explain its slope."""
+        half = min(_RAMP_S, len(self._totals) - 1) // 2
         if not half:
             return 0.0
-        last, middle, first = (self._counts[-1 - back] for back in (0, half, 2 * half))
-        seconds = half * BIN_S
+        last, middle, first = (self._totals[-1 - back] for back in (0, half, 2 * half))
+        seconds = half * _STEP_S
         rate, slope = (last - middle) / seconds, (last - 2 * middle + first) / seconds**2
-        # The square of what chance makes of the slope: Poisson noise, times by how much bins exceed it.
-        noise = max(1.0, 4 * BIN_S * self._variances[0]) * (last - first) / seconds**4
-        if slope <= 0 or slope * slope <= noise:
-            return rate
-        risen = (slope - noise / slope) * (0.5 * seconds + min(in_s, _MOST_RAMP_S))
-        return rate + risen
+        # The square of what chance makes of the slope: Poisson noise, times by how much arrivals exceed it.
+        noise = max(1.0, self._changes.variances[0]) * (last - first) / seconds**4
+        left_s = min(in_s, _MOST_RAMP_S)
+        if slope > 0 and slope * slope > noise:
+            rate += (slope - noise / slope) * (0.5 * seconds + left_s)
+        if self._flank_s < _FLANK_S:
+            height, slope = self._flank
+            rate = max(rate, height + slope * (self._flank_s + left_s))
+        return rate
 
     def _forecasts(self, at_s: float, in_s: float) -> list[float]:
         """Returns the competing forecasts, as square roots of rates."""
@@ -212,23 +232,28 @@ class DemandForecast:
 
     def _root(self, horizon: HorizonForecast, quantile: float) -> float:
         if not self._bins:
-            seconds = max(1.0, self._elapsed_s)
-            return math.sqrt(self._count / seconds) + 0.5 / math.sqrt(seconds) * normal_quantile(quantile)
-        return horizon.forecast + horizon.errors.quantile(quantile, self._spread(horizon.forecast))
+            seconds = max(1.0, self._steps * _STEP_S + self._elapsed_s)
+            return math.sqrt((self._totals[-1] + self._count) / seconds) + 0.5 / math.sqrt(seconds) * normal_quantile(
+                quantile
+            )
+        error = horizon.errors.quantile(quantile, self._spread(horizon.forecast))
+        # After a break, the level itself is known from a few seconds only.
+        doubt = 0.5 / math.sqrt(max(BIN_S, self._known_s)) * normal_quantile(quantile)
+        wider = math.hypot(error, doubt) - abs(error)
+        return horizon.forecast + error + math.copysign(wider, doubt)
 
     def _surge(self) -> float:
         """Returns by how many per second the last arrivals exceed the forecast, if chance does not explain it; else 0.
 
         A bin is too long to wait for its end where a crowd comes.
         """
-        if self._bins and self._surge_at != (self._bins, self._count):
-            self._surge_at = (self._bins, self._count)
-            last = self._counts[-1] - self._counts[-2]
+        at = self._bins * _STEPS + self._steps, self._count
+        if self._bins and self._surge_at != at:
+            self._surge_at = at
             high, surge = self._quantile(0.0, 0.95), 0.0
-            for count, seconds in (
-                (self._count, self._elapsed_s),
-                (self._count + last, self._elapsed_s + BIN_S),
-            ):
+            for steps in (self._steps, self._steps + _STEPS):
+                seconds = steps * _STEP_S + self._elapsed_s
+                count = self._count + self._totals[-1] - self._totals[max(-1 - steps, -len(self._totals))]
                 expected = high * seconds
                 if seconds > 0 and count > expected + 4 * math.sqrt(expected) + 3:
                     surge = max(surge, count / max(1.0, seconds) - high)
@@ -280,13 +305,14 @@ class DemandForecast:
             window_s=self.window_s,
             silent_s=self.silent_s,
             bins=self._bins,
-            counts=[*self._counts],
+            totals=[*self._totals],
             broken_bins=max(0, self._broken_until_bin - self._bins),
             levels=[*self._levels],
             level_history=[*self._level_history],
             trends=[(trend.level, trend.slope) for trend in self._trends],
-            variances=[*self._variances],
-            expected=[*self._expected],
+            known_s=self._known_s,
+            variances=[*self._changes.variances],
+            expected=[*self._changes.expected],
             profiles=[profile.snapshot() for profile in self._profiles],
             horizons=[horizon.snapshot() for horizon in self._horizons],
             sizes=self._sizes.sums,
@@ -309,8 +335,9 @@ class DemandForecast:
             len(part)
             for part in (snapshot.levels, snapshot.trends, snapshot.variances, snapshot.profiles, snapshot.horizons)
         )
-        own_lengths = len(self._levels), len(self._trends), _BREAK_BINS, len(self._profiles), len(self._horizons)
-        if snapshot.version != VERSION or lengths != own_lengths or not snapshot.counts or len(snapshot.sizes) != 6:
+        own = self._levels, self._trends, self._changes.variances, self._profiles, self._horizons
+        own_lengths = tuple(len(part) for part in own)
+        if snapshot.version != VERSION or lengths != own_lengths or not snapshot.totals or len(snapshot.sizes) != 6:
             raise ValueError(f"it has version {snapshot.version} or other parts")
         for profile, known in zip(self._profiles, snapshot.profiles, strict=True):
             profile.restore(known)
@@ -320,12 +347,13 @@ class DemandForecast:
             trend.level, trend.slope = level, slope
         self._sizes.sums = snapshot.sizes
         self.window_s, self._bins = snapshot.window_s, snapshot.bins
-        self._counts.clear()
-        self._counts.extend(snapshot.counts)
+        self._totals.clear()
+        self._totals.extend(snapshot.totals)
         self._broken_until_bin = self._bins + snapshot.broken_bins
-        self._levels, self._variances = [*snapshot.levels], [*snapshot.variances]
+        self._levels, self._known_s = [*snapshot.levels], snapshot.known_s
+        self._changes.variances = [*snapshot.variances]
         self._level_history.extend(snapshot.level_history)
-        self._expected.extend(snapshot.expected)
+        self._changes.expected.extend(snapshot.expected)
         self._now_s, self._last_arrival_s = now_s, now_s - snapshot.silent_s
 
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-VERSION = 1
+VERSION = 2
 """Version of the snapshots. One of another version says nothing."""
 
 
@@ -44,16 +44,20 @@ class ForecastSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     silent_s: float
     """Seconds since the last arrival."""
     bins: int
-    counts: list[float]
-    """Requests up to the end of each of the last bins."""
+    totals: list[float]
+    """Requests up to the end of each of the last seconds."""
     broken_bins: int
     """For how many more bins the last break counts."""
     levels: list[float]
     level_history: list[float]
     trends: list[tuple[float, float]]
     """Level and slope of each."""
+    known_s: float
+    """Seconds of which the longest average is the mean, more or less."""
     variances: list[float]
+    """Of each length in which changes are looked for."""
     expected: list[float]
+    """Rates that were expected before each of the last seconds, since the last change."""
     profiles: list[ProfileSnapshot]
     horizons: list[HorizonSnapshot]
     sizes: list[float]
