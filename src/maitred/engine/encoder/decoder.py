@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from maitred.engine.models.batch import BatchChunk, ForwardBatch
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.decoder import Decoder
 from maitred.engine.models.kv_cache import KVCache
-from maitred.engine.models.rotary import rotary_table, rotate
+from maitred.engine.models.rotary import RotaryTables, rotate
 from maitred.engine.models.weights import load_weights
 
 
@@ -73,7 +74,8 @@ class PooledDecoder:
         config = ModelConfig.load(folder)
         weights = load_weights(folder, config, dtype, device, head=False)
         context_tokens = min(config.context_tokens, longest_text(folder) or config.context_tokens)
-        decoder = Decoder(config, weights, WholeTexts(config, device))
+        # The cap is for logits, and there are none: the last rows stand in their place.
+        decoder = Decoder(msgspec.structs.replace(config, logit_cap=0.0), weights, WholeTexts(config, device))
         return cls(decoder, read_pooling(folder, "lasttoken", pooling), context_tokens)
 
     @torch.inference_mode()
@@ -122,8 +124,10 @@ def _step(batch: PackedRows, lengths: Sequence[int]) -> ForwardBatch:
 class TextsPlan:
     """Plan of a step for the attention backend `WholeTexts`."""
 
-    angles: Tensor
-    buckets: list[PrefillBucket]
+    angles: list[Tensor]
+    """Of each rotary table."""
+    buckets: dict[int, list[PrefillBucket]]
+    """Of each window that a layer has; 0: the whole text."""
 
 
 class WholeTexts:
@@ -140,20 +144,24 @@ class WholeTexts:
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         self._config = config
-        self._table = rotary_table(config, device)
+        self._device = device
+        self._rotary = RotaryTables(config, device)
+        self._windows = {config.window_of(layer) for layer in range(config.layers)}
 
     def plan(self, batch: ForwardBatch, cache: KVCache) -> TextsPlan:
         """Sorts the texts into buckets of similar length."""
-        buckets = plan_buckets(batch.chunks, cache.block_tokens, cache.keys.dtype, self._table.device)
-        return TextsPlan(self._table[batch.positions], buckets)
+        shape = (cache.block_tokens, cache.keys.dtype, self._device)
+        buckets = {window: plan_buckets(batch.chunks, *shape, window) for window in self._windows}
+        return TextsPlan(self._rotary.angles(batch.positions), buckets)
 
     def attend(self, layer: int, qkv: Tensor, cache: KVCache, plan: TextsPlan) -> Tensor:
         """Computes the attention of each bucket in one call."""
         config = self._config
         heads = qkv.view(len(qkv), -1, config.head_dim)
         queries, keys, values = heads.tensor_split((config.heads, config.heads + config.kv_heads), dim=1)
-        queries, keys = rotate(queries, plan.angles), rotate(keys, plan.angles)
+        angles = self._rotary.angles_of(layer, plan.angles)
+        queries, keys = rotate(queries, angles), rotate(keys, angles)
         attended = torch.empty_like(queries)
-        for bucket in plan.buckets:
-            bucket.attend(queries, keys, values, layer, cache, attended)
+        for bucket in plan.buckets[config.window_of(layer)]:
+            bucket.attend(config, (queries, keys, values), layer, cache, attended)
         return attended.flatten(1)

@@ -13,7 +13,7 @@ from maitred.engine.kernels.tape import Tape
 from maitred.engine.models.batch import ForwardBatch
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.kv_cache import KVCache
-from maitred.engine.models.rotary import rotary_table, rotate
+from maitred.engine.models.rotary import RotaryTables, rotate
 
 _WORTH_A_THREAD = 1 << 20
 """Minimum multiply-adds of a thread's share; below it, waking the thread costs more than it saves."""
@@ -33,8 +33,8 @@ class CPUPlan:
     """Memory that the step's fields point to; it lives as long as the step is computed."""
 
     batch: ForwardBatch
-    tables: Array
-    """Block tables of the decodes, then of the chunks."""
+    tables: list[Array]
+    """Block tables of the decodes, then of the chunks: those of all layers, and of layers with a window."""
     runs: Array
 
 
@@ -51,23 +51,33 @@ class CPUAttention:
     def __init__(self, config: ModelConfig, threads: int | None = None) -> None:
         self.threads = threads or torch.get_num_threads()
         self._config = config
-        self._table = rotary_table(config)
+        self._rotary = RotaryTables(config)
         self._step = _Step()
+        self._window_step = _Step()
+        """Fields for the layers with a window, which may have other blocks."""
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
     def plan(self, batch: ForwardBatch, cache: KVCache) -> CPUPlan:
         """Cuts the step into runs of rows, and stores their addresses in the step's fields."""
-        config, step = self._config, self._step
-        tables, runs = _tables(batch), _runs(batch)
-        rows, length = runs[:, 2], runs[:, 3]
-        own = scratch_bytes(config.head_dim, config.group_size, cache.block_tokens, tables.shape[1])
-        if own * self.threads > len(self._scratch):
-            self._scratch = torch.empty(2 * own * self.threads, dtype=torch.uint8)
-        step[:] = [
-            *(len(batch.positions), len(runs), int(rows @ length) + int(rows @ (rows - 1)) // 2),
-            *(batch.positions.data_ptr(), batch.slots.data_ptr(), _address(tables), tables.shape[1]),
-            *(_address(runs), self._scratch.data_ptr(), own),
-        ]
+        config, own = self._config, batch.window
+        runs = _runs(batch)
+        tables = [_tables(batch.decode_tables, [chunk.block_table for chunk in batch.chunks])]
+        if own is not None:
+            tables.append(_tables(own.decode_tables, own.chunk_tables))
+        scratch = max(
+            scratch_bytes(config.head_dim, config.group_size, cache.block_tokens, table.shape[1]) for table in tables
+        )
+        if scratch * self.threads > len(self._scratch):
+            self._scratch = torch.empty(2 * scratch * self.threads, dtype=torch.uint8)
+        slots = [batch.slots, batch.slots if own is None else own.slots]
+        for step, table, places, window in zip(
+            (self._step, self._window_step), (tables[0], tables[-1]), slots, (0, config.window), strict=True
+        ):
+            step[:] = [
+                *(len(batch.positions), len(runs), _attended(runs, window)),
+                *(batch.positions.data_ptr(), places.data_ptr(), _address(table), table.shape[1]),
+                *(_address(runs), self._scratch.data_ptr(), scratch),
+            ]
         return CPUPlan(batch, tables, runs)
 
     def attend(self, layer: int, qkv: Tensor, cache: KVCache, plan: CPUPlan) -> Tensor:
@@ -78,19 +88,25 @@ class CPUAttention:
         else:
             heads = qkv.view(len(qkv), -1, config.head_dim)
             unturned, keys, values = heads.tensor_split((config.heads, config.heads + config.kv_heads), dim=1)
-            angles = self._table[plan.batch.positions]
-            cache.write(layer, rotate(keys, angles), values, plan.batch.slots)
+            angles = self._rotary.of(layer)[plan.batch.positions]
+            own = plan.batch.window if config.window_of(layer) else None
+            cache.write(layer, rotate(keys, angles), values, plan.batch.slots if own is None else own.slots)
             queries = rotate(unturned, angles).float().flatten(1)
         attended = torch.empty(len(qkv), config.heads * config.head_dim)
         calls = self._calls(layer, queries.data_ptr(), queries.shape[1], attended.data_ptr(), cache)
+        step = self._step_of(layer)
         for entry, fields, counter, worth in calls if queries is qkv else calls[1:]:
-            count = self._step[_PLACES[counter]]
+            count = step[_PLACES[counter]]
             entry.run(count, fields, max(1, min(self.threads, count // worth)))
         return attended.to(qkv.dtype)
 
     def counter(self, name: str) -> int:
         """Returns the address of one of the step's fields."""
-        return ctypes.addressof(self._step) + 8 * _PLACES[name]
+        return _field(self._step, name)
+
+    def _step_of(self, layer: int) -> "ctypes.Array[ctypes.c_int64]":
+        """Returns the step's fields for a layer."""
+        return self._window_step if self._config.window_of(layer) else self._step
 
     def record(self, tape: Tape, layer: int, qkv: int, attended: int, cache: KVCache) -> None:
         """Adds the attention of one layer to a tape; `plan` must be called before the tape is played.
@@ -103,18 +119,24 @@ class CPUAttention:
             cache: Cache that is written and read.
         """
         for entry, fields, counter, worth in self._calls(layer, qkv, self._config.qkv_features, attended, cache):
-            tape.add(entry, fields, self.counter(counter), worth)
+            tape.add(entry, fields, _field(self._step_of(layer), counter), worth)
 
     def _calls(
         self, layer: int, heads: int, stride: int, attended: int, cache: KVCache
     ) -> list[tuple[CompiledEntry, list[int], str, int]]:
         """Returns the calls of a layer: entry, fields, name of the part counter, and minimum parts per thread."""
         config, kind = self._config, _KINDS[cache.keys.dtype]
-        parts = (cache.keys, cache.values, cache.key_scales, cache.value_scales)
-        fields = [ctypes.addressof(self._step), heads, stride, attended]
-        fields += [part[layer].data_ptr() for part in parts] + [config.kv_heads]
-        shape = [self._table.data_ptr(), config.heads, config.head_dim, cache.block_tokens]
-        attend = attention(config.head_dim, cache.block_tokens, config.group_size, kind)
+        own, row = cache.of(layer)
+        parts = (own.keys, own.values, own.key_scales, own.value_scales)
+        fields = [ctypes.addressof(self._step_of(layer)), heads, stride, attended]
+        fields += [part[row].data_ptr() for part in parts] + [config.kv_heads]
+        shape = [self._rotary.of(layer).data_ptr(), config.heads, config.head_dim, cache.block_tokens]
+        attend = attention(
+            *(config.head_dim, cache.block_tokens, config.group_size, kind),
+            scale=config.score_scale,
+            window=config.window_of(layer),
+            cap=config.score_cap,
+        )
         worth = max(1, _WORTH_A_THREAD // (2 * config.heads * config.head_dim))
         return [
             (rotation(kind), fields + shape, "rows", _ROWS_WORTH_A_THREAD),
@@ -122,18 +144,30 @@ class CPUAttention:
         ]
 
 
-def _tables(batch: ForwardBatch) -> Array:
+def _field(step: "ctypes.Array[ctypes.c_int64]", name: str) -> int:
+    return ctypes.addressof(step) + 8 * _PLACES[name]
+
+
+def _attended(runs: Array, window: int) -> int:
+    """Returns the number of tokens that rows attend to, each at most to a window, if there is one."""
+    rows, length = runs[:, 2], runs[:, 3]
+    if window:
+        return int(rows @ np.minimum(length + rows // 2, window))
+    return int(rows @ length) + int(rows @ (rows - 1)) // 2
+
+
+def _tables(decode_tables: Tensor, chunk_tables: list[list[int]]) -> Array:
     """Makes the block tables of the decodes, then of the chunks, int32 ``[D + chunks, most blocks]``."""
     # Numba compiles a kernel again for every new memory order, which must not happen during a request.
-    of_decodes: Array = batch.decode_tables.contiguous().numpy()
-    if not batch.chunks:
+    of_decodes: Array = decode_tables.contiguous().numpy()
+    if not chunk_tables:
         return of_decodes
     decodes, width = of_decodes.shape
-    width = max(width, *(len(chunk.block_table) for chunk in batch.chunks))
-    tables = np.zeros((decodes + len(batch.chunks), width), np.int32)
+    width = max(width, *map(len, chunk_tables))
+    tables = np.zeros((decodes + len(chunk_tables), width), np.int32)
     tables[:decodes, : of_decodes.shape[1]] = of_decodes
-    for row, chunk in enumerate(batch.chunks, decodes):
-        tables[row, : len(chunk.block_table)] = chunk.block_table
+    for row, table in enumerate(chunk_tables, decodes):
+        tables[row, : len(table)] = table
     return tables
 
 

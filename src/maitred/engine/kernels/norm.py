@@ -40,6 +40,14 @@ def add_norm_fused(stream: Tensor, addend: Tensor, gain: Tensor, epsilon: float)
     return normalised
 
 
+def norm_fused(rows: Tensor, gain: Tensor, epsilon: float) -> Tensor:
+    """Computes the norm of contiguous fp32 rows on a CPU, in place."""
+    norm_rows().run(
+        len(rows), norm_fields(rows.data_ptr(), 0, gain.data_ptr(), rows.data_ptr(), rows.shape[1], epsilon)
+    )
+    return rows
+
+
 def make_add_norm(dtype: torch.dtype, device: torch.device) -> AddNorm:
     """Returns the fastest implementation for this type and device."""
     return add_norm_fused if device.type == "cpu" and dtype == torch.float32 else add_norm

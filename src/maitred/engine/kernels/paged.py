@@ -32,7 +32,15 @@ from maitred.engine.kernels.job import (
     numbers,
     take,
 )  # fmt: skip
-from maitred.engine.kernels.simd import EDITION, add_weighted_rows, copy_numbers, narrow, scale_strip, softmax_strips
+from maitred.engine.kernels.simd import (
+    EDITION,
+    add_weighted_rows,
+    cap_strips,
+    copy_numbers,
+    narrow,
+    scale_strip,
+    softmax_strips,
+)
 
 _STRIP = 16
 """Maximum tokens, or numbers of a head, side by side: one register of AVX-512, two of AVX2."""
@@ -120,8 +128,14 @@ def attention(
     kind: int,
     registers: int = REGISTERS,
     vector_lanes: int = VECTOR_LANES,
+    *,
+    scale: float = 0.0,
+    window: int = 0,
+    cap: float = 0.0,
 ) -> CompiledEntry:
     """Compiles the attention of runs of rows for one model's shape. A decode is a run of one row.
+
+    Windows and caps are compiled in, so layers without them do not pay for them.
 
     The job has `LAYER_FIELDS`. Its parts are counted in attended tokens, but threads take runs of the step.
 
@@ -133,6 +147,9 @@ def attention(
             its key, a weight with the scale of its value.
         registers: Vector registers of the processor.
         vector_lanes: Fp32 numbers of a register.
+        scale: Factor of the scores; 0: one over the root of the head size.
+        window: Maximum tokens that a row attends to, itself the last one; 0: all. Blocks before it are not read.
+        cap: Soft cap of the scores; 0: none.
     """
     key_lanes, value_lanes = math.gcd(_STRIP, block_tokens), math.gcd(_STRIP, head_dim)
     # The number of partial sums decides the rounding, so it must not depend on how many rows are computed together. It
@@ -150,7 +167,8 @@ def attention(
     value_strips_alone = math.gcd(head_dim // value_lanes, value_strips_alone)
     edition, scaled = EDITION, kind == INT8
     block_size = head_dim * block_tokens
-    scale = np.float32(head_dim**-0.5)
+    factor = np.float32(scale or head_dim**-0.5)
+    capped, cap_at, softmax_scale = cap != 0.0, np.float32(cap), np.float32(1.0) if cap else factor
 
     def attend(address: Any) -> None:  # noqa: ANN401 - a C pointer
         if edition < 0:  # never; but what a function names is part of its key on disk
@@ -177,14 +195,16 @@ def attention(
             while row < end:
                 rows = tile if row + tile <= end else 1
                 blocks = (length + rows - 1 + block_tokens - 1) // block_tokens
+                first = max(0, length - window) // block_tokens if window else 0
+                start = first * block_tokens
                 for h in range(kv_heads):
                     # Side by side: the heads of all rows that read the same cached head.
                     for r in range(rows):
                         source = (row + r) * stride + h * group * head_dim
                         copy_numbers(packed, r * group * head_dim, queries, source, group * head_dim)
                     for line in range(rows * group):
-                        scores[line * width : line * width + blocks * block_tokens] = np.float32(0.0)
-                    for b in range(0, blocks, abreast if rows == tile else abreast_alone):
+                        scores[line * width + start : line * width + blocks * block_tokens] = np.float32(0.0)
+                    for b in range(first, blocks, abreast if rows == tile else abreast_alone):
                         block = tables[table + b] * kv_heads + h
                         other = tables[table + min(b + 1, blocks - 1)] * kv_heads + h
                         for t in range(0, block_tokens, key_lanes):
@@ -205,18 +225,24 @@ def attention(
                                     (other - block) * block_size, block_tokens,
                                 )  # fmt: skip
                     if scaled:
-                        for b in range(blocks):
+                        for b in range(first, blocks):
                             scales_at = (tables[table + b] * kv_heads + h) * block_tokens
                             for t in range(0, block_tokens, key_lanes):
                                 for line in range(rows * group):
                                     place = line * width + b * block_tokens + t
                                     scale_strip(scores, place, key_scales, scales_at + t, key_lanes)
                     for line in range(rows * group):
-                        softmax_strips(
-                            scores, line * width, blocks * block_tokens, length + line // group, scale, key_lanes
-                        )
+                        place, padded = line * width + start, blocks * block_tokens - start
+                        seen = length + line // group
+                        if capped:
+                            cap_strips(scores, place, padded, factor, cap_at, key_lanes)
+                        if window:
+                            hidden = max(0, seen - window) - start
+                            softmax_strips(scores, place, padded, hidden, seen - start, softmax_scale, key_lanes)
+                        else:
+                            softmax_strips(scores, place, padded, 0, seen, softmax_scale, key_lanes)
                     sums[: rows * group * head_dim] = np.float32(0.0)
-                    for b in range(blocks):
+                    for b in range(first, blocks):
                         block = tables[table + b] * kv_heads + h
                         if scaled:
                             for t in range(0, block_tokens, key_lanes):

@@ -8,7 +8,7 @@ from torch import Tensor
 from maitred.engine.models.batch import ForwardBatch
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.kv_cache import KVCache
-from maitred.engine.models.rotary import rotary_table, rotate
+from maitred.engine.models.rotary import RotaryTables, rotate
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,8 @@ class ReferencePlan:
     """Plan of a step: one span per sequence."""
 
     slots: Tensor
-    angles: Tensor
+    angles: list[Tensor]
+    """Of each rotary table."""
     spans: list[RowSpan]
 
 
@@ -43,7 +44,8 @@ class ReferenceAttention:
 
     def __init__(self, config: ModelConfig, device: torch.device | str = "cpu") -> None:
         self._config = config
-        self._table = rotary_table(config, device)
+        self._device = torch.device(device)
+        self._rotary = RotaryTables(config, device)
 
     def plan(self, batch: ForwardBatch, cache: KVCache) -> ReferencePlan:
         """Lists the sequences of the step."""
@@ -53,19 +55,19 @@ class ReferenceAttention:
             for row in range(batch.num_decodes)
         ]
         for chunk in batch.chunks:
-            blocks = torch.tensor(
-                chunk.block_table[: -(-chunk.context // cache.block_tokens)], device=self._table.device
-            )
+            used = chunk.block_table[: -(-chunk.context // cache.block_tokens)]
+            blocks = torch.tensor(used, device=self._device)
             spans.append(RowSpan(chunk.start_row, chunk.end_row - 1, chunk.context, blocks))
-        return ReferencePlan(batch.slots, self._table[batch.positions], spans)
+        return ReferencePlan(batch.slots, self._rotary.angles(batch.positions), spans)
 
     def attend(self, layer: int, qkv: Tensor, cache: KVCache, plan: ReferencePlan) -> Tensor:
         """Rotates and writes all rows, then computes the sequences one by one."""
         config = self._config
         heads = qkv.view(len(qkv), -1, config.head_dim)
         queries, keys, values = heads.tensor_split((config.heads, config.heads + config.kv_heads), dim=1)
-        queries = rotate(queries, plan.angles)
-        cache.write(layer, rotate(keys, plan.angles), values, plan.slots)
+        angles = self._rotary.angles_of(layer, plan.angles)
+        queries = rotate(queries, angles)
+        cache.write(layer, rotate(keys, angles), values, plan.slots)
         attended = torch.empty_like(queries)
         for span in plan.spans:
             rows = slice(span.first_row, span.last_row + 1)
@@ -81,8 +83,14 @@ class ReferenceAttention:
             return tokens[0, : span.context].float().repeat_interleave(group, dim=1)
 
         keys, values = map(per_query_head, cache.gather(layer, span.blocks[None]))
-        scores = torch.einsum("lhd,shd->hls", queries.float(), keys) * self._config.head_dim**-0.5
-        positions = torch.arange(span.context - len(queries), span.context, device=queries.device)
-        future = torch.arange(span.context, device=queries.device)[None, :] > positions[:, None]
-        weights = scores.masked_fill(future, float("-inf")).softmax(dim=-1)
+        config = self._config
+        scores = torch.einsum("lhd,shd->hls", queries.float(), keys) * config.scale
+        if config.score_cap:
+            scores = (scores / config.score_cap).tanh() * config.score_cap
+        positions = torch.arange(span.context - len(queries), span.context, device=queries.device)[:, None]
+        others = torch.arange(span.context, device=queries.device)[None, :]
+        unseen = others > positions
+        if window := config.window_of(layer):
+            unseen |= others <= positions - window
+        weights = scores.masked_fill(unseen, float("-inf")).softmax(dim=-1)
         return torch.einsum("hls,shd->lhd", weights, values).to(queries.dtype)

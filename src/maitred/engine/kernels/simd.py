@@ -18,7 +18,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-EDITION = 8
+EDITION = 9
 """Version of the emitted code; raise it with every change to this file.
 
 Numba's cache on disk checks only the file of a kernel, not the files that it uses.
@@ -164,22 +164,27 @@ def scale_strip(typing_context: Any, numbers: Any, at: Any, scales: Any, scales_
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def softmax_strips(typing_context: Any, scores: Any, at: Any, padded: Any, count: Any, scale: Any, lanes: Any) -> Any:
-    """Turns `count` scores, times `scale`, into probabilities in place, and zeroes the scores up to `padded`.
+def softmax_strips(
+    typing_context: Any, scores: Any, at: Any, padded: Any, first: Any, count: Any, scale: Any, lanes: Any
+) -> Any:
+    """Turns scores `first` to `count`, times `scale`, into probabilities in place, and zeroes all others to `padded`.
 
     `scores` is flat fp32, `padded` a multiple of the constant `lanes`. A lane adds up every ``lanes``-th number, and
-    zeros change no sum. So the result depends on the scores alone, not on the length of the padding.
+    zeros change no sum. So the result depends on the scores alone, not on the length of the padding. If `first` is the
+    constant 0, no code looks for it.
     """
     if not isinstance(lanes, types.IntegerLiteral):
         return None
     width = lanes.literal_value
+    whole = isinstance(first, types.IntegerLiteral) and first.literal_value == 0
     vector, ints = ir.VectorType(_FLOAT, width), ir.VectorType(_INT32, width)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         place = _pointer(context, builder, scores, arguments[0], arguments[1])
         strips = builder.udiv(arguments[2], _INT64(width))
-        count = _splat(builder, builder.trunc(arguments[3], _INT32), ints)
-        scale = _splat(builder, arguments[4], vector)
+        least = None if whole else _splat(builder, builder.trunc(arguments[3], _INT32), ints)
+        count = _splat(builder, builder.trunc(arguments[4], _INT32), ints)
+        scale = _splat(builder, arguments[5], vector)
         lowest, zero = ir.Constant(vector, [float("-inf")] * width), ir.Constant(vector, [0.0] * width)
 
         def strip(index: Any) -> tuple[Any, Any]:
@@ -188,7 +193,10 @@ def softmax_strips(typing_context: Any, scores: Any, at: Any, padded: Any, count
                 _splat(builder, builder.trunc(first, _INT32), ints), ir.Constant(ints, list(range(width)))
             )
             strip_at = builder.bitcast(builder.gep(place, [first]), vector.as_pointer())
-            return strip_at, builder.icmp_signed("<", numbers, count)
+            counts = builder.icmp_signed("<", numbers, count)
+            if least is not None:
+                counts = builder.and_(counts, builder.icmp_signed(">=", numbers, least))
+            return strip_at, counts
 
         def over_strips(start: Any, step: Callable[[Any, Any, Any], Any]) -> Any:
             """Folds all strips into a vector; `step` gets an address, a mask and the vector so far."""
@@ -222,7 +230,40 @@ def softmax_strips(typing_context: Any, scores: Any, at: Any, padded: Any, count
         over_strips(zero, divide)
         return context.get_dummy_value()
 
-    return types.void(scores, types.intp, types.intp, types.intp, types.float32, lanes), generate
+    signature = types.void(
+        scores, types.intp, types.intp, first if whole else types.intp, types.intp, types.float32, lanes
+    )
+    return signature, generate
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def cap_strips(typing_context: Any, scores: Any, at: Any, padded: Any, scale: Any, cap: Any, lanes: Any) -> Any:
+    """Replaces each score by ``cap * tanh(scale * score / cap)``, up to `padded`, as in `softmax_strips`."""
+    if not isinstance(lanes, types.IntegerLiteral):
+        return None
+    width = lanes.literal_value
+    vector = ir.VectorType(_FLOAT, width)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = _pointer(context, builder, scores, arguments[0], arguments[1])
+        cap = _splat(builder, arguments[4], vector)
+        inner = _splat(builder, builder.fdiv(arguments[3], arguments[4]), vector)
+        zero, one = ir.Constant(vector, [0.0] * width), ir.Constant(vector, [1.0] * width)
+        with cgutils.for_range(builder, builder.udiv(arguments[2], _INT64(width))) as loop:
+            strip_at = builder.gep(place, [builder.mul(loop.index, _INT64(width))])
+            strip_at = builder.bitcast(strip_at, vector.as_pointer())
+            x = builder.fmul(builder.load(strip_at, align=4), inner)
+            negative = builder.fcmp_ordered("<", x, zero)
+            below = builder.select(negative, x, builder.fsub(zero, x))
+            # tanh |x| = (1 - e**-2|x|) / (1 + e**-2|x|): the exponential cannot overflow.
+            away = _exponential(builder, builder.fadd(below, below))
+            size = builder.fdiv(builder.fsub(one, away), builder.fadd(one, away))
+            builder.store(
+                builder.fmul(builder.select(negative, builder.fsub(zero, size), size), cap), strip_at, align=4
+            )
+        return context.get_dummy_value()
+
+    return types.void(scores, types.intp, types.intp, types.float32, types.float32, lanes), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -38,6 +38,21 @@ class BatchChunk:
         return self.context_before + self.length
 
 
+@dataclass(frozen=True, slots=True)
+class WindowBlocks:
+    """Places of a step's tokens in the blocks of the layers with a window, where these have blocks of their own.
+
+    Positions are those of `ForwardBatch`; entries of blocks outside the window are any valid block.
+    """
+
+    slots: Tensor
+    """int64 ``[T]``"""
+    decode_tables: Tensor
+    """int32 ``[D, max_blocks]``"""
+    chunk_tables: list[list[int]]
+    """Block table of each chunk."""
+
+
 _PIECE_BYTES, _DEVICE_PIECE_BYTES = 32 << 20, 128 << 20
 """Memory of the logits that are computed together for `ScoredRows`, on a CPU and on an accelerator: enough rows for a
 fast product, which on an accelerator are more."""
@@ -79,6 +94,8 @@ class ForwardBatch:
     chunks: list[BatchChunk] = field(default_factory=list)
     greedy: bool = False
     """Whether only the largest logit of each row is needed; then others may be minus infinity."""
+    window: WindowBlocks | None = None
+    """Blocks of the layers with a window; None: they use the same as all layers."""
     scored: ScoredRows | None = None
     """Further rows whose logits are read while the step is computed."""
 

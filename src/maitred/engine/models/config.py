@@ -1,40 +1,20 @@
 """Configuration of a decoder: Hugging Face's ``config.json``, read into one struct for all families.
 
-The families differ in five small things (biases, norms on query and key heads, rotary scaling, an explicit head size,
-tied embeddings), and each is a field here. So the decoder never asks which family it runs.
+What the families differ in (biases, norms, windows, caps, rotary scaling, the activation) is a field each here. So the
+decoder never asks which family it runs. `families` reads the fields of each family.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from msgspec import Struct
 
 from maitred.core.errors import ConfigInvalid
+from maitred.engine.models.families import read_family
+from maitred.engine.models.rotary_config import RotaryConfig, check_rotary
 from maitred.text.tokenizer_config import read_eos_token
-
-_WINDOW_TOKENS = 4096
-"""Sliding window of a Mistral or Qwen model whose configuration does not name one."""
-_QWEN3_HEAD_DIM = 128
-"""Width of a head of a Qwen 3 model whose configuration does not name it."""
-_QWEN_FULL_LAYERS = 28
-"""Layers of a Qwen model that attend to the whole context, where its configuration does not name their number."""
-
-
-class RotaryConfig(Struct, frozen=True):
-    """Rotary embedding (Su et al., "RoFormer", 2021) with the scaling of its frequencies.
-
-    `linear` divides every frequency by `factor`; `llama3` divides the low ones only, blending between the two
-    wavelengths that `low_frequency_factor` and `high_frequency_factor` mark off (Llama 3.1's rule).
-    """
-
-    theta: float = 10_000.0
-    scaling: Literal["none", "linear", "llama3"] = "none"
-    factor: float = 1.0
-    low_frequency_factor: float = 1.0
-    high_frequency_factor: float = 4.0
-    original_context_tokens: int = 8192
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True):
@@ -50,19 +30,37 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     kv_heads: int
     head_dim: int
     context_tokens: int
-    """Maximum tokens of prompt and answer together.
-
-    It is no more than the sliding window, if the checkpoint has one. Within the window, a sliding window changes
-    nothing;
-    beyond it, the answer would differ from the model's own.
-    """
+    """Maximum tokens of prompt and answer together."""
     norm_epsilon: float
     rotary: RotaryConfig = RotaryConfig()
+    local_rotary: RotaryConfig | None = None
+    """Rotary embedding of the layers with a window; None: that of all layers."""
+    unrotated: tuple[int, ...] = ()
+    """Layers that do not rotate queries and keys at all (SmolLM3)."""
+    windows: tuple[int, ...] = ()
+    """Window of each layer: a token attends to so many tokens at most, itself the last one; 0: to the whole context.
+
+    Empty: no layer has a window. All windows of a model are equal.
+    """
+    score_scale: float = 0.0
+    """Factor of the attention scores; 0: one over the root of the head size."""
+    score_cap: float = 0.0
+    """Soft cap of the attention scores: ``cap * tanh(score / cap)``; 0: none."""
+    logit_cap: float = 0.0
+    """Soft cap of the logits; 0: none."""
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     head_norms: bool = False
     """Whether every query and key head has an RMS norm before the rotation (Qwen3)."""
+    sandwich_norms: bool = False
+    """Whether the results of attention and MLP have norms of their own before they are added (Gemma 2)."""
+    gain_offset: float = 0.0
+    """Added to the stored gains of all norms: 1 where they are stored as differences from 1 (Gemma)."""
+    embedding_scale: float = 1.0
+    """Factor of the embeddings, where they are read."""
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    """Activation of the MLP's gate."""
     tied_embeddings: bool = False
     """Whether the output projection is the embedding table."""
     stored_dtype: str = "float32"
@@ -78,6 +76,26 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     def qkv_features(self) -> int:
         """Width of the fused projection: queries, keys and values side by side."""
         return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    @property
+    def window(self) -> int:
+        """Window of the layers that have one; 0: none has."""
+        return max(self.windows, default=0)
+
+    @property
+    def scale(self) -> float:
+        """Factor of the attention scores."""
+        return self.score_scale or self.head_dim**-0.5
+
+    def window_of(self, layer: int) -> int:
+        """Returns the window of a layer; 0: it attends to the whole context."""
+        return self.windows[layer] if self.windows else 0
+
+    def rotary_of(self, layer: int) -> RotaryConfig | None:
+        """Returns the rotary embedding of a layer; None: it rotates nothing."""
+        if layer in self.unrotated:
+            return None
+        return self.local_rotary if self.local_rotary is not None and self.window_of(layer) else self.rotary
 
     @classmethod
     def load(cls, folder: Path) -> "ModelConfig":
@@ -115,124 +133,46 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _parse(fields: Mapping[str, Any], generation: Mapping[str, Any], ends: tuple[int, ...]) -> ModelConfig:
-    architecture = (fields.get("architectures") or ["none named"])[0]
-    traits = _FAMILIES.get(_HEADLESS.get(architecture, architecture))
-    if traits is None:
-        raise ConfigInvalid(
-            f"The architecture {architecture} is not supported. Supported: {', '.join(sorted(_FAMILIES))}."
-        )
-    if fields.get("quantization_config"):
+    quantised = fields.get("quantization_config")
+    fields, traits = read_family(fields)
+    if quantised:
         raise ConfigInvalid(
             "The checkpoint is quantised, and maitred reads float32, float16 and bfloat16 weights only. Use the "
             "model's unquantised checkpoint."
         )
-    if (activation := fields.get("hidden_act", "silu")) != "silu":
-        raise ConfigInvalid(f"The activation {activation} is not supported; {architecture} models use silu.")
     heads = int(fields["num_attention_heads"])
     kv_heads = int(fields.get("num_key_value_heads") or heads)
     hidden_size = int(fields["hidden_size"])
     if heads % kv_heads:
         raise ConfigInvalid(f"{heads} attention heads cannot be shared out among {kv_heads} key/value heads.")
+    head_dim = int(fields.get("head_dim") or hidden_size // heads)
+    rotary: RotaryConfig = traits["rotary"]
+    check_rotary(rotary, head_dim)
+    local_rotary: RotaryConfig | None = traits.get("local_rotary")
+    if local_rotary is not None and local_rotary.share != rotary.share:
+        raise ConfigInvalid(
+            "partial_rotary_factor differs between kinds of layers, which is not supported. Use a checkpoint in which "
+            "all layers rotate the same part of each head."
+        )
     context_tokens = int(fields["max_position_embeddings"])
-    if window := _sliding_window(architecture, fields):
-        context_tokens = min(context_tokens, window)
+    if rotary.scaling == "yarn":  # published files often keep the original length, and say how much longer it may be
+        context_tokens = max(context_tokens, int(rotary.factor * rotary.original_context_tokens))
     return ModelConfig(
-        architecture=architecture,
+        architecture=fields["architectures"][0],
         vocab_size=int(fields["vocab_size"]),
         hidden_size=hidden_size,
         intermediate_size=int(fields["intermediate_size"]),
         layers=int(fields["num_hidden_layers"]),
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=int(fields.get("head_dim") or (_QWEN3_HEAD_DIM if traits is _qwen3_traits else hidden_size // heads)),
+        head_dim=head_dim,
         context_tokens=context_tokens,
         norm_epsilon=float(fields["rms_norm_eps"]),
-        rotary=_rotary(fields),
         tied_embeddings=bool(fields.get("tie_word_embeddings", False)),
         stored_dtype=str(fields.get("dtype") or fields.get("torch_dtype") or "float32"),
         # A fine-tuned model may keep the files of its base, whose texts end with another token than its turns.
         eos_token_ids=tuple(dict.fromkeys((*_eos_token_ids(generation), *_eos_token_ids(fields), *ends))),
-        **traits(fields),
-    )
-
-
-def _llama_traits(fields: Mapping[str, Any]) -> dict[str, bool]:
-    attention_bias = bool(fields.get("attention_bias", False))
-    return {"qkv_bias": attention_bias, "output_bias": attention_bias, "mlp_bias": bool(fields.get("mlp_bias", False))}
-
-
-def _mistral_traits(fields: Mapping[str, Any]) -> dict[str, bool]:
-    return {}
-
-
-def _qwen2_traits(fields: Mapping[str, Any]) -> dict[str, bool]:
-    return {"qkv_bias": True}
-
-
-def _qwen3_traits(fields: Mapping[str, Any]) -> dict[str, bool]:
-    attention_bias = bool(fields.get("attention_bias", False))
-    return {"qkv_bias": attention_bias, "output_bias": attention_bias, "head_norms": True}
-
-
-_FAMILIES: dict[str, Callable[[Mapping[str, Any]], dict[str, bool]]] = {
-    "LlamaForCausalLM": _llama_traits,
-    "MistralForCausalLM": _mistral_traits,
-    "Qwen2ForCausalLM": _qwen2_traits,
-    "Qwen3ForCausalLM": _qwen3_traits,
-}
-_HEADLESS = {name.replace("ForCausalLM", "Model"): name for name in _FAMILIES}
-"""Architecture of a model that was saved without its head, for embeddings -> the architecture with a head."""
-
-
-def _sliding_window(architecture: str, fields: Mapping[str, Any]) -> int | None:
-    """Returns the sliding window in tokens; None: every layer attends to the whole context.
-
-    A window is on or off as in `transformers`: Llama has none, Mistral's is on wherever it is given, and Qwen's is off
-    unless it is asked for, and then only from layer `max_window_layers` on.
-    """
-    family = architecture.removesuffix("ForCausalLM").removesuffix("Model")
-    if family == "Llama":
-        return None
-    window = fields.get("sliding_window", _WINDOW_TOKENS)
-    if family != "Mistral":
-        if not fields.get("use_sliding_window", False):
-            return None
-        layer_types = fields.get("layer_types")
-        if layer_types is None:
-            slides = int(fields.get("max_window_layers", _QWEN_FULL_LAYERS)) < int(fields["num_hidden_layers"])
-        else:
-            slides = "sliding_attention" in layer_types
-        window = window if slides else None
-    return int(window) if window else None
-
-
-def _rotary(fields: Mapping[str, Any]) -> RotaryConfig:
-    """Parses the rotary settings under ``rope_parameters`` (new) or ``rope_scaling`` and ``rope_theta`` (old)."""
-    rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    if any(isinstance(value, dict) for value in rope.values()):
-        raise ConfigInvalid(
-            "Models whose layers have rotary embeddings of their own (rope_parameters) are not supported."
-        )
-    theta = float(rope.get("rope_theta") or fields.get("rope_theta") or 10_000.0)
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if float(rope.get("partial_rotary_factor") or fields.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise ConfigInvalid("Models that rotate only a part of each head (partial_rotary_factor) are not supported.")
-    if kind == "default":
-        return RotaryConfig(theta=theta)
-    if kind == "linear":
-        return RotaryConfig(theta=theta, scaling="linear", factor=float(rope["factor"]))
-    if kind == "llama3":
-        return RotaryConfig(
-            theta=theta,
-            scaling="llama3",
-            factor=float(rope["factor"]),
-            low_frequency_factor=float(rope["low_freq_factor"]),
-            high_frequency_factor=float(rope["high_freq_factor"]),
-            original_context_tokens=int(rope["original_max_position_embeddings"]),
-        )
-    raise ConfigInvalid(
-        f"The rotary scaling {kind!r} is not supported. Supported: default, linear, llama3. Where the checkpoint runs "
-        "unscaled within its original context, remove rope_scaling from config.json."
+        **traits,
     )
 
 

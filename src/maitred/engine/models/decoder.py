@@ -1,10 +1,13 @@
 """Forward pass of a pre-norm transformer decoder with rotary positions and a gated MLP (Touvron et al., 2023).
 
-One function serves all families. They differ only in data: optional biases, and optional norms on the heads. On a CPU
+One function serves all families. They differ only in data: optional biases, optional norms on heads and results, the
+activation of the gate, and caps. On a CPU
 in fp32 the same operations run without the interpreter; see `recording`.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,11 +17,11 @@ from torch.nn import functional
 from maitred.engine.kernels.backend import AttentionBackend
 from maitred.engine.kernels.cpu import CPUAttention
 from maitred.engine.kernels.gate import gate, make_gate
-from maitred.engine.kernels.norm import add_norm, make_add_norm
+from maitred.engine.kernels.norm import add_norm, make_add_norm, norm_fused
 from maitred.engine.models.batch import BatchChunk, ForwardBatch
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.kv_cache import KVCache
-from maitred.engine.models.recording import StepRecorder, can_tape
+from maitred.engine.models.recording import StepRecorder, can_tape, cap_logits, embed
 from maitred.engine.models.weights import Weights
 
 
@@ -41,7 +44,10 @@ class Decoder:
         self._attention = attention
         self._accelerated = accelerated
         self._add_norm = add_norm if accelerated else make_add_norm(self.dtype, self.device)
-        self._gate = gate if accelerated else make_gate(self.dtype, self.device)
+        gelu = config.activation == "gelu_tanh"
+        self._gate = partial(gate, gelu=gelu) if accelerated else make_gate(self.dtype, self.device, gelu=gelu)
+        fused = not accelerated and self.dtype == torch.float32 and self.device.type == "cpu"
+        self._norm: Callable[[Tensor, Tensor, float], Tensor] = norm_fused if fused else _norm
         self._recording = (
             StepRecorder(config, weights, attention)
             if isinstance(attention, CPUAttention) and can_tape(weights)
@@ -79,15 +85,19 @@ class Decoder:
             return self._recording.forward(batch, cache)
         weights, epsilon = self._weights, self.config.norm_epsilon
         plan = self._attention.plan(batch, cache)
-        stream = weights.embedding[batch.token_ids].to(self.dtype)
+        stream = embed(weights, self.config, batch.token_ids).to(self.dtype)
         addend = torch.zeros_like(stream)
         for index, layer in enumerate(weights.layers):
             qkv = layer.qkv(self._add_norm(stream, addend, layer.attention_norm, epsilon))
             if layer.head_norm is not None:
                 self._norm_heads(qkv, layer.head_norm)
             attended = layer.attention_output(self._attention.attend(index, qkv, cache, plan))
+            if layer.attended_norm is not None:
+                attended = self._norm(attended, layer.attended_norm, epsilon)
             normed = self._add_norm(stream, attended, layer.mlp_norm, epsilon)
             addend = layer.down(self._gate(layer.gate_up(normed)))
+            if layer.mlp_result_norm is not None:
+                addend = self._norm(addend, layer.mlp_result_norm, epsilon)
         if batch.scored is not None:
             for piece in batch.scored.pieces(self.config.vocab_size):
                 batch.scored.read(self._logits(stream, addend, batch.scored.rows[piece]))
@@ -95,7 +105,8 @@ class Decoder:
 
     def _logits(self, stream: Tensor, addend: Tensor, rows: Tensor) -> Tensor:
         weights, epsilon = self._weights, self.config.norm_epsilon
-        return weights.head(self._add_norm(stream[rows], addend[rows], weights.final_norm, epsilon)).float()
+        logits = weights.head(self._add_norm(stream[rows], addend[rows], weights.final_norm, epsilon)).float()
+        return cap_logits(logits, self.config)
 
     def warm_up(self, cache: KVCache) -> None:
         """Runs a decode and a chunk, so that no request waits for a kernel to compile.
@@ -134,3 +145,7 @@ class Decoder:
         heads, head_dim = gains.shape
         rows = qkv[:, : heads * head_dim].view(-1, heads, head_dim)
         rows.copy_(functional.rms_norm(rows, (head_dim,), None, self.config.norm_epsilon) * gains)
+
+
+def _norm(rows: Tensor, gain: Tensor, epsilon: float) -> Tensor:
+    return functional.rms_norm(rows, gain.shape, gain, epsilon)

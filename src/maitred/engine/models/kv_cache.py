@@ -10,6 +10,7 @@ while tokens arrive, and the stored values of a token would depend on when the o
 depend on the token alone.
 """
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -28,19 +29,39 @@ class KVCache:
         block_tokens: Tokens per block.
         dtype: Type of the entries: fp32, bf16 or int8.
         device: Device of the cache.
+        window_blocks: Number of blocks for the layers with a window, which then have a cache of their own with blocks
+            of their own (`maitred.engine.kv.window`); 0: these layers use the same blocks as all others.
     """
 
     def __init__(
-        self, config: ModelConfig, num_blocks: int, block_tokens: int, dtype: torch.dtype, device: torch.device | str
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        *,
+        window_blocks: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
+        self.window: KVCache | None = None
+        """Cache of the layers with a window; None: this cache has all layers."""
+        layers = config.layers
+        if window_blocks:
+            local = [layer for layer in range(layers) if config.window_of(layer)]
+            of_local = msgspec.structs.replace(config, layers=len(local), windows=(), unrotated=())
+            self.window = KVCache(of_local, window_blocks, block_tokens, dtype, device)
+            whole = [layer for layer in range(layers) if not config.window_of(layer)]
+            self._row_of = {layer: row for part in (local, whole) for row, layer in enumerate(part)}
+            self._local = frozenset(local)
+            layers = len(whole)
         keys, values = self._sides(config, block_tokens)
         # Zeros, not uninitialised memory: a masked value has the weight 0, but 0 * NaN would still be NaN.
-        self.keys: Tensor = _zeros((config.layers, num_blocks, *keys), dtype, device)
-        self.values: Tensor = _zeros((config.layers, num_blocks, *values), dtype, device)
+        self.keys: Tensor = _zeros((layers, num_blocks, *keys), dtype, device)
+        self.values: Tensor = _zeros((layers, num_blocks, *values), dtype, device)
         self.rounded = dtype == torch.int8
-        scales = (config.layers, num_blocks, config.kv_heads, block_tokens if self.rounded else 0)
+        scales = (layers, num_blocks, config.kv_heads, block_tokens if self.rounded else 0)
         self.key_scales: Tensor = _zeros(scales, torch.float32, device)
         self.value_scales: Tensor = _zeros(scales, torch.float32, device)
 
@@ -54,14 +75,27 @@ class KVCache:
         """Tensors that consist of blocks, each ``[layers, blocks, …]``."""
         return [self.keys, self.values, *([self.key_scales, self.value_scales] if self.rounded else [])]
 
+    def of(self, layer: int) -> "tuple[KVCache, int]":
+        """Returns the cache that has a layer, and the layer's index in it."""
+        if self.window is None:
+            return self, layer
+        return self.window if layer in self._local else self, self._row_of[layer]
+
     @classmethod
-    def bytes_per_block(cls, config: ModelConfig, block_tokens: int, dtype: torch.dtype) -> int:
-        """Returns the memory of one block over all layers, keys and values together."""
+    def bytes_per_block(
+        cls, config: ModelConfig, block_tokens: int, dtype: torch.dtype, *, layers: int | None = None
+    ) -> int:
+        """Returns the memory of one block, keys and values together, over so many layers; None: all of them."""
         head_bytes = config.head_dim * dtype.itemsize + (_SCALE_BYTES if dtype == torch.int8 else 0)
-        return 2 * config.layers * config.kv_heads * head_bytes * block_tokens
+        return 2 * (config.layers if layers is None else layers) * config.kv_heads * head_bytes * block_tokens
 
     def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """Stores one layer's keys and values ``[T, kv_heads, head_dim]`` at their slots."""
+        own, row = self.of(layer)
+        if own is not self:
+            own.write(row, keys, values, slots)
+            return
+        layer = row
         blocks, offsets = slots // self.block_tokens, slots % self.block_tokens
         if self.rounded:
             keys, self.key_scales[layer][blocks, :, offsets] = _quantise(keys)
@@ -77,9 +111,15 @@ class KVCache:
         """
         for part in self.parts:
             part[:layers, :blocks].zero_()
+        if self.window is not None:
+            self.window.touch(layers, blocks)
 
     def gather(self, layer: int, tables: Tensor) -> tuple[Tensor, Tensor]:
         """Reads whole sequences: tables int64 ``[B, n]`` -> ``[B, n * block_tokens, kv_heads, head_dim]``, twice."""
+        own, row = self.of(layer)
+        if own is not self:
+            return own.gather(row, tables)
+        layer = row
         keys, values = self.keys[layer][tables], self.values[layer][tables]
         if self.rounded:
             keys = keys * self.key_scales[layer][tables][..., None, :]

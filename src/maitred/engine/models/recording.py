@@ -36,6 +36,22 @@ def can_tape(weights: Weights) -> bool:
     return single and all(isinstance(product, TapedLinear) for product in weights.products)
 
 
+def embed(weights: Weights, config: ModelConfig, token_ids: Tensor) -> Tensor:
+    """Returns the embeddings of tokens, in the type of the table."""
+    rows = weights.embedding[token_ids]
+    if config.embedding_scale == 1.0:
+        return rows
+    # The model was trained with the factor rounded to the type of its weights.
+    return rows * torch.tensor(config.embedding_scale, dtype=rows.dtype, device=rows.device)
+
+
+def cap_logits(logits: Tensor, config: ModelConfig) -> Tensor:
+    """Applies the soft cap of the logits in place, if the model has one."""
+    if config.logit_cap:
+        logits.div_(config.logit_cap).tanh_().mul_(config.logit_cap)
+    return logits
+
+
 class StepRecorder:
     """Forward pass of a model on a CPU, with its buffers and its tape.
 
@@ -73,8 +89,9 @@ class StepRecorder:
         if scored is not None:
             final = buffers.normed[wanted : needed.picked]
             for piece in scored.pieces(self._config.vocab_size):
-                scored.read(self._weights.head(final[piece]))
-        return buffers.logits[:wanted]
+                scored.read(cap_logits(self._weights.head(final[piece]), self._config))
+        # A search leaves all logits but the largest at minus infinity, and the cap changes no order.
+        return buffers.logits[:wanted] if searches else cap_logits(buffers.logits[:wanted], self._config)
 
     def _make_buffers(self, sizes: "_BufferSizes", cache: KVCache) -> "_StepBuffers":
         self._buffers = None  # frees the old memory before the new is allocated
@@ -140,7 +157,7 @@ class _StepBuffers:
     def begin(self, batch: ForwardBatch, *, searches: bool) -> None:
         """Copies a step's inputs into the buffers, and sets whether the step searches logits or computes them all."""
         wanted = picked = len(batch.logit_rows)
-        self._stream[: len(batch.token_ids)] = self._weights.embedding[batch.token_ids]
+        self._stream[: len(batch.token_ids)] = embed(self._weights, self._config, batch.token_ids)
         self._picks[:wanted] = batch.logit_rows
         if batch.scored is not None:
             picked += len(batch.scored.rows)
@@ -154,6 +171,7 @@ class _StepBuffers:
         self.tape = Tape(attention.threads)
         self._rows = attention.counter("rows")
         stream, attended = self._stream, self._attended
+        gated = gate_rows(gelu=self._config.activation == "gelu_tanh")
         addend = 0  # the first layer's input is the embedding alone
         for index, layer in enumerate(weights.layers):
             self._norm(stream, addend, layer.attention_norm, epsilon)
@@ -166,11 +184,13 @@ class _StepBuffers:
                 attended = self._pick(self._attended, self._picked_attended)
             addend = self._addend.data_ptr()
             self._product(layer.attention_output, attended, self._addend)
+            self._norm_result(layer.attended_norm, epsilon)
             self._norm(stream, addend, layer.mlp_norm, epsilon)
             self._product(layer.gate_up, self.normed, self._gate_up)
             gate = [self._gate_up.data_ptr(), self._gated.data_ptr(), self._gated.shape[1]]
-            self.tape.add(gate_rows(), gate, self._rows, _worth(self._gate_up))
+            self.tape.add(gated, gate, self._rows, _worth(self._gate_up))
             self._product(layer.down, self._gated, self._addend)
+            self._norm_result(layer.mlp_result_norm, epsilon)
         self._norm(stream, addend, weights.final_norm, epsilon)
         if isinstance(weights.head, ScreenedLinear):
             places = (self.normed.data_ptr(), self.logits.data_ptr(), ctypes.addressof(self._searched))
@@ -182,6 +202,13 @@ class _StepBuffers:
     def _norm(self, stream: Tensor, addend: int, gain: Tensor, epsilon: float) -> None:
         rows = (stream.data_ptr(), addend, gain.data_ptr(), self.normed.data_ptr())
         self.tape.add(norm_rows(), norm_fields(*rows, stream.shape[1], epsilon), self._rows, _worth(stream))
+
+    def _norm_result(self, gain: Tensor | None, epsilon: float) -> None:
+        """Records the norm of the result that is about to be added to the stream, in place."""
+        if gain is not None:
+            at = self._addend.data_ptr()
+            fields = norm_fields(at, 0, gain.data_ptr(), at, self._addend.shape[1], epsilon)
+            self.tape.add(norm_rows(), fields, self._rows, _worth(self._addend))
 
     def _pick(self, rows: Tensor, picked: Tensor) -> Tensor:
         fields = [rows.data_ptr(), rows.shape[1], self._picks.data_ptr(), picked.data_ptr()]

@@ -26,6 +26,7 @@ from maitred.engine.gguf.tensors import GGUFTensors
 from maitred.engine.kernels.linear import GroupedWeight, Linear, Unchanged, make_head, make_linear
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.digest import weight_files
+from maitred.engine.models.rotary import pair_order
 from maitred.engine.progress import StageProgress
 from maitred.engine.weights_cache.cached import load_cached
 from maitred.engine.weights_cache.config import WeightsCacheConfig
@@ -36,6 +37,12 @@ _HEAD = "lm_head.weight"
 _LFS = b"version https://git-lfs"
 """Beginning of the file that Git LFS leaves in place of one that was not fetched."""
 
+_PREFIXES = ("", "model.", "language_model.model.", "model.language_model.")
+"""Possible beginnings of the tensors' names."""
+_PARTS_FOR_IMAGES = tuple(
+    prefix + part for prefix in ("", "model.") for part in ("vision_tower.", "multi_modal_projector.")
+)
+"""Beginnings of the names of tensors for images, which are not read."""
 _LENGTH_BYTES = 8
 """Bytes at the beginning of a safetensors file that say how long its header is."""
 
@@ -55,6 +62,10 @@ class LayerWeights:
     mlp_norm: Tensor
     gate_up: Linear
     down: Linear
+    attended_norm: Tensor | None = None
+    """Gains of the norm of the attention's result, before it is added."""
+    mlp_result_norm: Tensor | None = None
+    """Gains of the norm of the MLP's result, before it is added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,11 +302,14 @@ def _assemble(
     checkpoint: Checkpoint, config: ModelConfig, linear: MakeLinear, head: MakeLinear | None, progress: StageProgress
 ) -> Weights:
     hidden = config.hidden_size
-    # A model that was saved without its head has tensor names without the prefix.
-    prefix = "" if "embed_tokens.weight" in checkpoint else "model."
+    # A model that was saved without its head has tensor names without the prefix; one with parts for images has its
+    # part for texts under a name of its own.
+    prefix = next((prefix for prefix in _PREFIXES if f"{prefix}embed_tokens.weight" in checkpoint), "model.")
+    for part in _PARTS_FOR_IMAGES:
+        checkpoint.ignore_all(part)
     embedding = checkpoint.read(f"{prefix}embed_tokens.weight", config.vocab_size, hidden)
     layers = [_layer(checkpoint, config, linear, f"{prefix}layers.{index}.") for index in progress.range(config.layers)]
-    final_norm = checkpoint.tensor(f"{prefix}norm.weight", hidden)
+    final_norm = checkpoint.tensor(f"{prefix}norm.weight", hidden) + config.gain_offset
     if head is None:
         checkpoint.ignore(_HEAD)
         return Weights(embedding, layers, final_norm, Unchanged())
@@ -324,29 +338,58 @@ def _layer(checkpoint: Checkpoint, config: ModelConfig, make: MakeLinear, prefix
     hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     query_rows, kv_rows = config.heads * head_dim, config.kv_heads * head_dim
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    order = pair_order(config)
 
-    def linear(names: list[str], rows: list[int], columns: int, *, bias: bool) -> Linear:
+    def linear(names: list[str], rows: list[int], columns: int, *, bias: bool, fused: str = "") -> Linear:
+        if fused and f"{fused}.weight" in checkpoint:  # Phi-3 stores one matrix where others store several
+            names, rows = [fused], [sum(rows)]
         weights = [f"{name}.weight" for name in names]
-        weight = checkpoint.read_grouped(weights, rows, columns) or checkpoint.read_fused(weights, rows, columns)
+        ordered = order is not None and fused.endswith("qkv_proj")
+        weight = None if ordered else checkpoint.read_grouped(weights, rows, columns)
+        plain = weight or checkpoint.read_fused(weights, rows, columns)
         addend = checkpoint.read_fused([f"{name}.bias" for name in names], rows) if bias else None
-        return make(weight, addend)
+        if order is not None and ordered and isinstance(plain, Tensor):
+            plain = _in_pairs(plain, order, query_rows + kv_rows)
+            addend = None if addend is None else _in_pairs(addend, order, query_rows + kv_rows)
+        return make(plain, addend)
+
+    def norm(name: str) -> Tensor:
+        return checkpoint.tensor(f"{prefix}{name}.weight", hidden) + config.gain_offset
 
     head_norm = None
     if config.head_norms:
-        query_norm = checkpoint.tensor(attention + "q_norm.weight", head_dim).expand(config.heads, -1)
-        key_norm = checkpoint.tensor(attention + "k_norm.weight", head_dim).expand(config.kv_heads, -1)
-        head_norm = torch.cat((query_norm, key_norm))
+        gains = [checkpoint.tensor(f"{attention}{name}_norm.weight", head_dim) for name in ("q", "k")]
+        query_norm, key_norm = (
+            (gain if order is None else gain[order.to(gain.device)]) + config.gain_offset for gain in gains
+        )
+        head_norm = torch.cat((query_norm.expand(config.heads, -1), key_norm.expand(config.kv_heads, -1)))
+    sandwich = config.sandwich_norms
     return LayerWeights(
-        attention_norm=checkpoint.tensor(prefix + "input_layernorm.weight", hidden),
+        attention_norm=norm("input_layernorm"),
         qkv=linear(
             [attention + name for name in ("q_proj", "k_proj", "v_proj")],
             [query_rows, kv_rows, kv_rows],
             hidden,
             bias=config.qkv_bias,
+            fused=attention + "qkv_proj",
         ),
         head_norm=head_norm,
         attention_output=linear([attention + "o_proj"], [hidden], query_rows, bias=config.output_bias),
-        mlp_norm=checkpoint.tensor(prefix + "post_attention_layernorm.weight", hidden),
-        gate_up=linear([mlp + "gate_proj", mlp + "up_proj"], [inner, inner], hidden, bias=config.mlp_bias),
+        mlp_norm=norm("pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"),
+        gate_up=linear(
+            [mlp + "gate_proj", mlp + "up_proj"],
+            [inner, inner],
+            hidden,
+            bias=config.mlp_bias,
+            fused=mlp + "gate_up_proj",
+        ),
         down=linear([mlp + "down_proj"], [hidden], inner, bias=config.mlp_bias),
+        attended_norm=norm("post_attention_layernorm") if sandwich else None,
+        mlp_result_norm=norm("post_feedforward_layernorm") if sandwich else None,
     )
+
+
+def _in_pairs(rows: Tensor, order: Tensor, heads_rows: int) -> Tensor:
+    """Puts the rows of queries and keys, the first `heads_rows` ones, in the order that `pair_order` gives a head."""
+    heads = rows[:heads_rows].view(-1, len(order), *rows.shape[1:])[:, order.to(rows.device)].flatten(0, 1)
+    return torch.cat((heads, rows[heads_rows:]))

@@ -108,9 +108,9 @@ def test_half_precision_is_near(tmp_path):
     assert near.min() > 0.98
 
 
-def test_the_window_is_the_models_or_that_of_a_sliding_one_or_that_of_its_training(tmp_path):
-    make_model(tmp_path, "mistral")
-    assert load(tmp_path).context_tokens == 400
+def test_the_window_is_the_models_or_that_of_its_training(tmp_path):
+    make_model(tmp_path, "mistral_window")
+    assert load(tmp_path).context_tokens == 512
     (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 64}')
     assert load(tmp_path).context_tokens == 64
     (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 32}')

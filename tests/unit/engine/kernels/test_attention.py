@@ -1,5 +1,6 @@
 """Every backend against the reference, on random steps."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -17,16 +18,17 @@ from maitred.engine.kernels.gpu.sdpa import TorchAttention
 from maitred.engine.kernels.job import FP32
 from maitred.engine.kernels.prefill import plan_buckets
 from maitred.engine.kernels.reference import ReferenceAttention
-from maitred.engine.models.batch import BatchChunk, ForwardBatch
+from maitred.engine.models.batch import BatchChunk, ForwardBatch, WindowBlocks
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.kv_cache import KVCache
+from maitred.engine.models.rotary_config import RotaryConfig
 
 # (heads, kv_heads, head_dim, block_tokens): few, since each shape compiles a kernel.
 SHAPES = [(8, 4, 32, 16), (7, 1, 24, 4)]
 NUM_BLOCKS = 96
 
 
-def config_of(heads: int, kv_heads: int, head_dim: int) -> ModelConfig:
+def config_of(heads: int, kv_heads: int, head_dim: int, **traits: object) -> ModelConfig:
     return ModelConfig(
         architecture="LlamaForCausalLM",
         vocab_size=8,
@@ -38,7 +40,13 @@ def config_of(heads: int, kv_heads: int, head_dim: int) -> ModelConfig:
         head_dim=head_dim,
         context_tokens=512,
         norm_epsilon=1e-5,
+        **traits,
     )
+
+
+CAPPED_WINDOW = {"windows": (0, 11), "score_cap": 0.7, "score_scale": 0.3, "local_rotary": RotaryConfig(theta=500.0)}
+"""Layer 1, which `run` computes, attends to 11 tokens, with capped scores and a rotary embedding of its own."""
+TRAITS = [{}, {"windows": (0, 5)}, CAPPED_WINDOW, {"windows": (0, 500), "unrotated": (1,)}]
 
 
 def step_of(block_tokens: int, decodes: list[int], chunks: list[tuple[int, int]], seed: int) -> ForwardBatch:
@@ -87,17 +95,18 @@ def run(
 @settings(max_examples=15, deadline=None)
 @given(
     shape=st.sampled_from(SHAPES),
+    traits=st.sampled_from(TRAITS),
     decodes=st.lists(st.integers(1, 40), max_size=6),
     chunks=st.lists(st.tuples(st.sampled_from([0, 0, 1, 4, 16, 23]), st.integers(1, 20)), max_size=6),
     seed=st.integers(0, 1 << 20),
 )
-def test_equals_reference(make, dtype, shape, decodes, chunks, seed):
+def test_equals_reference(make, dtype, shape, traits, decodes, chunks, seed):
     heads, kv_heads, head_dim, block_tokens = shape
     if not decodes and not chunks:
         return
     # In blocks of 4, twelve sequences of 43 tokens would not fit.
     decodes, chunks = (decodes, chunks) if block_tokens > 4 else (decodes[:4], chunks[:4])
-    config = config_of(heads, kv_heads, head_dim)
+    config = config_of(heads, kv_heads, head_dim, **traits)
     batch = step_of(block_tokens, decodes, chunks, seed)
     expected, expected_cache = run(ReferenceAttention(config), config, batch, block_tokens, dtype, seed)
     backend = make(config) if make is not TorchAttention else TorchAttention(config, "cpu")
@@ -237,11 +246,12 @@ def answers(config: ModelConfig, block_tokens: int, dtype: torch.dtype, cuts: li
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("traits", [{}, CAPPED_WINDOW])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_tokens"), [*SHAPES, (8, 1, 16, 8), (9, 1, 16, 16)])
-def test_a_chunk_is_added_up_as_decodes_are(monkeypatch, heads, kv_heads, head_dim, block_tokens, dtype):
+def test_a_chunk_is_added_up_as_decodes_are(monkeypatch, heads, kv_heads, head_dim, block_tokens, traits, dtype):
     """Bit for bit, however it is cut, and on however many threads."""
     monkeypatch.setattr(cpu, "_WORTH_A_THREAD", 1)
-    config = config_of(heads, kv_heads, head_dim)
+    config = config_of(heads, kv_heads, head_dim, **traits)
     expected = answers(config, block_tokens, dtype, [1] * 75, 1)
     for threads, cuts in [(1, [75]), (3, [75]), (1, [1, 2, 3, 4, 5, 60]), (2, [37, 1, 1, 36]), (1, [2] * 37 + [1])]:
         assert torch.equal(answers(config, block_tokens, dtype, cuts, threads), expected), (threads, cuts)
@@ -288,6 +298,43 @@ def test_a_tile_is_as_large_as_registers_allow():
     assert paged.tile_size(14, 1, 16, 32, 16) == (14, 2)
     assert paged.tile_size(14, 1, 16, 16, 8) == (6, 1)
     assert paged.tile_size(2, 1, 16, 16, 8) == (2, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_blocks_of_the_window_alone(dtype):
+    """Layers with a window may have blocks of their own; those before the window are not read."""
+    config = config_of(8, 4, 32, windows=(0, 11))
+    batch = step_of(4, [33, 7], [(0, 9), (20, 15)], 1)
+    spread = torch.randn(len(batch.positions), config.qkv_features, generator=torch.Generator().manual_seed(1))
+    whole = KVCache(config, NUM_BLOCKS, 4, dtype, "cpu")
+    parted = KVCache(config, NUM_BLOCKS, 4, dtype, "cpu", window_blocks=NUM_BLOCKS)
+    assert parted.window is not None
+    own = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(2))
+    generator = torch.Generator().manual_seed(3)
+    for given_, of_whole, of_window in zip(whole.parts, parted.parts, parted.window.parts, strict=True):
+        given_.copy_(torch.randn(given_.shape, generator=generator).mul(20 if dtype == torch.int8 else 1))
+        of_whole[0] = given_[0]
+        of_window[0, own] = given_[1]
+    window = WindowBlocks(
+        slots=own[batch.slots // 4] * 4 + batch.slots % 4,
+        decode_tables=own[batch.decode_tables.long()].int(),
+        chunk_tables=[own[chunk.block_table].tolist() for chunk in batch.chunks],
+    )
+    for row, length in enumerate(batch.decode_lengths.tolist()):
+        window.decode_tables[row, : max(0, length - 11) // 4] = NUM_BLOCKS + 1000
+    window.chunk_tables[1][: (20 + 1 - 11) // 4] = [NUM_BLOCKS + 1000] * 2
+    for layer in (0, 1):
+        backend = CPUAttention(config)
+        expected = backend.attend(layer, spread.clone(), whole, backend.plan(batch, whole))
+        parts = dataclasses.replace(batch, window=window)
+        assert torch.equal(backend.attend(layer, spread.clone(), parted, backend.plan(parts, parted)), expected)
+        table = torch.tensor(batch.chunks[0].block_table)
+        for given_, found in zip(
+            whole.gather(layer, table[None]),
+            parted.gather(layer, own[table][None] if layer else table[None]),
+            strict=True,
+        ):
+            assert torch.equal(given_, found)
 
 
 def test_buckets_are_few_and_hold_every_row_once():

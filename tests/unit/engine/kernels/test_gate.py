@@ -4,16 +4,18 @@ import torch
 from maitred.engine.kernels.gate import gate, gate_fused, make_gate
 
 
+@pytest.mark.parametrize("gelu", [False, True])
 @pytest.mark.parametrize(("rows", "inner"), [(1, 704), (33, 96), (0, 64), (5, 7)])
-def test_the_fused_pass_equals_the_specification(rows, inner):
+def test_the_fused_pass_equals_the_specification(rows, inner, gelu):
     gate_up = torch.randn(rows, 2 * inner, generator=torch.Generator().manual_seed(rows)) * 5
-    torch.testing.assert_close(gate_fused(gate_up), gate(gate_up), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(gate_fused(gate_up, gelu=gelu), gate(gate_up, gelu=gelu), rtol=1e-6, atol=3e-6)
 
 
-def test_a_gate_that_is_all_but_shut_or_all_open():
-    opening = torch.tensor([[-100.0, -87.0, -20.0, 0.0, -0.0, 20.0, 1e30]])
-    up = torch.full_like(opening, 2.0)
-    torch.testing.assert_close(gate_fused(torch.cat([opening, up], 1)), gate(torch.cat([opening, up], 1)))
+@pytest.mark.parametrize(("gelu", "most"), [(False, 1e30), (True, 1e12)])
+def test_a_gate_that_is_all_but_shut_or_all_open(gelu, most):
+    opening = torch.tensor([[-100.0, -87.0, -20.0, 0.0, -0.0, 20.0, most]])
+    gate_up = torch.cat([opening, torch.full_like(opening, 2.0)], 1)
+    torch.testing.assert_close(gate_fused(gate_up, gelu=gelu), gate(gate_up, gelu=gelu))
 
 
 def test_a_row_does_not_depend_on_the_others():

@@ -22,6 +22,8 @@ LLAMA = {
 
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 100, "use_sliding_window": True}
 
+PHI3 = {"architectures": ["Phi3ForCausalLM"]}
+
 
 def load(folder: Path, generation: dict | None = None, **changes: object) -> ModelConfig:
     fields = {name: value for name, value in {**LLAMA, **changes}.items() if value is not ...}
@@ -54,31 +56,73 @@ def test_families_differ_in_fields(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "context_tokens"),
+    ("changes", "windows"),
     [
-        ({"architectures": ["MistralForCausalLM"], "sliding_window": 100}, 100),
-        ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, 256),
-        ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 100, "use_sliding_window": False}, 256),
-        (QWEN2 | {"max_window_layers": 0}, 100),
-        (QWEN2, 256),
-        ({"sliding_window": 100, "layer_types": ["full_attention", "sliding_attention"]}, 256),
-        ({"architectures": ["MistralForCausalLM"], "max_position_embeddings": 8192}, 4096),
-        (QWEN2 | {"layer_types": ["full_attention", "full_attention"]}, 256),
-        (QWEN2 | {"layer_types": ["full_attention", "sliding_attention"]}, 100),
-        (QWEN2 | {"max_window_layers": 2}, 256),
-        (QWEN2 | {"max_window_layers": 1}, 100),
-        (QWEN2 | {"max_window_layers": 0, "use_sliding_window": ...}, 256),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 100}, (100, 100)),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, ()),
+        ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 100, "use_sliding_window": False}, ()),
+        (QWEN2 | {"max_window_layers": 0}, (100, 100)),
+        (QWEN2, ()),
+        ({"sliding_window": 100, "layer_types": ["full_attention", "sliding_attention"]}, ()),
+        ({"architectures": ["MistralForCausalLM"], "max_position_embeddings": 8192}, (4096, 4096)),
+        (QWEN2 | {"layer_types": ["full_attention", "full_attention"]}, ()),
+        (QWEN2 | {"layer_types": ["full_attention", "sliding_attention"]}, (0, 100)),
+        (QWEN2 | {"max_window_layers": 2}, ()),
+        (QWEN2 | {"max_window_layers": 1}, (0, 100)),
+        (QWEN2 | {"max_window_layers": 0, "use_sliding_window": ...}, ()),
+        ({"architectures": ["Phi3ForCausalLM"], "sliding_window": 100, "pad_token_id": 0}, (100, 100)),
+        ({"architectures": ["Phi3ForCausalLM"], "pad_token_id": 0}, ()),
+        ({"architectures": ["Gemma2ForCausalLM"], "sliding_window": 100}, (100, 0)),
+        ({"architectures": ["Gemma2ForCausalLM"]}, (4096, 0)),
+        (
+            {"architectures": ["SmolLM3ForCausalLM"], "sliding_window": 9, "use_sliding_window": True}
+            | {"no_rope_layer_interval": 2, "pad_token_id": 0},
+            (0, 9),
+        ),
     ],
 )
-def test_context_ends_where_a_sliding_window_would_bite(tmp_path, changes, context_tokens):
-    assert load(tmp_path, **changes).context_tokens == context_tokens
+def test_layers_with_a_window(tmp_path, changes, windows):
+    """Each layer's window, as the models' own library has it."""
+    config = load(tmp_path, **changes)
+    assert config.windows == windows
+    assert config.context_tokens == json.loads((tmp_path / "config.json").read_text())["max_position_embeddings"]
     fields = json.loads((tmp_path / "config.json").read_text())
     if fields["architectures"] == LLAMA["architectures"]:
         return  # the library keeps fields that it does not use
     oracle = transformers.AutoConfig.for_model(fields["architectures"][0].partition("For")[0].lower(), **fields)
-    kinds = getattr(oracle, "layer_types", None) or ["sliding_attention"]
-    window = getattr(oracle, "sliding_window", None) if "sliding_attention" in kinds else None
-    assert context_tokens == min(fields["max_position_embeddings"], window or 10**9)
+    window = getattr(oracle, "sliding_window", None)
+    kinds = getattr(oracle, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * 2
+    assert (windows or (0, 0)) == tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def test_defaults_of_gemma_3(tmp_path):
+    """Published files of Gemma 3 leave out whatever equals the default, and have it below `text_config`."""
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    fields = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "eos_token_id": [1, 106]}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    config, oracle = ModelConfig.load(tmp_path), transformers.Gemma3TextConfig(**text)
+    assert (config.heads, config.kv_heads, config.head_dim, config.vocab_size) == (8, 4, 256, 262_208)
+    assert config.tied_embeddings
+    assert config.context_tokens == oracle.max_position_embeddings
+    assert [bool(window) for window in config.windows] == [kind == "sliding_attention" for kind in oracle.layer_types]
+    rotary = oracle.rope_parameters["full_attention"]
+    assert (config.rotary.theta, config.rotary.scaling, config.rotary.factor) == (rotary["rope_theta"], "linear", 8.0)
+    assert config.local_rotary is not None
+    assert (config.local_rotary.theta, config.local_rotary.scaling) == (10_000.0, "none")
+    assert config.rotary_of(5) == config.rotary
+    assert config.rotary_of(4) == config.local_rotary
+
+
+def test_yarn_makes_the_context_longer(tmp_path):
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 200}
+    assert load(tmp_path, rope_scaling=scaling).context_tokens == 800
+    assert load(tmp_path, rope_scaling=scaling | {"factor": 1.0}).context_tokens == 256
 
 
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
@@ -152,9 +196,20 @@ def test_the_end_of_turns_in_the_older_file_of_tokens(tmp_path):
         ({"hidden_size": ...}, "hidden_size"),
         ({"hidden_size": "wide"}, "wrong type"),
         ({"num_key_value_heads": 3}, "shared out"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "'yarn' is not supported"),
+        ({"rope_scaling": {"type": "xpos", "factor": 4.0}}, "'xpos' is not supported"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "rotary embeddings of their own"),
+        ({"rope_scaling": {"type": "longrope", "long_factor": [1.0]}}, "short_factor"),
+        (PHI3 | {"partial_rotary_factor": 0.4}, "partial_rotary_factor 0.4 rotates 3 of 8"),
+        (
+            PHI3 | {"rope_scaling": {"type": "su", "long_factor": [1.0], "short_factor": [1.0] * 4}},
+            "long_factor.*1 num",
+        ),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": -1}, "sliding_window is -1"),
+        (QWEN2 | {"layer_types": ["chunked_attention"] * 2}, "layer_types names chunked_attention"),
+        (QWEN2 | {"layer_types": ["full_attention"]}, "layer_types names 1 layers"),
+        ({"architectures": ["Gemma2ForCausalLM"], "use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"architectures": ["Gemma2ForCausalLM"], "hidden_activation": "relu"}, "relu is not supported"),
     ],
 )
 def test_refusals_name_the_fault(tmp_path, changes, words):

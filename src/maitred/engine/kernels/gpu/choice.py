@@ -42,8 +42,9 @@ def make_attention(
         if not _flashinfer_computes(config, dtype):
             raise ConfigInvalid(
                 f"engine.gpu.attention is flashinfer, which computes in 16 bits with heads of {_or(FLASHINFER_HEADS)}, "
-                f"but this model has heads of {config.head_dim} and is to run in {dtype}. Set engine.gpu.attention to "
-                "auto."
+                "without windows, caps or scales of the scores, but this model has heads of "
+                f"{config.head_dim}, a window of {config.window} and a cap of {config.score_cap:g} (0: none), and is "
+                f"to run in {dtype}. Set engine.gpu.attention to auto."
             )
         from maitred.engine.kernels.gpu.flashinfer_attention import FlashInferAttention
 
@@ -64,7 +65,8 @@ def _best(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Atte
 
 
 def _flashinfer_computes(config: ModelConfig, dtype: torch.dtype) -> bool:
-    return dtype != torch.float32 and config.head_dim in FLASHINFER_HEADS
+    plain = not config.windows and not config.score_cap and not config.score_scale
+    return plain and dtype != torch.float32 and config.head_dim in FLASHINFER_HEADS
 
 
 def _or(numbers: tuple[int, ...]) -> str:

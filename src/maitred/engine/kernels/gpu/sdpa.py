@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from maitred.engine.kernels.prefill import PrefillBucket, plan_buckets
+from maitred.engine.kernels.prefill import PrefillBucket, masked_attention, plan_buckets
 from maitred.engine.models.batch import ForwardBatch
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.kv_cache import KVCache
-from maitred.engine.models.rotary import rotary_table, rotate
+from maitred.engine.models.rotary import RotaryTables, rotate
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +22,14 @@ class TorchPlan:
     """Plan of a step for `TorchAttention`."""
 
     slots: Tensor
-    angles: Tensor
+    angles: list[Tensor]
+    """Of each rotary table."""
     num_decodes: int
     decode_tables: Tensor
-    decode_mask: Tensor
-    buckets: list[PrefillBucket]
+    decode_masks: dict[int, Tensor]
+    """Of each window that a layer has; 0: the whole context."""
+    buckets: dict[int, list[PrefillBucket]]
+    """Of each window."""
 
 
 class TorchAttention:
@@ -43,40 +45,52 @@ class TorchAttention:
     def __init__(self, config: ModelConfig, device: torch.device | str) -> None:
         self._config = config
         self._device = torch.device(device)
-        self._table = rotary_table(config, self._device)
+        self._rotary = RotaryTables(config, self._device)
+        self._windows = {config.window_of(layer) for layer in range(config.layers)}
 
     def plan(self, batch: ForwardBatch, cache: KVCache) -> TorchPlan:
         """Sorts the chunks into buckets and masks the positions behind each decode's newest token."""
-        dtype = cache.keys.dtype
-        positions = torch.arange(batch.decode_tables.shape[1] * cache.block_tokens, device=self._device)
-        behind = positions[None, :] >= batch.decode_lengths[:, None].to(self._device)
-        mask = torch.zeros(behind.shape, dtype=dtype, device=self._device).masked_fill_(behind, float("-inf"))
+        dtype, device = cache.keys.dtype, self._device
+        positions = torch.arange(batch.decode_tables.shape[1] * cache.block_tokens, device=device)[None, :]
+        lengths = batch.decode_lengths[:, None].to(device)
+
+        def mask(window: int) -> Tensor:
+            unseen = positions >= lengths
+            if window:
+                unseen |= positions < lengths - window
+            shape = torch.zeros(unseen.shape, dtype=dtype, device=device)
+            return shape.masked_fill_(unseen, float("-inf"))[:, None, None, :]
+
         return TorchPlan(
-            slots=batch.slots.to(self._device),
-            angles=self._table[batch.positions.to(self._device)],
+            slots=batch.slots.to(device),
+            angles=self._rotary.angles(batch.positions.to(device)),
             num_decodes=batch.num_decodes,
-            decode_tables=batch.decode_tables.to(self._device, torch.int64),
-            decode_mask=mask[:, None, None, :],
-            buckets=plan_buckets(batch.chunks, cache.block_tokens, dtype, self._device),
+            decode_tables=batch.decode_tables.to(device, torch.int64),
+            decode_masks={window: mask(window) for window in self._windows},
+            buckets={
+                window: plan_buckets(batch.chunks, cache.block_tokens, dtype, device, window)
+                for window in self._windows
+            },
         )
 
     def attend(self, layer: int, qkv: Tensor, cache: KVCache, plan: TorchPlan) -> Tensor:
         """Rotates and writes all rows, then computes the decodes in one call and each bucket in one call."""
-        config = self._config
+        config, window = self._config, self._config.window_of(layer)
         heads = qkv.view(len(qkv), -1, config.head_dim)
         queries, keys, values = heads.tensor_split((config.heads, config.heads + config.kv_heads), dim=1)
-        queries, keys = rotate(queries, plan.angles), rotate(keys, plan.angles)
+        angles = self._rotary.angles_of(layer, plan.angles)
+        queries, keys = rotate(queries, angles), rotate(keys, angles)
         cache.write(layer, keys, values, plan.slots)
         attended = torch.empty_like(queries)
         if plan.num_decodes:
             past_keys, past_values = (past.to(queries.dtype) for past in cache.gather(layer, plan.decode_tables))
-            attended[: plan.num_decodes] = functional.scaled_dot_product_attention(
+            attended[: plan.num_decodes] = masked_attention(
+                config,
                 queries[: plan.num_decodes, :, None],
                 past_keys.transpose(1, 2),
                 past_values.transpose(1, 2),
-                attn_mask=plan.decode_mask.to(queries.dtype),
-                enable_gqa=True,
+                plan.decode_masks[window],
             )[:, :, 0]
-        for bucket in plan.buckets:
-            bucket.attend(queries, keys, values, layer, cache, attended)
+        for bucket in plan.buckets[window]:
+            bucket.attend(config, (queries, keys, values), layer, cache, attended)
         return attended.flatten(1)

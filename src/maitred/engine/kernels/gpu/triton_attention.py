@@ -14,7 +14,7 @@ from maitred.engine.kernels.gpu.triton_kernels import attend_tile, combine, rota
 from maitred.engine.models.batch import BatchChunk, ForwardBatch
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.kv_cache import KVCache
-from maitred.engine.models.rotary import rotary_table
+from maitred.engine.models.rotary import RotaryTables
 
 _LEAST_SIDE = 16
 """Smallest side of a matrix that Triton multiplies."""
@@ -68,7 +68,7 @@ class TritonAttention:
         self._config = config
         self._device = device
         self._dtype = dtype
-        self._table = rotary_table(config, device)
+        self._rotary = RotaryTables(config, device)
         self._dim = max(_LEAST_SIDE, triton.next_power_of_2(config.head_dim))
         # Triton's interpreter multiplies the bits of bf16 as integers.
         self._factor = _FACTORS[torch.float32 if device.type == "cpu" and dtype == torch.bfloat16 else dtype]
@@ -104,13 +104,21 @@ class TritonAttention:
             places = max(_LEAST_SIDE, triton.next_power_of_2(self._tile_rows * config.group_size))
             self._attend(qkv, cache, layer, plan.chunks, attended, places, 1)
         if plan.fresh is not None:
-            self._attend_fresh(qkv, plan.fresh, attended)
+            self._attend_fresh(layer, qkv, plan.fresh, attended)
         return attended
 
     def _store(self, layer: int, qkv: Tensor, cache: KVCache, plan: TritonPlan) -> None:
         config = self._config
         rotate_and_store[(len(qkv),)](
-            *(qkv, self._table, plan.positions, plan.slots, cache.keys[layer], cache.values[layer], qkv.stride(0)),
+            *(
+                qkv,
+                self._rotary.of(layer),
+                plan.positions,
+                plan.slots,
+                cache.keys[layer],
+                cache.values[layer],
+                qkv.stride(0),
+            ),
             HEADS=config.heads,
             KV_HEADS=config.kv_heads,
             PADDED_HEADS=triton.next_power_of_2(config.heads + config.kv_heads),
@@ -119,14 +127,17 @@ class TritonAttention:
             PADDED_HALF=triton.next_power_of_2(config.head_dim // 2),
         )
 
-    def _attend_fresh(self, qkv: Tensor, fresh: FreshPrompts, attended: Tensor) -> None:
+    def _attend_fresh(self, layer: int, qkv: Tensor, fresh: FreshPrompts, attended: Tensor) -> None:
         assert self._varlen_attn is not None
         config = self._config
         own = qkv[fresh.rows].view(len(fresh.rows), -1, config.head_dim)
         queries, keys, values = own.tensor_split((config.heads, config.heads + config.kv_heads), dim=1)
         edges, longest = fresh.edges, fresh.longest
         result = self._varlen_attn(
-            queries, keys, values, edges, edges, longest, longest, window_size=(-1, 0), enable_gqa=True
+            *(queries, keys, values, edges, edges, longest, longest),
+            scale=config.scale,
+            window_size=(config.window_of(layer) - 1, 0),
+            enable_gqa=True,
         )
         assert isinstance(result, Tensor)
         attended[fresh.rows] = result.flatten(1)
@@ -140,7 +151,7 @@ class TritonAttention:
         extremes = attended.new_empty((count, config.heads, splits, 2) if several else 0, dtype=torch.float32)
         attend_tile[(count, config.kv_heads, splits)](
             *(qkv, cache.keys[layer], cache.values[layer], tiles.tables, tiles.fields, attended, sums, extremes),
-            *(qkv.stride(0), tiles.tables.stride(0), config.head_dim**-0.5 * _LOG2_E),
+            *(qkv.stride(0), tiles.tables.stride(0), config.scale * _LOG2_E),
             KV_HEADS=config.kv_heads,
             GROUP=config.group_size,
             HEAD_DIM=config.head_dim,
@@ -151,6 +162,8 @@ class TritonAttention:
             SPLIT_TOKENS=self._split_tokens if several else 1 << 30,
             SPLITS=splits,
             FACTOR=self._factor,
+            WINDOW=config.window_of(layer),
+            CAP=config.score_cap * _LOG2_E,
         )
         if several:
             combine[(count, config.heads)](
@@ -160,6 +173,7 @@ class TritonAttention:
                 PADDED_DIM=self._dim,
                 SPLIT_TOKENS=self._split_tokens,
                 SPLITS=splits,
+                WINDOW=config.window_of(layer),
             )
 
     def _fresh(self, chunks: list[BatchChunk]) -> FreshPrompts:
@@ -175,6 +189,7 @@ def _find_varlen_attn(
     """Returns torch's `varlen_attn` if it supports this model on this device."""
     if (
         device.type != "cuda"
+        or config.score_cap
         or dtype != torch.bfloat16
         or config.head_dim % 8
         or config.head_dim > _VARLEN_HEAD_DIM

@@ -92,11 +92,13 @@ def attend_tile(
     SPLIT_TOKENS: tl.constexpr,  # noqa: N803
     SPLITS: tl.constexpr,  # noqa: N803
     FACTOR: tl.constexpr,  # noqa: N803
+    WINDOW: tl.constexpr,  # noqa: N803
+    CAP: tl.constexpr,  # noqa: N803
 ) -> None:
     """Computes one tile, one KV head and one split: the rows of `attended`, or the input of `combine_splits`.
 
-    `scale` is the scale of the scores for exponents of two, and `FACTOR` the type of the factors. With several splits a
-    tile has one row.
+    `scale` is the scale of the scores for exponents of two, and so is `CAP`, their soft cap; `FACTOR` is the type of
+    the factors. A row attends to `WINDOW` tokens at most, if that is not 0. With several splits a tile has one row.
     """
     HEADS: tl.constexpr = KV_HEADS * GROUP  # noqa: N806
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -106,6 +108,9 @@ def attend_tile(
     position = tl.load(tiles + tile * 4 + 3)
     start = split * SPLIT_TOKENS
     end = tl.minimum(start + SPLIT_TOKENS, position + rows)
+    if WINDOW > 0:
+        # What the first row does not see, no row sees. Strides begin at multiples, so that sums are in one order.
+        start = tl.maximum(start, tl.maximum(position - WINDOW + 1, 0) // STRIDE_TOKENS * STRIDE_TOKENS)
     if start < end:
         place = tl.arange(0, PADDED_ROWS)
         row = place // GROUP
@@ -134,7 +139,15 @@ def attend_tile(
                 other=0.0,
             ).to(FACTOR)
             scores = tl.dot(query, key, input_precision="ieee") * scale
-            scores = tl.where(there[None, :] & (token[None, :] <= reach[:, None]), scores, NOTHING)
+            if CAP > 0:
+                # tanh by an exponential that cannot overflow; scores are for exponents of two.
+                away = tl.exp2(tl.abs(scores) * (-2.0 * 1.4426950408889634 / CAP))
+                size = (1.0 - away) / (1.0 + away) * CAP
+                scores = tl.where(scores < 0, -size, size)
+            seen = there[None, :] & (token[None, :] <= reach[:, None])
+            if WINDOW > 0:
+                seen = seen & (token[None, :] > reach[:, None] - WINDOW)
+            scores = tl.where(seen, scores, NOTHING)
             newest = tl.maximum(best, tl.max(scores, 1))
             # A row that may not attend to anything yet: -inf less itself is not a number.
             shift = tl.where(newest == NOTHING, 0.0, newest)
@@ -148,6 +161,8 @@ def attend_tile(
             total = total * fade[:, None] + tl.dot(weights.to(FACTOR), value, input_precision="ieee")
             norm = norm * fade + tl.sum(weights, 1)
             best = newest
+        if WINDOW > 0:
+            norm = tl.where(norm == 0.0, 1.0, norm)  # of places behind the last row, which may see nothing
         if SPLITS == 1:
             result = (total / norm[:, None]).to(attended.dtype.element_ty)
             target = attended + ((first_row + row).to(tl.int64) * HEADS + head)[:, None] * HEAD_DIM + dim[None, :]
@@ -170,8 +185,9 @@ def combine(
     PADDED_DIM: tl.constexpr,  # noqa: N803
     SPLIT_TOKENS: tl.constexpr,  # noqa: N803
     SPLITS: tl.constexpr,  # noqa: N803
+    WINDOW: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Adds up the splits of one decode and one query head, in their order."""
+    """Adds up the splits of one decode and one query head, in their order; those before the window were not written."""
     tile, head = tl.program_id(0), tl.program_id(1)
     first_row = tl.load(tiles + tile * 4 + 1)
     tokens = tl.load(tiles + tile * 4 + 3) + 1
@@ -180,7 +196,10 @@ def combine(
     best = NOTHING
     norm = 0.0
     total = tl.zeros([PADDED_DIM], tl.float32)
-    for split in range(0, tl.cdiv(tokens, SPLIT_TOKENS)):
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(tokens - WINDOW, 0) // SPLIT_TOKENS
+    for split in range(first, tl.cdiv(tokens, SPLIT_TOKENS)):
         own_best = tl.load(extremes + (part + split) * 2)
         newest = tl.maximum(best, own_best)
         fade, share = tl.exp2(best - newest), tl.exp2(own_best - newest)

@@ -41,7 +41,14 @@ def test_what_is_not_installed_says_what_to_do(monkeypatch, name, package):
         make_attention(CONFIG, CPU, torch.bfloat16, name)
 
 
-@pytest.mark.parametrize(("config", "dtype"), [(CONFIG, torch.float32), (config_of(8, 4, 24), torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        (CONFIG, torch.float32),
+        (config_of(8, 4, 24), torch.bfloat16),
+        (config_of(8, 4, 64, windows=(0, 9)), torch.bfloat16),
+    ],
+)
 def test_flashinfer_takes_what_it_was_compiled_for(monkeypatch, config, dtype):
     installed(monkeypatch, "flashinfer", "triton")
     assert choice._best(config, torch.device("cuda"), dtype) == "triton"

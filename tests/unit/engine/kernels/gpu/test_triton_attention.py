@@ -12,7 +12,7 @@ from maitred.engine.kernels.gpu.triton_attention import TritonAttention
 from maitred.engine.kernels.reference import ReferenceAttention
 from maitred.engine.models.token_major import TokenMajorCache
 from tests.support.processors import needs_interpreter
-from tests.unit.engine.kernels.test_attention import NUM_BLOCKS, config_of, step_of
+from tests.unit.engine.kernels.test_attention import CAPPED_WINDOW, NUM_BLOCKS, TRAITS, config_of, step_of
 
 pytestmark = needs_interpreter
 
@@ -40,15 +40,16 @@ def run(backend, config, batch, block_tokens, dtype, seed, qkv_dtype=None):
 @settings(max_examples=6, deadline=None, phases=[Phase.explicit, Phase.generate])  # slow: nothing is shrunk
 @given(
     shape=st.sampled_from([(8, 4, 32, 16), (7, 1, 24, 4), (2, 2, 8, 8), (14, 2, 64, 16)]),
+    traits=st.sampled_from(TRAITS),
     decodes=st.lists(st.integers(1, 40), max_size=4),
     chunks=st.lists(st.tuples(st.sampled_from([0, 0, 1, 4, 16, 23]), st.integers(1, 20)), max_size=4),
     seed=st.integers(0, 1 << 20),
 )
-def test_equals_reference(dtype, kv_dtype, tolerance, shape, decodes, chunks, seed):
+def test_equals_reference(dtype, kv_dtype, tolerance, shape, traits, decodes, chunks, seed):
     heads, kv_heads, head_dim, block_tokens = shape
     if not decodes and not chunks:
         return
-    config = config_of(heads, kv_heads, head_dim)
+    config = config_of(heads, kv_heads, head_dim, **traits)
     batch = step_of(block_tokens, decodes, chunks, seed)
     expected, expected_cache = run(ReferenceAttention(config), config, batch, block_tokens, kv_dtype, seed, dtype)
     backend = TritonAttention(config, CPU, dtype)
@@ -60,11 +61,12 @@ def test_equals_reference(dtype, kv_dtype, tolerance, shape, decodes, chunks, se
     torch.testing.assert_close(cache.values, expected_cache.values, atol=0, rtol=0 if dtype == kv_dtype else 1e-2)
 
 
-def test_long_contexts_are_added_up_from_splits(monkeypatch):
+@pytest.mark.parametrize("traits", [{}, CAPPED_WINDOW, {"windows": (0, 100)}])
+def test_long_contexts_are_added_up_from_splits(monkeypatch, traits):
     """Of several splits, of which a short row fills but one, and of a single one the results are the same bits."""
     monkeypatch.setattr(triton_attention, "_LEAST_SPLIT_TOKENS", 64)
     monkeypatch.setattr(triton_attention, "_MOST_SPLITS", 8)
-    config = config_of(8, 4, 32)
+    config = config_of(8, 4, 32, **traits)
     batch = step_of(16, [200, 64, 65, 7, 129], [], 3)
     expected, _ = run(ReferenceAttention(config), config, batch, 16, torch.float32, 3)
     backend = TritonAttention(config, CPU, torch.float32)

@@ -39,11 +39,11 @@ kernels = [
             cached | tiled | {"queries": rows, "tables": "*i32"}
             | {"query_stride": "i32", "table_stride": "i32", "scale": "fp32"},
             shape | {"KV_HEADS": 2, "GROUP": 7, "PADDED_ROWS": 16, "BLOCK_TOKENS": 16, "STRIDE_TOKENS": 64}
-            | {"SPLITS": splits, "FACTOR": factor},
+            | {"SPLITS": splits, "FACTOR": factor, "WINDOW": window, "CAP": cap},
         )
-        for splits in (1, 4)
+        for splits, window, cap in ((1, 0, 0.0), (4, 0, 0.0), (4, 1000, 50.0))
     ),
-    ("combine", tiled, shape | {"HEADS": 14, "SPLITS": 4}),
+    *(("combine", tiled, shape | {"HEADS": 14, "SPLITS": 4, "WINDOW": window}) for window in (0, 1000)),
 ]
 made = []
 for name, types, constants in kernels:
