@@ -19,8 +19,10 @@ from maitred.engine.engine import Engine
 from maitred.engine.grammar.compiler import GrammarCompiler, load_vocabulary
 from maitred.engine.grammar.constraints import Constraints
 from maitred.engine.kv.blocks import BlockPool
+from maitred.engine.kv.plan import KVCachePlan, plan_kv
 from maitred.engine.kv.swap import SwapSpace
-from maitred.engine.loader import KVCachePlan, ModelLoader, plan_kv
+from maitred.engine.kv.window import WindowPool
+from maitred.engine.loader import ModelLoader
 from maitred.engine.models.decoder import Decoder
 from maitred.engine.models.digest import WeightsCheck
 from maitred.engine.models.host_blocks import HostBlocks
@@ -74,17 +76,19 @@ def build(
     draft_folder = find_draft_model(model, config.speculation)
     draft = None if draft_folder is None else loader.model(draft_folder)
     sampler = Sampler(shape.vocab_size, target.device, accelerated=target.accelerated)
-    block_bytes = loader.block_bytes(*[shape] if draft is None else [shape, draft.config])
+    block_bytes = loader.block_bytes(shape, *([] if draft is None else [draft.config]))
     kv = plan_kv(config, shape, block_bytes=block_bytes, free_bytes=int(loader.free_bytes(decoder, sampler)))
     warm_up = StageProgress(f"Warming up {model.name}")
     warm_up.report(0.0)
     forward, cache = loader.with_cache(decoder, kv)
     warm_up.report(0.5)
-    slots = config.swap_bytes // block_bytes
+    slots = config.swap_bytes // sum(block_bytes)
     host_blocks = HostBlocks(cache, slots) if slots else None
     compiler = GrammarCompiler(partial(load_vocabulary, model, shape.vocab_size, shape.eos_token_ids))
     constraints = Constraints(compiler, shape.vocab_size, shape.eos_token_ids)
-    lanes = BlockTableRows(config.max_sequences + config.most_overcommit_slots, kv.context_tokens, config.block_tokens)
+    rows = (config.max_sequences + config.most_overcommit_slots, kv.context_tokens, config.block_tokens)
+    lanes = BlockTableRows(*rows)
+    window_lanes = BlockTableRows(*rows, of_window=True) if kv.window_blocks else None
 
     def runner_of(forward: ForwardModel) -> ModelRunner:
         return ModelRunner(
@@ -93,11 +97,12 @@ def build(
             eos_token_ids=shape.eos_token_ids,
             constraints=constraints,
             host_blocks=host_blocks,
+            window_lanes=window_lanes,
         )
 
     runner = runner_of(forward)
     scheduler = Scheduler(
-        BlockPool(kv.blocks, SwapSpace(slots) if slots else None),
+        make_pool(kv, shape.window, slots),
         config,
         context_tokens=kv.context_tokens,
         eos_token_ids=shape.eos_token_ids,
@@ -143,6 +148,17 @@ def build(
     return engine, card
 
 
+def make_pool(kv: KVCachePlan, window: int, slots: int) -> BlockPool:
+    """Makes the pool of all blocks, with that of the layers with a window if they have blocks of their own."""
+
+    def swap() -> SwapSpace | None:
+        return SwapSpace(slots) if slots else None
+
+    if not kv.window_blocks:
+        return BlockPool(kv.blocks, swap())
+    return BlockPool(kv.blocks, swap(), WindowPool(BlockPool(kv.window_blocks, swap()), window, kv.window_spare))
+
+
 def _restore_draft(author: DraftModel, loader: ModelLoader, folder: Path, kv: KVCachePlan) -> None:
     author.reload(*loader.warmed_up(loader.model(folder).decoder, kv.blocks))
 
@@ -161,7 +177,12 @@ def _try_steps(
     if config.bake_off == "off":
         return []
     bounds = StepBounds(
-        config.max_sequences, config.step_tokens, kv.context_tokens, kv.blocks, block_tokens=config.block_tokens
+        config.max_sequences,
+        config.step_tokens,
+        kv.context_tokens,
+        kv.blocks,
+        block_tokens=config.block_tokens,
+        window_blocks=kv.window_blocks,
     )
 
     def with_layers(layers: int) -> ModelRunner:

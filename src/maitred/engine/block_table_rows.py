@@ -21,10 +21,12 @@ class BlockTableRows:
         max_sequences: Number of rows of the array.
         context_tokens: Maximum tokens of a sequence.
         block_tokens: Tokens per block.
+        of_window: Whether the tables are those of the layers with a window (`WindowTable`).
     """
 
-    def __init__(self, max_sequences: int, context_tokens: int, block_tokens: int) -> None:
+    def __init__(self, max_sequences: int, context_tokens: int, block_tokens: int, *, of_window: bool = False) -> None:
         self._block_tokens = block_tokens
+        self._of_window = of_window
         self._tables = np.zeros((max_sequences, -(-context_tokens // block_tokens)), dtype=np.int32)
         self._filled = [0] * max_sequences
         self._free = list(range(max_sequences))
@@ -44,15 +46,20 @@ class BlockTableRows:
             self._filled[lane] = 0
             self._free.append(lane)
 
+    def blocks(self, sequence: Sequence) -> list[int]:
+        """Returns a sequence's blocks, by position."""
+        table = sequence.table
+        return table.window.blocks if self._of_window and table.window is not None else table.blocks
+
     def tables(self, chunks: Items[Chunk]) -> NDArray[np.int32]:
         """Returns the chunks' block tables, ``[chunks, most blocks]``; unused ends are undefined."""
         lanes = [self._fresh_row(chunk.sequence) for chunk in chunks]
-        widest = max((len(chunk.sequence.table.blocks) for chunk in chunks), default=1)
+        widest = max((len(self.blocks(chunk.sequence)) for chunk in chunks), default=1)
         return self._tables[lanes, :widest]
 
     def _fresh_row(self, sequence: Sequence) -> int:
         lane = self._row_by_sequence[sequence.key]
-        blocks = sequence.table.blocks
+        blocks = self.blocks(sequence)
         filled = self._filled[lane]
         if filled < len(blocks):
             self._tables[lane, filled : len(blocks)] = blocks[filled:]

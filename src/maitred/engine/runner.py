@@ -11,7 +11,7 @@ from maitred.core.request import TokenLogprobs
 from maitred.engine.block_table_rows import BlockTableRows
 from maitred.engine.grammar.constraints import Constraints
 from maitred.engine.models import batch
-from maitred.engine.models.batch import ForwardBatch
+from maitred.engine.models.batch import ForwardBatch, WindowBlocks
 from maitred.engine.models.host_blocks import HostBlocks
 from maitred.engine.models.kv_cache import KVCache
 from maitred.engine.sampling.prompt_logprobs import PromptScorer
@@ -41,6 +41,7 @@ class ModelRunner:
         cache: KV cache of the model.
         sampler: Chooses tokens.
         lanes: Block tables of the running sequences.
+        window_lanes: Their tables for layers with a window; None: these layers use the same blocks as all.
         block_tokens: Tokens per block.
         eos_token_ids: End-of-sequence tokens of the model.
         constraints: Grammar states of the sequences.
@@ -58,10 +59,12 @@ class ModelRunner:
         eos_token_ids: tuple[int, ...],
         constraints: Constraints,
         host_blocks: HostBlocks | None = None,
+        window_lanes: BlockTableRows | None = None,
     ) -> None:
         self._model: tuple[ForwardModel, KVCache] | None = decoder, cache
         self._sampler = sampler
         self._rows = lanes
+        self._window_rows = window_lanes
         self._block_tokens = block_tokens
         self._eos_token_ids = eos_token_ids
         self._constraints = constraints
@@ -94,9 +97,11 @@ class ModelRunner:
         assert self._model is not None, "asleep"
         decoder, cache = self._model
         if self._host_blocks is not None:
-            self._host_blocks.move(cache, plan.moves)
+            self._host_blocks.move(cache, plan.moves, plan.window_moves)
         greedy = masks is None and bool(keys) and self._sampler.greedy(keys)
         step = self._batch(plan, drawn, greedy=greedy)
+        if self._window_rows is not None:
+            step.window = self._window_blocks(plan, step.positions, self._window_rows)
         scoring = [chunk for chunk in plan.prefills if chunk.scored_rows]
         prompt_scores = self._score_prompts(plan, step) if scoring else None
         logits = decoder.forward(step, cache)
@@ -132,6 +137,8 @@ class ModelRunner:
         """Forgets a sequence; implements `PlanRunner.forget`."""
         if sequence in self._rows:
             self._rows.release(sequence)
+            if self._window_rows is not None:
+                self._window_rows.release(sequence)
             self._sampler.remove(sequence.key)
             self._constraints.remove(sequence.key)
 
@@ -167,6 +174,8 @@ class ModelRunner:
     def _begin(self, sequence: Sequence) -> None:
         output = sequence.tokens[sequence.prompt_tokens :]
         self._rows.take(sequence)
+        if self._window_rows is not None:
+            self._window_rows.take(sequence)
         self._sampler.add(
             sequence.key, sequence.sampling, sequence.index, sequence.request.prompt, output, self._eos_token_ids
         )
@@ -180,10 +189,7 @@ class ModelRunner:
             drawn: Chunks to sample from, at their last row and at the rows of their drafts.
             greedy: See `ForwardBatch`.
         """
-        singles = [chunk for chunk in plan.decodes if chunk.length == 1 and not chunk.drafts]
-        longer = plan.prefills
-        if len(singles) < len(plan.decodes):
-            longer = [chunk for chunk in plan.decodes if chunk.length > 1 or chunk.drafts] + longer
+        singles, longer = _parted(plan)
         tokens = [chunk.sequence.tokens[chunk.start] for chunk in singles]
         starts = np.array([chunk.start for chunk in singles], np.int64)
         tables = self._rows.tables(singles)
@@ -217,6 +223,20 @@ class ModelRunner:
             greedy=greedy,
         )
 
+    def _window_blocks(self, plan: StepPlan, positions: Tensor, rows: BlockTableRows) -> WindowBlocks:
+        """Returns where the rows of a batch are in the blocks of the layers with a window."""
+        singles, longer = _parted(plan)
+        places = positions.numpy()
+        tables = rows.tables(singles)
+        ends = np.cumsum([len(singles), *(chunk.length + len(chunk.drafts) for chunk in longer)])
+        starts = places[: len(singles)]
+        blocks = [tables[np.arange(len(singles)), starts // self._block_tokens].astype(np.int64)]
+        chunk_tables = [rows.blocks(chunk.sequence) for chunk in longer]
+        for table, start, end in zip(chunk_tables, ends[:-1], ends[1:], strict=True):
+            blocks.append(np.asarray(table, dtype=np.int64)[places[start:end] // self._block_tokens])
+        slots = self._slots(np.concatenate(blocks), places)
+        return WindowBlocks(torch.from_numpy(slots), torch.from_numpy(tables), chunk_tables)
+
     def _score_prompts(self, plan: StepPlan, step: ForwardBatch) -> PromptScorer:
         """Adds the rows to a batch behind which log-probabilities of prompt tokens are wanted; returns their reader."""
         rows: list[int] = []
@@ -232,6 +252,14 @@ class ModelRunner:
 
     def _slots(self, blocks: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
         return blocks * self._block_tokens + positions % self._block_tokens
+
+
+def _parted(plan: StepPlan) -> tuple[list[Chunk], list[Chunk]]:
+    """Returns the chunks of a plan in the order of their rows: decodes of one token, and longer ones."""
+    singles = [chunk for chunk in plan.decodes if chunk.length == 1 and not chunk.drafts]
+    if len(singles) == len(plan.decodes):
+        return singles, plan.prefills
+    return singles, [chunk for chunk in plan.decodes if chunk.length > 1 or chunk.drafts] + plan.prefills
 
 
 def _scored_part(chunk: Chunk) -> tuple[int, int, int]:

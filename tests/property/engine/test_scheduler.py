@@ -20,6 +20,7 @@ from maitred.core.request import EngineRequest, FinishReason, PinRequest, Sampli
 from maitred.engine.config import BatchLineConfig, KVShareConfig, PinsConfig
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.kv.swap import BlockCopy, SwapSpace
+from maitred.engine.kv.window import WindowPool, window_blocks_needed
 from maitred.engine.scheduler.sequence import MAX_PREEMPTIONS, Sequence
 from tests.support.charges import listen
 from tests.support.schedulers import make_scheduler
@@ -29,9 +30,13 @@ VOCABULARY = 8
 
 
 class PaperCache:
-    """Slot -> the scope and the tokens up to and including the one whose KV is there; and what is swapped out."""
+    """Slot -> the scope and the tokens up to and including the one whose KV is there; and what is swapped out.
 
-    def __init__(self) -> None:
+    With a window, it is the cache of the layers that have one, and only what the window covers is read.
+    """
+
+    def __init__(self, window: int = 0) -> None:
+        self.window = window
         self.slots: dict[tuple[int, int], tuple[str, tuple[int, ...]]] = {}
         self.host: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
 
@@ -46,12 +51,19 @@ class PaperCache:
     def write(self, sequence: Sequence, start: int, end: int, block_tokens: int, drafts: tuple[int, ...] = ()) -> None:
         tokens = [*sequence.tokens[:end], *drafts]
         for position in range(start, len(tokens)):
-            block = sequence.table.blocks[position // block_tokens]
+            block = self.blocks(sequence)[position // block_tokens]
             self.slots[block, position % block_tokens] = sequence.request.cache_scope, tuple(tokens[: position + 1])
 
-    def check(self, sequence: Sequence, end: int, block_tokens: int) -> None:
-        for position in range(end):
-            block = sequence.table.blocks[position // block_tokens]
+    def blocks(self, sequence: Sequence) -> list[int]:
+        return sequence.table.window.blocks if self.window else sequence.table.blocks
+
+    def check(self, sequence: Sequence, start: int, end: int, block_tokens: int) -> None:
+        """What the tokens from `start` to `end` read."""
+        for position in range(max(0, start - self.window + 1) if self.window else 0, end):
+            assert not self.window or position // block_tokens >= sequence.table.window.first, (
+                "a seen block is returned"
+            )
+            block = self.blocks(sequence)[position // block_tokens]
             scope, tokens = self.slots[block, position % block_tokens]
             assert scope == sequence.request.cache_scope
             assert tokens == tuple(sequence.tokens[: position + 1])
@@ -82,6 +94,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             ),
         )
         | st.just({}),
+        window=st.sampled_from([0, 0, 1, 2, 5, 9]),
+        scarce=st.booleans(),
     )
     def make(
         self,
@@ -94,6 +108,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         swap_slots,
         policy,
         shares,
+        window,
+        scarce,
     ):
         self.shares = shares
         self.block_tokens = block_tokens
@@ -103,7 +119,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.step_tokens = max_sequences + extra_budget
         self.context = min(blocks * block_tokens, 30)
         self.swap = SwapSpace(swap_slots) if swap_slots else None
-        self.pool = BlockPool(blocks, self.swap)
+        self.window = self.window_swap = None
+        if window:
+            self.window_swap = SwapSpace(swap_slots) if swap_slots else None
+            needed = window_blocks_needed(
+                *(window, block_tokens), sequences=max_sequences + overcommit_slots, step_tokens=self.step_tokens
+            )
+            # As few as running sequences can hold, or no more than all other layers have.
+            total = needed + 2 if scarce else blocks
+            self.window = WindowPool(BlockPool(total, self.window_swap), window, 2 if scarce else total)
+        self.pool = BlockPool(blocks, self.swap, self.window)
         self.scheduler = make_scheduler(
             self.pool,
             block_tokens=block_tokens,
@@ -124,7 +149,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.charged: dict[Flow, float] = defaultdict(float)
         self.billed: dict[Flow, float] = defaultdict(float)
         listen(self.scheduler._state.line, self.note_charge)
-        self.cache = PaperCache()
+        self.caches = [PaperCache(), *([PaperCache(window)] if window else [])]
         self.live: list[Sequence] = []
         self.paused: list[Sequence] = []
         self.streams: set[int] = set()
@@ -254,14 +279,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.running <= self.max_sequences + self.scheduler.overcommitted
         assert self.scheduler.overcommitted <= self.overcommit_slots
         self.draft(plan, data)
-        self.cache.move(plan.moves, self.block_tokens)
+        for cache, moves in zip(self.caches, (plan.moves, plan.window_moves), strict=False):
+            cache.move(moves, self.block_tokens)
         for chunk in plan.chunks:
             assert chunk.length >= 1
             assert chunk.start == chunk.sequence.computed
             assert chunk.end <= len(chunk.sequence.tokens) <= chunk.sequence.table.capacity_tokens
-            self.cache.write(chunk.sequence, chunk.start, chunk.end, self.block_tokens, chunk.drafts)
+            for cache in self.caches:
+                cache.write(chunk.sequence, chunk.start, chunk.end, self.block_tokens, chunk.drafts)
         for chunk in plan.chunks:
-            self.cache.check(chunk.sequence, chunk.end, self.block_tokens)
+            for cache in self.caches:
+                cache.check(chunk.sequence, chunk.start, chunk.end, self.block_tokens)
         unused = self.step_tokens - plan.tokens
         assert all(chunk.samples for chunk in plan.decodes) or unused <= 0, "there was room for what is pending"
 
@@ -291,7 +319,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             if advance.finish is None:
                 self.streams.add(sequence.key)
                 assert sequence.computed == chunk.end + agreed
-                self.cache.check(sequence, sequence.computed, self.block_tokens)
+                for cache in self.caches:
+                    cache.check(sequence, sequence.computed, sequence.computed, self.block_tokens)
             else:
                 self.end(sequence)
 
@@ -301,7 +330,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert budget == self.step_tokens - plan.tokens
         for chunk in plan.decodes:
             sequence = chunk.sequence
-            behind = sequence.table.capacity_tokens - len(sequence.tokens)
+            behind = sequence.table.writable_tokens - len(sequence.tokens)
             if chunk.samples and min(budget, behind) > 0:
                 drafts = st.lists(st.integers(0, VOCABULARY - 1), max_size=min(budget, behind, 4))
                 chunk.drafts = tuple(data.draw(drafts))
@@ -345,6 +374,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for block in range(self.pool.total):
             assert self.pool.reference_count(block) == held.get(block, 0)
         assert self.pool.idle + len(held) == self.pool.total
+        self.check_window()
         assert self.scheduler.running + self.scheduler.waiting + self.scheduler.paused == len(self.live)
         assert self.scheduler.paused == len(self.paused)
         assert self.scheduler.busy == (len(self.live) > len(self.paused))
@@ -356,17 +386,35 @@ class SchedulerMachine(RuleBasedStateMachine):
         for flow, billed in self.billed.items():
             if not any(sequence.request.flow == flow for sequence in self.live):
                 assert self.charged[flow] == pytest.approx(billed), "charged is something else than billed"
-        if self.swap is not None:
-            kept = self.swap._slot_of
-            assert sorted([*kept.values(), *self.swap._free]) == list(range(self.swap.total)), (
-                "a slot is lost or shared"
-            )
+        for swap in filter(None, (self.swap, self.window_swap)):
+            kept = swap._slot_of
+            assert sorted([*kept.values(), *swap._free]) == list(range(swap.total)), "a slot is lost or shared"
             waiting = {s.key for s in self.live if not s.table.blocks}
-            assert all(key in self.swap._wanted for key in kept)
+            assert all(key in swap._wanted for key in kept)
             assert waiting or not kept, "what nobody waits for is kept"
         counters = self.scheduler.counters
         assert counters.output_tokens == self.produced
         assert counters.finished + counters.cancelled + len(self.live) == self.added
+
+    def check_window(self):
+        """Sequences hold what their next tokens see, and little more; whatever nobody holds is idle."""
+        if self.window is None:
+            return
+        pool, held = self.window.pool, defaultdict(int)
+        for sequence in self.live:
+            table = sequence.table.window
+            most = (self.window.tokens + 2 * self.block_tokens - 1) // self.block_tokens + 3
+            assert len(table.held) <= most, "blocks outside the window are kept"
+            for block in table.held:
+                held[block] += 1
+        pinned = [block for pin in self.scheduler.pins._pins.values() for block in pin.of_window]
+        assert len({*pinned}) <= self.window.spare
+        for block in pinned:
+            held[block] += 1
+        for block in range(pool.total):
+            assert pool.reference_count(block) == held.get(block, 0)
+        assert pool.idle + len(held) == pool.total
+        assert pool.cached == sum(pool._keys[block] is not None for block in pool._idle)
 
     def check_pinned(self, pins):
         """What is pinned stays as it was, and can be found; and is no more than it may be."""
@@ -376,7 +424,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.pins.blocks == len({b for pin in pins.values() for b in pin.blocks}) <= 0.6 * total
         known, self.pinned = self.pinned, {}
         for key, pin in pins.items():
-            slots = {(b, at): self.cache.slots[b, at] for b in pin.blocks for at in range(self.block_tokens)}
+            slots = {(b, at): self.caches[0].slots[b, at] for b in pin.blocks for at in range(self.block_tokens)}
             before = known.get(key, (None, None))
             assert before[0] is not pin or before[1] == slots, "a pinned block was written to"
             assert all(self.pool._keys[block] is not None for block in pin.blocks), "a pinned block cannot be found"
@@ -400,7 +448,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.waiting_prompt_tokens == 0
         assert self.scheduler.max_idle_s(self.now_s) is None
         assert self.pool.idle == self.pool.total
-        assert self.swap is None or self.swap.free == self.swap.total
+        assert self.window is None or self.window.pool.idle == self.window.pool.total
+        for swap in filter(None, (self.swap, self.window_swap)):
+            assert swap.free == swap.total
 
 
 SchedulerMachine.TestCase.settings = settings(max_examples=75, stateful_step_count=40, deadline=None)

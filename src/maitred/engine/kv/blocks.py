@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from maitred.engine.kv.swap import SwapSpace
+from maitred.engine.kv.window import WindowPool
 
 
 class BlockPool:
@@ -19,13 +20,16 @@ class BlockPool:
     Args:
         total: Number of blocks (at least 1).
         swap: Host memory for evicted blocks that preempted sequences need; None: evicted content is lost.
+        window: Blocks of the layers with a sliding window, which then are in none of this pool's; None: there are no
+            such layers, or they use the same blocks.
 
     Attributes:
         cached: Idle blocks that can be found by their keys.
     """
 
-    def __init__(self, total: int, swap: SwapSpace | None = None) -> None:
+    def __init__(self, total: int, swap: SwapSpace | None = None, window: WindowPool | None = None) -> None:
         self.swap = swap
+        self.window = window
         self.total = total
         self.evictions = 0
         self.cached = 0
@@ -106,13 +110,32 @@ class BlockPool:
         self._by_key.clear()
         self._keys = [None] * self.total
         self.cached = 0
+        if self.window is not None:
+            self.window.pool.clear()
 
-    def publish(self, block: int, key: bytes) -> None:
-        """Makes a held, completely written block findable by its key. The first block with a key keeps it."""
-        if key not in self._by_key:
-            self._by_key[key] = block
-            self._keys[block] = key
-            self.changes.take_update[key] = True
+    def publish(self, block: int, key: bytes, *, replace: bool = False) -> bool:
+        """Makes a held, completely written block findable by its key.
+
+        Args:
+            block: The block.
+            key: Key of its content.
+            replace: Whether the block takes the key from another one that has it; otherwise the first one keeps it.
+
+        Returns:
+            Whether the block has become findable.
+        """
+        other = self._by_key.get(key)
+        if other is not None:
+            if not replace or other == block:
+                return False
+            self._keys[other] = None
+            if self._reference_counts[other] == 0:
+                self._idle.move_to_end(other, last=False)
+                self.cached -= 1
+        self._by_key[key] = block
+        self._keys[block] = key
+        self.changes.take_update[key] = True
+        return True
 
 
 MOST_CHANGES = 8192

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 from maitred.core.prefix import block_key, root_key
 from maitred.engine.kv.blocks import BlockPool
+from maitred.engine.kv.swap import SwapSpace
+from maitred.engine.kv.window import WindowTable
 
 
 class BlockTable:
@@ -21,7 +23,9 @@ class BlockTable:
         scope: Scope inside which prefixes are shared.
     """
 
-    __slots__ = ("_keys", "_pool", "_published", "_root", "_wanted", "block_tokens", "blocks", "capacity_tokens")
+    __slots__ = (
+        "_keys", "_pool", "_published", "_root", "_wanted", "block_tokens", "blocks", "capacity_tokens", "window"
+    )  # fmt: skip
 
     def __init__(self, pool: BlockPool, block_tokens: int, scope: str) -> None:
         self.block_tokens = block_tokens
@@ -36,6 +40,15 @@ class BlockTable:
         """Number of leading blocks that are already published."""
         self._wanted = 0
         """Number of leading blocks for which the sequence waits in the `SwapSpace`."""
+        self.window = None if pool.window is None else WindowTable(pool.window, block_tokens)
+        """Blocks of the layers with a window; None: there are no such layers, or they use the same blocks."""
+
+    @property
+    def writable_tokens(self) -> int:
+        """Number of tokens for which all layers have blocks."""
+        if self.window is None:
+            return self.capacity_tokens
+        return min(self.capacity_tokens, len(self.window.blocks) * self.block_tokens)
 
     @property
     def shared_blocks(self) -> int:
@@ -82,6 +95,9 @@ class BlockTable:
         self.blocks = present + fresh if len(present) == len(found) else self._restore(found, fresh)
         self.capacity_tokens = len(self.blocks) * self.block_tokens
         self._published = len(found)
+        if self.window is not None:
+            keys = self._keys[: len(found)]
+            self.window.open(keys, self.window.find(keys)[1])
         return len(found) * self.block_tokens
 
     def grow(self, tokens: int) -> bool:
@@ -96,13 +112,27 @@ class BlockTable:
         self.capacity_tokens = len(self.blocks) * self.block_tokens
         return True
 
+    def cover(self, computed: int, end: int) -> None:
+        """Takes the blocks of the layers with a window for a step, and returns those that no later token sees.
+
+        Args:
+            computed: Number of the sequence's tokens that are computed before the step.
+            end: Number that is computed after it.
+        """
+        if self.window is not None:
+            self.window.cover(computed, end)
+
     def publish(self, tokens: Sequence[int], written: int) -> None:
         """Publishes the blocks that the first `written` tokens fill."""
         full = written // self.block_tokens
         if full > self._published:
             self._extend_keys(tokens, full)
             for position in range(self._published, full):
-                self._pool.publish(self.blocks[position], self._keys[position])
+                fresh = self._pool.publish(self.blocks[position], self._keys[position])
+                if self.window is not None:
+                    # Both parts of a position are found together, so that no sequence holds more of one than of the
+                    # other.
+                    self.window.publish(position, self._keys[position], replace=fresh)
             self._published = full
 
     def keys(self, tokens: Sequence[int], count: int) -> list[bytes]:
@@ -115,11 +145,15 @@ class BlockTable:
         if self._pool.swap is not None:
             self._wanted = self._published
             self._pool.swap.want(self._keys[: self._wanted])
+            if self._window_swap is not None:
+                self._window_swap.want(self._keys[: self._wanted])
 
     def await_no_more(self) -> None:
         """Stops waiting for swapped blocks: the sequence has them again, or no longer needs them."""
         if self._pool.swap is not None and self._wanted:
             self._pool.swap.release(self._keys[: self._wanted])
+            if self._window_swap is not None:
+                self._window_swap.release(self._keys[: self._wanted])
             self._wanted = 0
 
     def find_blocks(self, tokens: Sequence[int], count: int) -> list[int]:
@@ -135,16 +169,31 @@ class BlockTable:
             found.append(block)
         return found
 
+    def find_window_blocks(self, tokens: Sequence[int], count: int) -> list[int]:
+        """Returns the blocks with a window at the end of the first `count` blocks; empty: some are not in the pool."""
+        if self.window is None:
+            return []
+        length, found = self.window.find(self.keys(tokens, count))
+        present = [block for block in found if block is not None]
+        return present if length == count and len(present) == len(found) else []
+
     def release(self) -> None:
         """Frees all blocks of the table. The content stays findable until it is evicted."""
         self._pool.free(self.blocks)
         self.blocks = []
         self.capacity_tokens = 0
         self._published = 0
+        if self.window is not None:
+            self.window.release()
 
     def blocks_for(self, tokens: int) -> int:
         """Returns the number of blocks that this number of tokens needs."""
         return -(-tokens // self.block_tokens)
+
+    @property
+    def _window_swap(self) -> SwapSpace | None:
+        window = self._pool.window
+        return None if window is None else window.pool.swap
 
     def _extend_keys(self, tokens: Sequence[int], count: int) -> None:
         for position in range(len(self._keys), count):
@@ -176,4 +225,6 @@ class BlockTable:
             if block is None and (swap is None or key not in swap):
                 break
             found.append(block)
+        if self.window is not None:
+            del found[self.window.find(self._keys[: len(found)])[0] :]
         return found

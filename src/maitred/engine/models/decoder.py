@@ -111,10 +111,12 @@ class Decoder:
     def warm_up(self, cache: KVCache) -> None:
         """Runs a decode and a chunk, so that no request waits for a kernel to compile.
 
-        One layer is enough: the others call the same kernels. Writes into the cache's first block, so call it before
-        the first request.
+        The first layer of each kind is enough: the others call the same kernels. Writes into the cache's first block,
+        so call it before the first request.
         """
-        self.shallow(1).forward(
+        windows = self.config.windows
+        layers = 1 + max((windows.index(window) for window in {*windows}), default=0)
+        self.shallow(layers).forward(
             ForwardBatch(
                 token_ids=torch.zeros(3, dtype=torch.int64, device=self.device),
                 positions=torch.zeros(3, dtype=torch.int64, device=self.device),

@@ -31,9 +31,12 @@ class HostBlocks:
         if cache.keys.device.type == "cuda":
             for kept in self._parts:
                 _pin(kept)
+        self._window = None if cache.window is None else HostBlocks(cache.window, slots)
 
-    def move(self, cache: KVCache, moves: Iterable[BlockCopy]) -> None:
-        """Copies blocks out and back, in the given order."""
+    def move(self, cache: KVCache, moves: Iterable[BlockCopy], window_moves: Iterable[BlockCopy] = ()) -> None:
+        """Copies blocks out and back, in the given order; `window_moves` are those of layers with a window."""
+        if self._window is not None and cache.window is not None:
+            self._window.move(cache.window, window_moves)
         for block, slot, out in moves:
             for part, kept in zip(cache.parts, self._parts, strict=True):
                 if out:
@@ -52,6 +55,8 @@ class HostBlocks:
             self.move(cache, moves)
             _wait(device)
             seconds = time.perf_counter() - start_s
+        if self._window is not None and cache.window is not None:
+            seconds += self._window.seconds_per_block(cache.window, block) * len(moves)
         return seconds / len(moves)
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from maitred.engine.config import AttentionKernels, ProductFormat
@@ -33,6 +34,7 @@ def load_model(
     accelerated: bool = False,
     attention: AttentionKernels = "auto",
     cache: WeightsCacheConfig = WeightsCacheConfig(enabled=False),  # noqa: B008 - frozen
+    context_tokens: int | None = None,
 ) -> LoadedModel:
     """Reads a checkpoint and chooses the kernels for the device.
 
@@ -44,12 +46,16 @@ def load_model(
         accelerated: Whether the device is an accelerator; see `maitred.engine.device.ComputeDevice`.
         attention: Attention kernels on an accelerator.
         cache: Cache of converted weights.
+        context_tokens: Longest text that will be computed, if it is shorter than the model's own. A rotary embedding
+            may depend on it (longrope).
 
     Raises:
         ConfigInvalid: The checkpoint is not supported, or it is broken.
     """
     device = torch.device(device)
     config = ModelConfig.load(folder)
+    if context_tokens is not None and context_tokens < config.context_tokens:
+        config = msgspec.structs.replace(config, context_tokens=context_tokens)
     weights = keep_weights(folder, config, dtype, device, cache, scheme=scheme, accelerated=accelerated)
     backend: AttentionBackend[Any] = (
         make_attention(config, device, dtype, attention) if accelerated else CPUAttention(config)

@@ -36,6 +36,7 @@ def make_cache(
     device: torch.device,
     *,
     accelerated: bool,
+    window_blocks: int = 0,
 ) -> KVCache:
     """Makes a KV cache in the layout of the device's kernels.
 
@@ -43,5 +44,5 @@ def make_cache(
     there.
     """
     if not accelerated:
-        return KVCache(config, num_blocks, block_tokens, dtype, device=device)
+        return KVCache(config, num_blocks, block_tokens, dtype, device=device, window_blocks=window_blocks)
     return TokenMajorCache(config, num_blocks=num_blocks + 1, block_tokens=block_tokens, dtype=dtype, device=device)

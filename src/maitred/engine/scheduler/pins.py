@@ -23,6 +23,8 @@ class _Pin:
     blocks: tuple[int, ...]
     flow: Flow
     until_s: float
+    of_window: tuple[int, ...]
+    """Blocks of the layers with a window at the end of the prefix."""
 
 
 class PinTable:
@@ -73,15 +75,22 @@ class PinTable:
                     "Unpin another prefix, pin a shorter one, or raise engine.pins."
                 )
 
-    def hold(self, request: EngineRequest, blocks: Iterable[int], now_s: float) -> None:
+    def hold(self, request: EngineRequest, blocks: Iterable[int], now_s: float, of_window: Iterable[int] = ()) -> None:
         """Pins the blocks of a computed prompt. An existing pin with the same name is replaced.
 
-        If other pins were added since `check`, pins of this scope that end sooner are released to make room.
+        If other pins were added since `check`, pins of this scope that end sooner are released to make room. Of the
+        blocks of layers with a window, pins hold what running sequences can spare; a prefix without them is computed
+        again if they are evicted.
         """
         assert request.pin is not None
         key = (request.cache_scope, request.pin.name)
-        pin = _Pin(tuple(blocks), request.flow, now_s + request.pin.ttl_s)
+        window, kept = self._pool.window, tuple(of_window)
+        if window is None or len({*kept, *(b for pin in self._pins.values() for b in pin.of_window)}) > window.spare:
+            kept = ()
+        pin = _Pin(tuple(blocks), request.flow, now_s + request.pin.ttl_s, kept)
         self._pool.share(pin.blocks)
+        if window is not None:
+            window.pool.share(pin.of_window)
         self._residency.hold(pin.flow, pin.blocks)
         self.release(*key)
         self._pins[key] = pin
@@ -96,6 +105,8 @@ class PinTable:
         pin = self._pins.pop((scope, name), None)
         if pin is not None:
             self._pool.free(pin.blocks)
+            if self._pool.window is not None:
+                self._pool.window.pool.free(pin.of_window)
             self._residency.release(pin.flow, pin.blocks)
             self.blocks = self._distinct(self._pins)
 

@@ -67,6 +67,8 @@ class StepPlan:
     """Sequences that were preempted while this plan was made; they wait again."""
     moves: list[BlockCopy] = field(default_factory=list)
     """Block copies to and from the host's memory, in this order, before the step is computed."""
+    window_moves: list[BlockCopy] = field(default_factory=list)
+    """As `moves`, of the blocks of layers with a window."""
     expired: list[Sequence] = field(default_factory=list)
     """Sequences without blocks that this plan ended: their deadlines have passed or cannot be met."""
 

@@ -342,6 +342,8 @@ class Scheduler:
         planner.run(hold)
         if plan and state.pool.swap is not None:
             plan.moves = state.pool.swap.take_moves()
+            if (window := state.pool.window) is not None and window.pool.swap is not None:
+                plan.window_moves = window.pool.swap.take_moves()
         return plan
 
     def draft_budget(self, plan: StepPlan, *, writing_s: float = 0.0) -> int:
@@ -363,6 +365,10 @@ class Scheduler:
         streaming = len(sampling) - sum([chunk.samples for chunk in plan.prefills])
         for chunk in plan.chunks:
             chunk.sequence.computed = chunk.start + chunk.length
+        if state.pool.window is not None:
+            for chunk in plan.chunks:
+                if chunk.length > 1:  # what a long chunk has put behind the window must not wait for the next one
+                    chunk.sequence.table.cover(chunk.sequence.computed, chunk.sequence.computed)
         for chunk in plan.prefills:
             if (scored := chunk.sequence.scored) is not None:
                 chunk.sequence.scored = max(scored, min(chunk.end, chunk.sequence.prompt_tokens - 1))
@@ -399,7 +405,9 @@ class Scheduler:
         sequence = advance.sequence
         if sequence.output_tokens == len(advance.tokens):
             count = sequence.prompt_tokens // self.block_tokens
-            self._state.pins.hold(sequence.request, sequence.table.find_blocks(sequence.tokens, count), self._planned_s)
+            blocks = sequence.table.find_blocks(sequence.tokens, count)
+            of_window = sequence.table.find_window_blocks(sequence.tokens, len(blocks))
+            self._state.pins.hold(sequence.request, blocks, self._planned_s, of_window)
 
     def on_step_time(self, work: StepWork, seconds: float) -> None:
         """Records a step's duration from its plan to the next one, with all that delays a client's tokens."""

@@ -130,6 +130,7 @@ class SchedulerState:
         if end > once:
             self.accounts.charge_prompt(sequence, end)
             sequence.once_computed = end
+        sequence.table.cover(sequence.computed, end)
         sequence.table.publish(sequence.tokens, end)
 
     def accept(self, sequence: Sequence, drafted: int, accepted: int) -> None:

@@ -185,7 +185,7 @@ class Speculator:
             return 0
         # The step generates one token more than the accepted drafts.
         tokens_left = sequence.max_tokens - sequence.output_tokens - 1
-        return min(self._most, sequence.table.capacity_tokens - len(sequence.tokens), tokens_left)
+        return min(self._most, sequence.table.writable_tokens - len(sequence.tokens), tokens_left)
 
     def _knows_position(self, sequence: Sequence) -> bool:
         """Returns whether the sequence's grammar state exists; it is made in its first step after admission."""

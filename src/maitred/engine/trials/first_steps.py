@@ -19,6 +19,7 @@ from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.engine import PlanRunner
 from maitred.engine.kv.blocks import BlockPool
 from maitred.engine.kv.table import BlockTable
+from maitred.engine.kv.window import WindowPool
 from maitred.engine.scheduler.plan import Chunk, StepPlan
 from maitred.engine.scheduler.sequence import Sequence as Answer
 from maitred.engine.scheduler.step_times import StepMeter, StepWork, TimedStep
@@ -87,6 +88,7 @@ class StepBounds:
         context_tokens: Of a sequence at most.
         blocks: Of the KV cache.
         block_tokens: Of a block.
+        window_blocks: Of the layers with a window; 0: they use the same blocks as all.
     """
 
     sequences: int
@@ -94,6 +96,7 @@ class StepBounds:
     context_tokens: int
     blocks: int
     block_tokens: int
+    window_blocks: int = 0
 
     def allow(self, trial: StepTrial) -> bool:
         """Whether there can be such a step."""
@@ -254,12 +257,15 @@ def _run(runner: PlanRunner, trial: StepTrial, bounds: StepBounds) -> None:
 def _plan(trial: StepTrial, bounds: StepBounds) -> StepPlan:
     """A step as the scheduler would have made it, of sequences that nobody has sent."""
     lengths = [trial.context] * trial.decodes + ([trial.before + trial.chunk] if trial.chunk else [])
-    pool, first, answers = BlockPool(1), 0, []
+    window = WindowPool(BlockPool(1), bounds.context_tokens, 0) if bounds.window_blocks else None
+    pool, first, answers = BlockPool(1, window=window), 0, []
     for key, tokens in enumerate(lengths):
         request = EngineRequest(id=str(key), prompt=[0] * tokens, sampling=SamplingParams(max_tokens=1, seed=key))
         table = BlockTable(pool, bounds.block_tokens, "")
         end = first + table.blocks_for(tokens)
         table.blocks = list(range(first, end))
+        if table.window is not None:  # made-up sequences may overwrite each other's
+            table.window.blocks = [block % bounds.window_blocks for block in table.blocks]
         first = end
         answers.append(Answer(key=-1 - key, request=request, index=0, table=table, eos_token_ids=frozenset()))
     decodes = [Chunk(answer, trial.context - 1, 1) for answer in answers[: trial.decodes]]
