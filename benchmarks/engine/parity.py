@@ -37,7 +37,10 @@ from maitred.core.replica import LoadReport
 from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig, SpeculationConfig
+from maitred.engine.device import PrecisionPlan
 from maitred.engine.engine import Engine
+from maitred.engine.models.config import ModelConfig
+from maitred.engine.models.kv_cache import KVCache
 from maitred.text.tokenizer import Tokenizer
 
 SEED = 20261122
@@ -192,9 +195,8 @@ def letters_of(folder: Path) -> Tensor:
 
 def scarce(folder: Path, config: EngineConfig) -> int:
     """Bytes of a KV cache that is too small for all requests together, and large enough for one of any length."""
-    _, card = build(folder, config)
-    assert config.kv_memory_bytes is not None
-    block_bytes = config.kv_memory_bytes // (card.kv_capacity_tokens // config.block_tokens)
+    kv_dtype = PrecisionPlan.of(config, torch.device("cpu")).kv_dtype
+    block_bytes = KVCache.bytes_per_block(ModelConfig.load(folder), config.block_tokens, kv_dtype)
     return (CONTEXT_TOKENS // config.block_tokens + 4) * block_bytes
 
 

@@ -72,13 +72,15 @@ def test_layers_with_a_window_take_what_all_sequences_can_hold_and_no_more():
     spare = int(config.pins.share * held)
     assert held == 8 * 8 + 17 + 0
     kv = plan_kv(config, WINDOW, block_bytes=PARTS, free_bytes=100 * GIB)
-    assert (kv.blocks, kv.window_blocks, kv.window_spare) == (8 * 2048 // 16, held + spare, spare)
+    unused = (8 * 2048 // 16 - held - spare) // 8
+    assert (kv.blocks, kv.window_blocks, kv.window_spare) == (8 * 2048 // 16, held + spare + unused, spare)
     assert wanted_bytes(config, WINDOW, PARTS) == kv.blocks * PARTS.whole + kv.window_blocks * PARTS.window
-    assert wanted_bytes(config, WINDOW, PARTS) < 0.3 * kv.blocks * sum(PARTS)
+    assert wanted_bytes(config, WINDOW, PARTS) < 0.4 * kv.blocks * sum(PARTS)
     fixed = msgspec.structs.replace(config, kv_memory_bytes=GIB)
     kv = plan_kv(fixed, WINDOW, block_bytes=PARTS, free_bytes=0)
-    assert kv.window_blocks == held + spare
-    assert kv.blocks == 1024 - 5 * kv.window_blocks
+    assert kv.blocks > 1.5 * 1024 / 6
+    assert kv.window_blocks == held + spare + (kv.blocks - held - spare) // 8
+    assert 1024 - 6 < kv.blocks + 5 * kv.window_blocks <= 1024
 
 
 @settings(deadline=None)

@@ -12,7 +12,16 @@ from typing import Any
 from maitred.core.errors import ConfigInvalid
 from maitred.engine.gguf.file import TensorEntry
 
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+}
 """Name of an architecture in GGUF files -> its class. Mistral's models are `llama` there."""
 _STORED_TYPES = {"F16": "float16", "BF16": "bfloat16"}
 _TABLE = "token_embd.weight"
@@ -20,6 +29,12 @@ FREQUENCY_FACTORS = "rope_freqs.weight"
 """Tensor with a divisor of each rotary frequency: how Llama 3.1's scaling is written."""
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
 """Parameters of that scaling in all models that were published with it."""
+_LONGROPE_FACTORS = ("rope_factors_long.weight", "rope_factors_short.weight")
+_WIDE_HEADS = {("gemma2", 46), ("gemma3", 62)}
+"""Family and layers of the models whose scores are scaled by the width of the model, not of a head: both of 27
+billion. Their files do not say so; llama.cpp knows them by their layers, too."""
+_LOCAL_BASE = 10_000.0
+"""Rotary base of Gemma 3's layers with a window, where its file does not name it."""
 
 
 def config_fields(
@@ -59,6 +74,11 @@ def config_fields(
             return value[0]
         return value
 
+    if any(name in tensors for name in _LONGROPE_FACTORS):
+        raise ConfigInvalid(
+            f"{path} scales the rotary frequencies by longrope, which is not read from GGUF files. Use the model's own "
+            "checkpoint in safetensors."
+        )
     if get("expert_count"):
         raise ConfigInvalid(f"{path} holds a mixture of experts, which maitred does not run.")
     hidden_size, heads = int(need("embedding_length")), int(need("attention.head_count"))
@@ -69,7 +89,8 @@ def config_fields(
     window = int(get("attention.sliding_window") or 0)
     if window and family == "llama":
         architecture = "MistralForCausalLM"
-    return {
+    rotary = _rotary(get, factors, head_dim, path)
+    fields = {
         "architectures": [architecture],
         "model_type": family,
         "vocab_size": vocab_size,
@@ -88,9 +109,24 @@ def config_fields(
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
         "tie_word_embeddings": "output.weight" not in tensors,
-        "rope_parameters": _rotary(get, factors, head_dim, path),
+        "rope_parameters": rotary,
         "partial_rotary_factor": int(get("rope.dimension_count") or head_dim) / head_dim,
         "dtype": _STORED_TYPES.get(tensors[_TABLE].format.name, "float32"),
+    }
+    if not family.startswith("gemma"):
+        return fields
+    if get("rope.scaling.type") is None and family == "gemma3" and get("rope.scaling.factor"):
+        rotary |= {"rope_type": "linear", "factor": float(get("rope.scaling.factor"))}
+    local = {"rope_theta": float(get("rope.freq_base_swa") or _LOCAL_BASE)}
+    wide = (family, fields["num_hidden_layers"]) in _WIDE_HEADS
+    return {
+        **fields,
+        # Converters add the 1 that checkpoints leave out.
+        "norm_gains_include_one": True,
+        "rope_parameters": {"full_attention": rotary, "sliding_attention": local} if family == "gemma3" else rotary,
+        "query_pre_attn_scalar": hidden_size // heads if wide else head_dim,
+        "attn_logit_softcapping": get("attn_logit_softcapping"),
+        "final_logit_softcapping": get("final_logit_softcapping"),
     }
 
 

@@ -12,7 +12,7 @@ from maitred.engine.gguf.blocks import dequantise, grouped_weight
 from maitred.engine.gguf.file import GGUFHeader, TensorEntry, gguf_parts
 from maitred.engine.kernels.linear.panels import GroupedWeight
 
-_ROTARY_IN_PAIRS = frozenset(("llama",))
+_ROTARY_IN_PAIRS = frozenset(("llama", "smollm3"))
 """Architectures whose files have the two numbers that are rotated together side by side in each head."""
 _BLOCK = re.compile(r"blk\.(?P<layer>\d+)\.(?P<part>\w+)\.(?P<kind>weight|bias)")
 _PARTS = {
@@ -28,6 +28,17 @@ _PARTS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_GEMMA_PARTS = {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_PARTS_OF = {
+    "gemma2": _GEMMA_PARTS,
+    "gemma3": _GEMMA_PARTS,
+    "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+}
+"""Architecture -> its parts that have other names."""
 _NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -48,9 +59,11 @@ class GGUFTensors:
 
     def __init__(self, path: Path) -> None:
         header = GGUFHeader.read(path)
-        self._entries = {checkpoint_name(name): entry for name, entry in header.tensors.items()}
         first = gguf_parts(path)[0]
-        self._heads = _heads_in_pairs(header.metadata if first == path else GGUFHeader.read(first).metadata)
+        metadata = header.metadata if first == path else GGUFHeader.read(first).metadata
+        family = str(metadata.get("general.architecture"))
+        self._entries = {checkpoint_name(name, family): entry for name, entry in header.tensors.items()}
+        self._heads = _heads_in_pairs(metadata)
         # Mapped shared, so that pages of the file that were read are the system's to drop.
         self._data = torch.from_file(str(path), shared=True, size=path.stat().st_size, dtype=torch.uint8)
 
@@ -85,12 +98,12 @@ class GGUFTensors:
         return apart(rows, self._heads[projection]) if projection in self._heads else rows
 
 
-def checkpoint_name(name: str) -> str:
+def checkpoint_name(name: str, family: str = "llama") -> str:
     """Returns the name in a checkpoint of a tensor of a GGUF file; an unknown name stays."""
-    match = _BLOCK.fullmatch(name)
-    if match is None or match["part"] not in _PARTS:
+    match, parts = _BLOCK.fullmatch(name), _PARTS | _PARTS_OF.get(family, {})
+    if match is None or match["part"] not in parts:
         return _NAMES.get(name, name)
-    return f"model.layers.{match['layer']}.{_PARTS[match['part']]}.{match['kind']}"
+    return f"model.layers.{match['layer']}.{parts[match['part']]}.{match['kind']}"
 
 
 def apart(rows: Tensor, heads: int) -> Tensor:

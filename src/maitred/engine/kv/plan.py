@@ -8,6 +8,10 @@ from maitred.engine.config import EngineConfig
 from maitred.engine.kv.window import window_blocks_needed
 from maitred.engine.models.config import ModelConfig
 
+_UNUSED = 8
+"""One block with a window for so many others, beyond those that sequences and pins can hold. A prefix that nobody uses
+needs few: those at its end."""
+
 
 @dataclass(frozen=True)
 class KVCachePlan:
@@ -40,8 +44,8 @@ def wanted_bytes(config: EngineConfig, model: ModelConfig, block_bytes: BlockByt
     """Returns the memory that all sequences at maximum length could use."""
     context = min(config.context_tokens or model.context_tokens, model.context_tokens)
     blocks = -(-context // config.block_tokens) * config.max_sequences
-    held, spare = _window_blocks(config, model, block_bytes)
-    return blocks * block_bytes.whole + min(blocks, held + spare) * block_bytes.window
+    least = sum(_window_blocks(config, model, block_bytes))
+    return blocks * block_bytes.whole + _beside(blocks, least) * block_bytes.window
 
 
 def plan_kv(config: EngineConfig, model: ModelConfig, *, block_bytes: BlockBytes, free_bytes: int) -> KVCachePlan:
@@ -71,23 +75,29 @@ def count_blocks(
 ) -> tuple[int, int, int]:
     """Returns how many blocks fit into so much memory, of how many with a window, and how many of these pins may hold.
 
-    Layers with a window get the blocks that all sequences could hold, and the other layers get the rest.
+    Layers with a window get the blocks that all sequences could hold, and an eighth of what the other layers have
+    beyond that, for prefixes that nobody uses now.
     """
     context = min(config.context_tokens or model.context_tokens, model.context_tokens)
     most = -(-context // config.block_tokens) * config.max_sequences
     held, spare = _window_blocks(config, model, block_bytes)
-    blocks = budget // sum(block_bytes)
-    window_blocks = 0
-    if block_bytes.window and blocks > held + spare:  # with so many, windows need fewer than whole contexts
-        window_blocks = held + spare
-        left = budget - window_blocks * block_bytes.window
-        blocks = left // block_bytes.whole if block_bytes.whole else max(most, window_blocks + 1)
+    least, whole, window = held + spare, block_bytes.whole, block_bytes.window
+    blocks = budget // (whole + window)
+    if window and blocks > least:  # with so many, windows need fewer than whole contexts
+        blocks = (_UNUSED * budget - (_UNUSED - 1) * least * window) // (_UNUSED * whole + window)
+        if not whole:  # they take no memory
+            blocks = min(blocks, max(most, least + 1))
     if config.kv_memory_bytes is None:
         blocks = min(blocks, most)
-    if block_bytes.window and blocks <= held + spare:
-        # No sequence holds more blocks with a window than others, so none is ever missing.
-        window_blocks = spare = blocks
-    return blocks, window_blocks, spare
+    if not window:
+        return blocks, 0, 0
+    # If there are as many of both kinds, no sequence holds more with a window than others, so none is ever missing.
+    return blocks, _beside(blocks, least), spare if blocks > least else blocks
+
+
+def _beside(blocks: int, least: int) -> int:
+    """Returns how many blocks with a window stand beside so many others, if sequences and pins hold `least` at most."""
+    return min(blocks, least + max(0, blocks - least) // _UNUSED)
 
 
 def _window_blocks(config: EngineConfig, model: ModelConfig, block_bytes: BlockBytes) -> tuple[int, int]:

@@ -92,7 +92,7 @@ def _gemma(fields: Fields) -> Traits:
         "qkv_bias": attention_bias,
         "output_bias": attention_bias,
         "activation": "gelu_tanh",
-        "gain_offset": 1.0,
+        "gain_offset": 0.0 if fields.get("norm_gains_include_one") else 1.0,
         "embedding_scale": float(fields["hidden_size"]) ** 0.5,
     }
 

@@ -1,9 +1,11 @@
 """Our decoder against the models' own library: same checkpoint, same logits."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from maitred.engine.models.load import LoadedModel, load_model
 from tests.support.models import FAMILIES, make_model
@@ -133,3 +135,34 @@ def test_batch_without_rows_to_sample(pair):
     batch = driver.batch([], [(line, 5)])
     batch.logit_rows = torch.zeros(0, dtype=torch.int64)
     assert driver.decoder.forward(batch, driver.cache).shape == (0, model.config.vocab_size)
+
+
+def test_longrope_of_short_texts(tmp_path):
+    """Where no text is longer than the original context, its factors for short ones are used."""
+    oracle = make_model(tmp_path, "phi3_longrope", original_max_position_embeddings=64)
+    model = load_model(tmp_path, dtype=torch.float32, context_tokens=64)
+    tokens = random_tokens(model.config, 60)
+    expected = oracle_logits(oracle, tokens)
+    torch.testing.assert_close(Driver(model.decoder).prefill(tokens), expected, atol=1e-4, rtol=1e-4)
+    longer = load_model(tmp_path, dtype=torch.float32)
+    assert (Driver(longer.decoder).prefill(tokens) - expected).abs().max() > 0.1
+
+
+def test_the_part_for_texts_of_a_model_with_images(tmp_path):
+    oracle = make_model(tmp_path, "gemma3")
+    config = json.loads((tmp_path / "config.json").read_text())
+    text = {name: value for name, value in config.items() if name != "architectures"}
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    weights = load_file(tmp_path / "model.safetensors")
+    images = {"vision_tower.patch.weight": torch.zeros(3), "multi_modal_projector.norm.weight": torch.zeros(3)}
+    for prefix, others in (("language_model.", ""), ("model.language_model.", "model.")):
+        renamed = {
+            prefix + (name if others == "" else name.removeprefix("model.")): tensor for name, tensor in weights.items()
+        }
+        extra = {others + name: tensor for name, tensor in images.items()}
+        save_file(renamed | extra, tmp_path / "model.safetensors")
+        model = load_model(tmp_path, dtype=torch.float32)
+        tokens = random_tokens(model.config, 60)
+        logits = Driver(model.decoder).prefill(tokens)
+        torch.testing.assert_close(logits, oracle_logits(oracle, tokens), atol=1e-4, rtol=1e-4)
