@@ -18,10 +18,9 @@ from maitred.engine.device import ComputeDevice, PrecisionPlan, step_threads
 from maitred.engine.engine import Engine
 from maitred.engine.grammar.compiler import GrammarCompiler, load_vocabulary
 from maitred.engine.grammar.constraints import Constraints
-from maitred.engine.kv.blocks import BlockPool
+from maitred.engine.kv.blocks import BlockPool, WindowPool
 from maitred.engine.kv.plan import KVCachePlan, plan_kv
 from maitred.engine.kv.swap import SwapSpace
-from maitred.engine.kv.window import WindowPool
 from maitred.engine.loader import ModelLoader
 from maitred.engine.models.decoder import Decoder
 from maitred.engine.models.digest import WeightsCheck
@@ -156,7 +155,7 @@ def make_pool(kv: KVCachePlan, window: int, slots: int) -> BlockPool:
 
     if not kv.window_blocks:
         return BlockPool(kv.blocks, swap())
-    return BlockPool(kv.blocks, swap(), WindowPool(BlockPool(kv.window_blocks, swap()), window, kv.window_spare))
+    return BlockPool(kv.blocks, swap(), WindowPool(BlockPool(kv.window_blocks, swap()), window, kv.window_pin_blocks))
 
 
 def _restore_draft(author: DraftModel, loader: ModelLoader, folder: Path, kv: KVCachePlan) -> None:

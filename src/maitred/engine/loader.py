@@ -6,7 +6,7 @@ from pathlib import Path
 from maitred.engine.accelerator import free_bytes_beside, make_graphed_decoder
 from maitred.engine.config import EngineConfig
 from maitred.engine.device import ComputeDevice, PrecisionPlan, kv_bytes_on_cpu
-from maitred.engine.kv.plan import BlockBytes, KVCachePlan, local_layers
+from maitred.engine.kv.plan import BlockSize, KVCachePlan, local_layers
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.decoder import Decoder
 from maitred.engine.models.kv_cache import KVCache
@@ -51,7 +51,7 @@ class ModelLoader:
             context_tokens=self.config.context_tokens,
         )
 
-    def block_bytes(self, shape: ModelConfig, *drafts: ModelConfig) -> BlockBytes:
+    def block_bytes(self, shape: ModelConfig, *drafts: ModelConfig) -> BlockSize:
         """Returns the bytes of one block of the KV cache, for a model and its draft models."""
         tokens, kv_dtype = self.config.block_tokens, self.precision.kv_dtype
         of_drafts = sum(KVCache.bytes_per_block(draft, tokens, kv_dtype) for draft in drafts)
@@ -59,7 +59,7 @@ class ModelLoader:
         local = 0 if self.target.accelerated else local_layers(shape, self.config)
         of_local = KVCache.bytes_per_block(shape, tokens, kv_dtype, layers=local)
         whole = KVCache.bytes_per_block(shape, tokens, kv_dtype, layers=shape.layers - local)
-        return BlockBytes(whole + of_drafts, of_local)
+        return BlockSize(whole + of_drafts, of_local)
 
     def free_bytes(self, decoder: Decoder, sampler: Sampler) -> float:
         """Returns the bytes that this engine may use for its KV cache."""

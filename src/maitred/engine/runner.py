@@ -189,7 +189,7 @@ class ModelRunner:
             drawn: Chunks to sample from, at their last row and at the rows of their drafts.
             greedy: See `ForwardBatch`.
         """
-        singles, longer = _parted(plan)
+        singles, longer = _rows_in_order(plan)
         tokens = [chunk.sequence.tokens[chunk.start] for chunk in singles]
         starts = np.array([chunk.start for chunk in singles], np.int64)
         tables = self._rows.tables(singles)
@@ -225,7 +225,7 @@ class ModelRunner:
 
     def _window_blocks(self, plan: StepPlan, positions: Tensor, rows: BlockTableRows) -> WindowBlocks:
         """Returns where the rows of a batch are in the blocks of the layers with a window."""
-        singles, longer = _parted(plan)
+        singles, longer = _rows_in_order(plan)
         places = positions.numpy()
         tables = rows.tables(singles)
         ends = np.cumsum([len(singles), *(chunk.length + len(chunk.drafts) for chunk in longer)])
@@ -254,7 +254,7 @@ class ModelRunner:
         return blocks * self._block_tokens + positions % self._block_tokens
 
 
-def _parted(plan: StepPlan) -> tuple[list[Chunk], list[Chunk]]:
+def _rows_in_order(plan: StepPlan) -> tuple[list[Chunk], list[Chunk]]:
     """Returns the chunks of a plan in the order of their rows: decodes of one token, and longer ones."""
     singles = [chunk for chunk in plan.decodes if chunk.length == 1 and not chunk.drafts]
     if len(singles) == len(plan.decodes):

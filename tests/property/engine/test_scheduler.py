@@ -18,9 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from maitred.core.flow import Flow, FlowLevel, PriorityClass, ServiceWeights
 from maitred.core.request import EngineRequest, FinishReason, PinRequest, SamplingParams
 from maitred.engine.config import BatchLineConfig, KVShareConfig, PinsConfig
-from maitred.engine.kv.blocks import BlockPool
+from maitred.engine.kv.blocks import BlockPool, WindowPool
 from maitred.engine.kv.swap import BlockCopy, SwapSpace
-from maitred.engine.kv.window import WindowPool, window_blocks_needed
+from maitred.engine.kv.window import window_blocks_needed
 from maitred.engine.scheduler.sequence import MAX_PREEMPTIONS, Sequence
 from tests.support.charges import listen
 from tests.support.schedulers import make_scheduler
@@ -408,7 +408,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             for block in table.held:
                 held[block] += 1
         pinned = [block for pin in self.scheduler.pins._pins.values() for block in pin.of_window]
-        assert len({*pinned}) <= self.window.spare
+        assert len({*pinned}) <= self.window.pin_blocks
         for block in pinned:
             held[block] += 1
         for block in range(pool.total):

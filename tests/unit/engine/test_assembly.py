@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from maitred.core.errors import ConfigInvalid
 from maitred.engine.config import EngineConfig
-from maitred.engine.kv.plan import BlockBytes, count_blocks, local_layers, plan_kv, wanted_bytes
+from maitred.engine.kv.plan import BlockSize, count_blocks, local_layers, plan_kv, wanted_bytes
 from maitred.engine.kv.window import window_blocks_needed
 from maitred.engine.models.config import ModelConfig
 
@@ -21,7 +21,7 @@ MODEL = ModelConfig(
     context_tokens=2048,
     norm_epsilon=1e-5,
 )
-BLOCK_BYTES = BlockBytes(1 << 20, 0)
+BLOCK_BYTES = BlockSize(1 << 20, 0)
 GIB = 1 << 30
 
 
@@ -63,23 +63,27 @@ def test_too_small_a_budget_says_what_to_do(config):
 
 
 WINDOW = msgspec.structs.replace(MODEL, layers=6, windows=(0, 64, 64, 64, 64, 64))
-PARTS = BlockBytes(1 << 20, 5 << 20)
+PARTS = BlockSize(1 << 20, 5 << 20)
 
 
 def test_layers_with_a_window_take_what_all_sequences_can_hold_and_no_more():
     config = EngineConfig(max_sequences=8, guests=0, step_tokens=256)
     held = window_blocks_needed(64, 16, sequences=8, step_tokens=256)
-    spare = int(config.pins.share * held)
+    pin_blocks = int(config.pins.share * held)
     assert held == 8 * 8 + 17 + 0
     kv = plan_kv(config, WINDOW, block_bytes=PARTS, free_bytes=100 * GIB)
-    unused = (8 * 2048 // 16 - held - spare) // 8
-    assert (kv.blocks, kv.window_blocks, kv.window_spare) == (8 * 2048 // 16, held + spare + unused, spare)
+    unused = (8 * 2048 // 16 - held - pin_blocks) // 8
+    assert (kv.blocks, kv.window_blocks, kv.window_pin_blocks) == (
+        8 * 2048 // 16,
+        held + pin_blocks + unused,
+        pin_blocks,
+    )
     assert wanted_bytes(config, WINDOW, PARTS) == kv.blocks * PARTS.whole + kv.window_blocks * PARTS.window
     assert wanted_bytes(config, WINDOW, PARTS) < 0.4 * kv.blocks * sum(PARTS)
     fixed = msgspec.structs.replace(config, kv_memory_bytes=GIB)
     kv = plan_kv(fixed, WINDOW, block_bytes=PARTS, free_bytes=0)
     assert kv.blocks > 1.5 * 1024 / 6
-    assert kv.window_blocks == held + spare + (kv.blocks - held - spare) // 8
+    assert kv.window_blocks == held + pin_blocks + (kv.blocks - held - pin_blocks) // 8
     assert 1024 - 6 < kv.blocks + 5 * kv.window_blocks <= 1024
 
 
@@ -93,12 +97,12 @@ def test_layers_with_a_window_take_what_all_sequences_can_hold_and_no_more():
 def test_blocks_fit_into_the_budget(budget, sequences, window, whole):
     model = msgspec.structs.replace(WINDOW, windows=(window,) * 6)
     config = EngineConfig(max_sequences=sequences, step_tokens=256, kv_memory_bytes=budget, guests=0)
-    parts = BlockBytes(whole << 20, 6 - whole << 20)
-    blocks, of_window, spare = count_blocks(config, model, parts, budget)
+    parts = BlockSize(whole << 20, 6 - whole << 20)
+    blocks, of_window, pin_blocks = count_blocks(config, model, parts, budget)
     assert blocks * parts.whole + of_window * parts.window <= budget
     held = window_blocks_needed(window, 16, sequences=sequences, step_tokens=256)
     assert of_window >= min(held, blocks), "a sequence could miss a block"
-    assert of_window - spare >= held or of_window == blocks
+    assert of_window - pin_blocks >= held or of_window == blocks
 
 
 def test_a_window_as_long_as_the_context_is_none():

@@ -6,9 +6,8 @@ import torch
 from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.assembly import build
 from maitred.engine.config import EngineConfig, SpeculationConfig
-from maitred.engine.kv.blocks import BlockPool
-from maitred.engine.kv.plan import BlockBytes, count_blocks, plan_kv
-from maitred.engine.kv.window import WindowPool
+from maitred.engine.kv.blocks import BlockPool, WindowPool
+from maitred.engine.kv.plan import BlockSize, count_blocks, plan_kv
 from maitred.engine.models.config import ModelConfig
 from tests.support.models import make_model
 from tests.support.schedulers import make_scheduler
@@ -111,9 +110,9 @@ LAYER = 2 * 2 * 16 * 4 * 16
 def test_a_crowd_on_an_interleaved_model_holds_a_part_of_the_memory():
     """Of 128 answers with texts of 2,000 tokens, five layers of six with a window of 512."""
     config = EngineConfig(max_sequences=128, guests=0, prefix_cache=False)
-    parts = BlockBytes(LAYER, 5 * LAYER)
+    parts = BlockSize(LAYER, 5 * LAYER)
     kv = plan_kv(config, MODEL, block_bytes=parts, free_bytes=1 << 40)
-    window = WindowPool(BlockPool(kv.window_blocks), MODEL.window, kv.window_spare)
+    window = WindowPool(BlockPool(kv.window_blocks), MODEL.window, kv.window_pin_blocks)
     pool = BlockPool(kv.blocks, window=window)
     scheduler = make_scheduler(pool, context_tokens=2048, max_sequences=128, prefix_cache=False)
     for number in range(128):
@@ -136,5 +135,5 @@ def test_a_crowd_on_an_interleaved_model_holds_a_part_of_the_memory():
     fixed = EngineConfig(max_sequences=16, guests=0, kv_memory_bytes=budget)
     assert (
         count_blocks(fixed, MODEL, parts, budget)[0]
-        > 3 * count_blocks(fixed, MODEL, BlockBytes(6 * LAYER, 0), budget)[0]
+        > 3 * count_blocks(fixed, MODEL, BlockSize(6 * LAYER, 0), budget)[0]
     )

@@ -74,7 +74,7 @@ class CPUAttention:
             (self._step, self._window_step), (tables[0], tables[-1]), slots, (0, config.window), strict=True
         ):
             step[:] = [
-                *(len(batch.positions), len(runs), _attended(runs, window)),
+                *(len(batch.positions), len(runs), _count_attended(runs, window)),
                 *(batch.positions.data_ptr(), places.data_ptr(), _address(table), table.shape[1]),
                 *(_address(runs), self._scratch.data_ptr(), scratch),
             ]
@@ -148,7 +148,7 @@ def _field(step: "ctypes.Array[ctypes.c_int64]", name: str) -> int:
     return ctypes.addressof(step) + 8 * _PLACES[name]
 
 
-def _attended(runs: Array, window: int) -> int:
+def _count_attended(runs: Array, window: int) -> int:
     """Returns the number of tokens that rows attend to, each at most to a window, if there is one."""
     rows, length = runs[:, 2], runs[:, 3]
     if window:

@@ -9,9 +9,19 @@ All operations are O(1) per block.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from maitred.engine.kv.swap import SwapSpace
-from maitred.engine.kv.window import WindowPool
+
+
+class WindowPool(NamedTuple):
+    """Pool of the blocks of layers with a window, beside the pool of all other layers."""
+
+    pool: "BlockPool"
+    tokens: int
+    """The window: a token attends to so many tokens at most, itself the last one."""
+    pin_blocks: int
+    """Number of blocks that pins may hold, because running sequences never need them."""
 
 
 class BlockPool:

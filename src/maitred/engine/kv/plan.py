@@ -21,11 +21,11 @@ class KVCachePlan:
     context_tokens: int
     window_blocks: int = 0
     """Blocks of the layers with a window; 0: they use the same blocks as all layers."""
-    window_spare: int = 0
+    window_pin_blocks: int = 0
     """Number of them that pins may hold; see `WindowPool`."""
 
 
-class BlockBytes(NamedTuple):
+class BlockSize(NamedTuple):
     """Memory of a block."""
 
     whole: int
@@ -40,7 +40,7 @@ def local_layers(model: ModelConfig, config: EngineConfig) -> int:
     return sum(0 < window < context for window in model.windows)
 
 
-def wanted_bytes(config: EngineConfig, model: ModelConfig, block_bytes: BlockBytes) -> int:
+def wanted_bytes(config: EngineConfig, model: ModelConfig, block_bytes: BlockSize) -> int:
     """Returns the memory that all sequences at maximum length could use."""
     context = min(config.context_tokens or model.context_tokens, model.context_tokens)
     blocks = -(-context // config.block_tokens) * config.max_sequences
@@ -48,7 +48,7 @@ def wanted_bytes(config: EngineConfig, model: ModelConfig, block_bytes: BlockByt
     return blocks * block_bytes.whole + _beside(blocks, least) * block_bytes.window
 
 
-def plan_kv(config: EngineConfig, model: ModelConfig, *, block_bytes: BlockBytes, free_bytes: int) -> KVCachePlan:
+def plan_kv(config: EngineConfig, model: ModelConfig, *, block_bytes: BlockSize, free_bytes: int) -> KVCachePlan:
     """Computes the size of the KV cache.
 
     A configured budget is used in full. Otherwise the cache gets a share of the free memory, up to the amount that all
@@ -59,7 +59,7 @@ def plan_kv(config: EngineConfig, model: ModelConfig, *, block_bytes: BlockBytes
     """
     context = min(config.context_tokens or model.context_tokens, model.context_tokens)
     budget = free_bytes if config.kv_memory_bytes is None else config.kv_memory_bytes
-    blocks, window_blocks, spare = count_blocks(config, model, block_bytes, budget)
+    blocks, window_blocks, pin_blocks = count_blocks(config, model, block_bytes, budget)
     capacity = blocks * config.block_tokens
     if capacity < min(context, config.context_tokens or 256):
         raise ConfigInvalid(
@@ -67,12 +67,10 @@ def plan_kv(config: EngineConfig, model: ModelConfig, *, block_bytes: BlockBytes
             f"Raise engine.kv_memory_bytes (a token takes {sum(block_bytes) // config.block_tokens} bytes) "
             "or lower engine.context_tokens."
         )
-    return KVCachePlan(blocks, min(context, capacity), window_blocks, spare)
+    return KVCachePlan(blocks, min(context, capacity), window_blocks, pin_blocks)
 
 
-def count_blocks(
-    config: EngineConfig, model: ModelConfig, block_bytes: BlockBytes, budget: int
-) -> tuple[int, int, int]:
+def count_blocks(config: EngineConfig, model: ModelConfig, block_bytes: BlockSize, budget: int) -> tuple[int, int, int]:
     """Returns how many blocks fit into so much memory, of how many with a window, and how many of these pins may hold.
 
     Layers with a window get the blocks that all sequences could hold, and an eighth of what the other layers have
@@ -80,8 +78,8 @@ def count_blocks(
     """
     context = min(config.context_tokens or model.context_tokens, model.context_tokens)
     most = -(-context // config.block_tokens) * config.max_sequences
-    held, spare = _window_blocks(config, model, block_bytes)
-    least, whole, window = held + spare, block_bytes.whole, block_bytes.window
+    held, pin_blocks = _window_blocks(config, model, block_bytes)
+    least, whole, window = held + pin_blocks, block_bytes.whole, block_bytes.window
     blocks = budget // (whole + window)
     if window and blocks > least:  # with so many, windows need fewer than whole contexts
         blocks = (_UNUSED * budget - (_UNUSED - 1) * least * window) // (_UNUSED * whole + window)
@@ -92,7 +90,7 @@ def count_blocks(
     if not window:
         return blocks, 0, 0
     # If there are as many of both kinds, no sequence holds more with a window than others, so none is ever missing.
-    return blocks, _beside(blocks, least), spare if blocks > least else blocks
+    return blocks, _beside(blocks, least), pin_blocks if blocks > least else blocks
 
 
 def _beside(blocks: int, least: int) -> int:
@@ -100,7 +98,7 @@ def _beside(blocks: int, least: int) -> int:
     return min(blocks, least + max(0, blocks - least) // _UNUSED)
 
 
-def _window_blocks(config: EngineConfig, model: ModelConfig, block_bytes: BlockBytes) -> tuple[int, int]:
+def _window_blocks(config: EngineConfig, model: ModelConfig, block_bytes: BlockSize) -> tuple[int, int]:
     """Returns the blocks with a window that all sequences could hold, and those that pins may hold beside them."""
     if not block_bytes.window:
         return 0, 0

@@ -112,16 +112,6 @@ class BlockTable:
         self.capacity_tokens = len(self.blocks) * self.block_tokens
         return True
 
-    def cover(self, computed: int, end: int) -> None:
-        """Takes the blocks of the layers with a window for a step, and returns those that no later token sees.
-
-        Args:
-            computed: Number of the sequence's tokens that are computed before the step.
-            end: Number that is computed after it.
-        """
-        if self.window is not None:
-            self.window.cover(computed, end)
-
     def publish(self, tokens: Sequence[int], written: int) -> None:
         """Publishes the blocks that the first `written` tokens fill."""
         full = written // self.block_tokens

@@ -11,20 +11,8 @@ A prefix from the cache can be reused where its last blocks are here, as many as
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:
-    from maitred.engine.kv.blocks import BlockPool
-
-
-class WindowPool(NamedTuple):
-    """Pool of the blocks of layers with a window, beside the pool of all other layers."""
-
-    pool: "BlockPool"
-    tokens: int
-    """The window: a token attends to so many tokens at most, itself the last one."""
-    spare: int
-    """Number of blocks that pins may hold, because running sequences never need them."""
+from maitred.engine.kv.blocks import WindowPool
 
 
 def window_blocks_needed(window: int, block_tokens: int, *, sequences: int, step_tokens: int) -> int:
@@ -108,7 +96,7 @@ class WindowTable:
             self._window.pool.publish(self.blocks[position], key, replace=replace)
 
     def release(self) -> None:
-        """Returns all blocks."""
+        """Gives all blocks back to the pool."""
         self._window.pool.free(self.held)
         self.blocks, self.first = [], 0
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from maitred.core.errors import ConfigInvalid
-from maitred.engine.models.families import read_family
+from maitred.engine.models.family import read_family
 from maitred.engine.models.rotary_config import RotaryConfig, check_rotary
 from maitred.text.tokenizer_config import read_eos_token
 

@@ -51,7 +51,7 @@ class KVCache:
         if window_blocks:
             local = [layer for layer in range(layers) if config.window_of(layer)]
             of_local = msgspec.structs.replace(config, layers=len(local), windows=(), unrotated=())
-            self.window = KVCache(of_local, window_blocks, block_tokens, dtype, device)
+            self.window = KVCache(of_local, window_blocks, block_tokens, dtype=dtype, device=device)
             whole = [layer for layer in range(layers) if not config.window_of(layer)]
             self._row_of = {layer: row for part in (local, whole) for row, layer in enumerate(part)}
             self._local = frozenset(local)

@@ -46,7 +46,7 @@ def pair_order(config: ModelConfig) -> Tensor | None:
     The numbers of queries and keys are put in the same order, so their products are the same. None: the stored order
     is this one, because whole heads are rotated.
     """
-    rotated, head_dim = config.rotary.rotated(config.head_dim), config.head_dim
+    rotated, head_dim = config.rotary.rotated_numbers(config.head_dim), config.head_dim
     if rotated == head_dim:
         return None
     numbers = torch.arange(head_dim)
@@ -69,7 +69,7 @@ def _table(rotary: RotaryConfig | None, config: ModelConfig, device: torch.devic
 
 def _frequencies(rotary: RotaryConfig, config: ModelConfig) -> Tensor:
     """Returns the radians per token of each rotated pair, fp32."""
-    dim = rotary.rotated(config.head_dim)
+    dim = rotary.rotated_numbers(config.head_dim)
     exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
     frequencies = 1.0 / rotary.theta**exponents
     if rotary.scaling == "linear":

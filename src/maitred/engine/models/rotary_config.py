@@ -43,7 +43,7 @@ class RotaryConfig(Struct, frozen=True):
     long_factors: tuple[float, ...] = ()
     """Divisors of the frequencies for a longer context (longrope)."""
 
-    def rotated(self, head_dim: int) -> int:
+    def rotated_numbers(self, head_dim: int) -> int:
         """Returns how many numbers of a head are rotated."""
         return int(head_dim * self.share)
 
@@ -116,7 +116,7 @@ def parse_rotary(rope: Mapping[str, Any], fields: Mapping[str, Any], default_the
 
 def check_rotary(rotary: RotaryConfig, head_dim: int) -> None:
     """Raises ConfigInvalid if these settings do not fit heads of this size."""
-    rotated = rotary.rotated(head_dim)
+    rotated = rotary.rotated_numbers(head_dim)
     if not 0 < rotated <= head_dim or rotated % 2 or head_dim % 2:
         raise ConfigInvalid(
             f"partial_rotary_factor {rotary.share:g} rotates {rotated} of {head_dim} numbers of a head; an even number "

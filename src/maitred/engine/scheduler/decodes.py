@@ -62,7 +62,8 @@ def _book(state: SchedulerState, chunk: Chunk) -> None:
     state.book(sequence, chunk.start, end)
     table = sequence.table
     fills_next = (end // table.block_tokens + 1) * table.block_tokens - 1
-    sequence.plain_until = min(fills_next, table.writable_tokens)
+    writable = table.capacity_tokens if table.window is None else table.writable_tokens
+    sequence.plain_until = min(fills_next, writable)
 
 
 def _preempt_for(

@@ -85,7 +85,10 @@ class PinTable:
         assert request.pin is not None
         key = (request.cache_scope, request.pin.name)
         window, kept = self._pool.window, tuple(of_window)
-        if window is None or len({*kept, *(b for pin in self._pins.values() for b in pin.of_window)}) > window.spare:
+        if (
+            window is None
+            or len({*kept, *(b for pin in self._pins.values() for b in pin.of_window)}) > window.pin_blocks
+        ):
             kept = ()
         pin = _Pin(tuple(blocks), request.flow, now_s + request.pin.ttl_s, kept)
         self._pool.share(pin.blocks)

@@ -367,8 +367,11 @@ class Scheduler:
             chunk.sequence.computed = chunk.start + chunk.length
         if state.pool.window is not None:
             for chunk in plan.chunks:
-                if chunk.length > 1:  # what a long chunk has put behind the window must not wait for the next one
-                    chunk.sequence.table.cover(chunk.sequence.computed, chunk.sequence.computed)
+                window = chunk.sequence.table.window
+                if (
+                    window is not None and chunk.length > 1
+                ):  # what a long chunk leaves behind must not wait for the next
+                    window.cover(chunk.sequence.computed, chunk.sequence.computed)
         for chunk in plan.prefills:
             if (scored := chunk.sequence.scored) is not None:
                 chunk.sequence.scored = max(scored, min(chunk.end, chunk.sequence.prompt_tokens - 1))

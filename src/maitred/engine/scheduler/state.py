@@ -130,8 +130,10 @@ class SchedulerState:
         if end > once:
             self.accounts.charge_prompt(sequence, end)
             sequence.once_computed = end
-        sequence.table.cover(sequence.computed, end)
-        sequence.table.publish(sequence.tokens, end)
+        table = sequence.table
+        if table.window is not None:
+            table.window.cover(sequence.computed, end)
+        table.publish(sequence.tokens, end)
 
     def accept(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """Records the accepted drafts of a sequence, whose KV is valid."""

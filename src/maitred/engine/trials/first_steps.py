@@ -17,9 +17,8 @@ from pathlib import Path
 
 from maitred.core.request import EngineRequest, SamplingParams
 from maitred.engine.engine import PlanRunner
-from maitred.engine.kv.blocks import BlockPool
+from maitred.engine.kv.blocks import BlockPool, WindowPool
 from maitred.engine.kv.table import BlockTable
-from maitred.engine.kv.window import WindowPool
 from maitred.engine.scheduler.plan import Chunk, StepPlan
 from maitred.engine.scheduler.sequence import Sequence as Answer
 from maitred.engine.scheduler.step_times import StepMeter, StepWork, TimedStep

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from maitred.core.replica import ModelCard
 from maitred.engine.config import EngineConfig
 from maitred.engine.gguf.file import count_numbers
-from maitred.engine.kv.plan import BlockBytes, count_blocks, local_layers, wanted_bytes
+from maitred.engine.kv.plan import BlockSize, count_blocks, local_layers, wanted_bytes
 from maitred.engine.models.config import ModelConfig
 from maitred.engine.models.digest import weight_files
 
@@ -109,7 +109,7 @@ def estimate_footprint(folder: Path, engine: EngineConfig, budget_bytes: int) ->
     head_bytes += _SCALE_BYTES if engine.kv_dtype == "int8" else 0
     layer_bytes = 2 * model.kv_heads * head_bytes * engine.block_tokens
     local = 0 if engine.device not in ("auto", "cpu") else local_layers(model, engine)
-    block_bytes = BlockBytes((model.layers - local) * layer_bytes, local * layer_bytes)
+    block_bytes = BlockSize((model.layers - local) * layer_bytes, local * layer_bytes)
     context_tokens = min(engine.context_tokens or model.context_tokens, model.context_tokens)
     wanted = wanted_bytes(engine, model, block_bytes)
     kv_bytes = engine.kv_memory_bytes or max(1 << 20, min(wanted, budget_bytes // _KV_SHARE))
