@@ -98,7 +98,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two families")
     arguments = parser.parse_args()
-    families = list(FAMILIES)[:2] if arguments.quick else list(FAMILIES)
+    # Within an answer, `transformers` changes from longrope's factors for short texts to those for long ones.
+    families = [family for family in FAMILIES if family != "phi3_longrope"][: 2 if arguments.quick else None]
     report = Report("parity", seed=SEED, quick=arguments.quick)
     different = unused = guesses = 0
     for family in families:
