@@ -9,14 +9,16 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import aiohttp
 import msgspec
 from msgspec import Raw, Struct
 
 from maitred.core.errors import ConfigInvalid, ReplicaUnavailable
 from maitred.fleet.kubernetes.config import KubernetesConfig
+
+if TYPE_CHECKING:
+    from aiohttp import ClientResponse
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 """Annotation by which a ReplicaSet picks the pods that go first: those with the least cost. Pods without it cost 0."""
@@ -357,7 +359,7 @@ class KubernetesApi:
             raise WatchExpired from None
 
     @asynccontextmanager
-    async def _answer(self, call: Any, *arguments: Any, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:  # noqa: ANN401 - the client is made from a description and has no types
+    async def _answer(self, call: Any, *arguments: Any, **options: Any) -> "AsyncIterator[ClientResponse]":  # noqa: ANN401 - the client is made from a description and has no types
         """Makes one request of the client and yields its answer.
 
         Raises:
@@ -365,6 +367,8 @@ class KubernetesApi:
             ResourceConflict: The object has changed since (409), or what was asked for is too old (410).
             ObjectNotFound: There is no such pod or lease.
         """
+        from aiohttp import ClientError  # slow to import, and only some gateways run in a cluster
+
         options.setdefault("_request_timeout", REQUEST_TIMEOUT_S)
         try:
             response = await call(*arguments, **options)
@@ -374,7 +378,7 @@ class KubernetesApi:
                 yield response
             finally:
                 response.close()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (ClientError, TimeoutError, OSError) as error:
             raise ReplicaUnavailable(
                 f"The Kubernetes API server does not answer: {str(error) or type(error).__name__}."
             ) from error

@@ -49,7 +49,7 @@ def test_what_cannot_be_read_is_forgotten(tmp_path, caplog, content):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"version": 0}, {"levels": [1.0]}, {"counts": []}], ids=["version", "parts", "counts"]
+    "changes", [{"version": 0}, {"levels": [1.0]}, {"totals": []}], ids=["version", "parts", "totals"]
 )
 def test_a_snapshot_of_another_version_is_forgotten(tmp_path, caplog, changes):
     clock = FakeClock()
