@@ -98,21 +98,19 @@ class ReplicaAdmin:
     async def claim(self, model: str) -> None:
         """Has this gateway decide on the replicas of a model that it shares with others, where an operator does.
 
-        It waits for a gateway that has just started, and tries again if the holder of the lease renews it meanwhile.
+        It asks who has the lease, since another gateway may have taken it from this one just now. It waits for a
+        gateway that has just started, and tries again if the holder of the lease renews it meanwhile.
         """
         pool, claim = self._pools.get(model), self.claims.get(model)
         if pool is None or claim is None or model in self.scaling.models:
             return
         for _ in range(_CLAIM_ATTEMPTS):
-            if not pool.backend.facts.follows:
-                return
             await claim.refresh()
             if not claim.is_held and not claim.is_away:
                 await claim.seize()
-            if claim.is_away:
+            if claim.is_away or not pool.backend.facts.follows:
                 return
-            if pool.backend.facts.follows:
-                await asyncio.sleep(_CLAIM_PAUSE_S)
+            await asyncio.sleep(_CLAIM_PAUSE_S)
 
     def scale(self, model: str, serving: int, asleep: int) -> PoolBody:
         """Sets how many replicas of a model serve and how many sleep.

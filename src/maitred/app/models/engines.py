@@ -60,6 +60,7 @@ async def make_pool(config: Config, command: CommandFactory | None, clock: Clock
             KubernetesApi(config.kubernetes),
             make_engine=lambda address: make_remote_engine(address, config.engine_link, fingerprint_check.check),
             port=config.kubernetes.port,
+            lease=config.kubernetes.lease,
             facts=BackendFacts(
                 max_replicas=config.kubernetes.max_replicas,
                 max_starts=config.kubernetes.max_replicas,

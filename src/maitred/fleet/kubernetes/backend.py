@@ -11,9 +11,10 @@ Kubernetes names the pods, so a replica that is ordered has a provisional name u
 said by its deletion cost, which is lowered as soon as the replica drains; other gateways read that, too, and send it
 nothing new. Then the scale is lowered. The engine of a pod that ends gives the answers that run first.
 
-Only the gateway that holds the lease of the pool gives orders. Each change of the scale holds only if the Deployment is
-still as this gateway has read it while it held the lease: one that was suspended changes nothing. While the API server
-does not answer, everything stays as it is.
+Only the gateway that holds the lease of the pool gives orders. Before each change of the scale it reads the scale and
+then the lease. The change holds only if the Deployment is still as it was read, so it cannot follow a change of whoever
+has the lease since: a gateway that was suspended changes nothing. While the API server does not answer, everything
+stays as it is.
 """
 
 import asyncio
@@ -64,6 +65,7 @@ class KubernetesBackend:
         api: Client of the API server.
         make_engine: Makes the connection to the engine at an address.
         port: Port of the engine in each pod.
+        lease: Name of the Lease of who scales the Deployment.
         facts: The facts, as the settings say.
         clock: The clock.
 
@@ -81,6 +83,7 @@ class KubernetesBackend:
         make_engine: Callable[[TcpAddress], RemoteEngine],
         *,
         port: int,
+        lease: str,
         facts: BackendFacts,
         clock: Clock,
     ) -> None:
@@ -88,6 +91,7 @@ class KubernetesBackend:
         self.api = api
         self._make_engine = make_engine
         self._port = port
+        self._lease = lease
         self._facts = replace(facts, outlives_gateway=True, is_shared=True)
         self._clock = clock
         self._pods: dict[str, _PodReplica] = {}
@@ -434,12 +438,14 @@ class KubernetesBackend:
         """Changes the scale by a number.
 
         Raises:
-            ResourceConflict: Somebody else has changed the Deployment in between, or this gateway lost the lease.
+            ResourceConflict: Somebody else has changed the Deployment in between.
+            ReplicaUnavailable: Another gateway has taken the lease.
         """
         seen = await self.api.scale()
+        lease = await self.api.lease(self._lease)
+        if (epoch := self.epoch()) is None or lease is None or lease.spec.lease_transitions != epoch:
+            raise ReplicaUnavailable(f"Another gateway has the Lease {self._lease}, and scales {self.api.target}.")
         wanted = max(0, seen.spec.replicas + change)
-        if self.epoch() is None:
-            raise ResourceConflict("The lease has another owner.")
         _log.info("%s gets %d replicas in place of %d.", self.api.target, wanted, seen.spec.replicas)
         self._target = (await self.api.set_replicas(wanted, seen)).spec.replicas
         self._is_scale_known = True

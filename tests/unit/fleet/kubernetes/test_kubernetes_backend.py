@@ -42,10 +42,13 @@ async def backend(server, tmp_path, *, epoch=1, **settings):
         KubernetesApi(KubernetesConfig(kubeconfig=str(file), **settings)),
         RemoteEngine,
         port=9100,
+        lease="scaler",
         facts=BackendFacts(max_replicas=8, max_starts=8),
         clock=SystemClock(),
     )
     made.epoch = lambda: epoch
+    if epoch is not None:
+        server.give_lease(epoch)
     async with made:
         yield made
 
@@ -201,6 +204,19 @@ async def test_a_gateway_that_loses_the_lease_drops_what_it_has_not_done(server,
         assert phases(made) == {name: STARTING}
 
 
+async def test_a_gateway_that_does_not_know_yet_that_its_lease_was_taken_changes_nothing(server, tmp_path):
+    async with backend(server, tmp_path) as made:
+        (name,) = await ordered(server, made, 1)
+        server.give_lease(2)
+        made.start("pod-9")
+        await asyncio.sleep(0.7)
+        made.stop("pod-9")
+        made.stop(name)
+        await asyncio.sleep(0.7)
+        assert server.deployment["spec"]["replicas"] == 1
+        assert living(server) == [name]
+
+
 async def test_a_start_and_an_end_at_the_same_time_exchange_the_pod(server, tmp_path):
     async with backend(server, tmp_path) as made:
         (old,) = await ordered(server, made, 1)
@@ -336,6 +352,7 @@ async def test_whatever_happens_the_fleet_ends_as_desired(server, tmp_path, seed
 
             def set_lease(epoch):
                 made.epoch = lambda: epoch
+                server.give_lease(epoch or 10)
                 made.check_lease()
 
             def end_one():
