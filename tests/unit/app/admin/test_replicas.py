@@ -3,9 +3,11 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from maitred.app.admin.replicas import ReplicaAdmin
 from maitred.app.admin.scaling import ScalingAdmin
+from maitred.app.scaling.lease import LeaseClaim
 from maitred.core.errors import Conflict, InvalidRequest, ModelLoading, ReplicaUnavailable, ResourceNotFound
 from maitred.dispatch.request import Endpoint
 from maitred.fleet.policy.reconciler import DesiredReplicas
@@ -14,6 +16,7 @@ from maitred.fleet.pool_member import NEXT_REPLICA, NextReplica
 from maitred.scaling.startup_times import StartKind, StartupTimes
 from tests.support.clock import FakeClock
 from tests.support.dispatchers import DispatchSetup
+from tests.support.scaling.leases import PaperLeases
 from tests.support.servers.paper_fleet import PaperBackend
 
 
@@ -95,3 +98,35 @@ async def test_a_number_that_the_backend_cannot_have_is_refused(facts, asleep, k
         with pytest.raises(kind, match=message):
             admin.scale("m", 2, asleep)
         assert pool.desired.serving == 1
+
+
+class LeasedPaperBackend(PaperBackend):
+    """Follows unless its gateway holds the lease."""
+
+    claim: LeaseClaim
+
+    @property
+    def facts(self):
+        return replace(self._facts, follows=self.claim.epoch is None)
+
+    @facts.setter
+    def facts(self, facts):
+        self._facts = facts
+
+
+async def test_an_order_takes_a_lease_again_that_another_gateway_took_without_a_word():
+    clock = FakeClock()
+    leases = PaperLeases(clock)
+    ours, theirs = (LeaseClaim(leases, "chat@here", owner, clock) for owner in ("ours", "theirs"))
+    LeasedPaperBackend.claim = ours
+    backend = LeasedPaperBackend(clock, found=["r0"])
+    pool = ReplicaPool(backend, DesiredReplicas(1), StartupTimes({StartKind.WEIGHTS_CACHED: 4.0}), clock)
+    admin = ReplicaAdmin({}, {"m": pool}, clock, ScalingAdmin({}, clock))
+    admin.claims["m"] = ours
+    async with pool:
+        await admin.claim("m")
+        assert ours.epoch == 1
+        assert await theirs.seize()
+        assert not backend.facts.follows, "it does not know yet"
+        await admin.claim("m")
+        assert (ours.epoch, leases.leases["chat@here"].owner) == (3, "ours")
