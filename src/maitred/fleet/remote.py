@@ -114,6 +114,34 @@ class RemoteEngine:
             _log.error("The engine at %s is gone: %s. Connecting again.", self.client.address, self.failure_reason)
 
 
+class RemoteReplica:
+    """Replica of a cluster, with the connection to its engine.
+
+    Attributes:
+        name: Name of the replica.
+        engine: Connection to its engine; None: its address is not known yet, or it is to end.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.engine: RemoteEngine | None = None
+        self._closed = asyncio.Event()
+
+    def open(self, engine: RemoteEngine) -> asyncio.Task[None]:
+        """Connects, and stays connected until `close`; returns the task that does."""
+        self.engine, self._closed = engine, asyncio.Event()
+        return asyncio.create_task(self._keep(engine, self._closed), name=f"replica {self.name}")
+
+    def close(self) -> None:
+        """Closes the connection to its engine."""
+        self._closed.set()
+        self.engine = None
+
+    async def _keep(self, engine: RemoteEngine, closed: asyncio.Event) -> None:
+        async with engine:
+            await closed.wait()
+
+
 class FingerprintCheck:
     """Check that all engines of one model run the same files: an answer may begin at one and continue at another.
 

@@ -31,7 +31,7 @@ from maitred.core.errors import ConfigInvalid, ReplicaUnavailable
 from maitred.fleet.backend import BackendFacts, BackendReplica, StartPhase
 from maitred.fleet.kubernetes.api import DELETION_COST, KubernetesApi, Pod, PodEvent, ResourceConflict, WatchExpired
 from maitred.fleet.policy.reconciler import DesiredReplicas
-from maitred.fleet.remote import RemoteEngine
+from maitred.fleet.remote import RemoteEngine, RemoteReplica
 from maitred.scaling.replica_status import ReplicaPhase
 from maitred.wire.address import TcpAddress
 
@@ -519,12 +519,11 @@ class _PodOrder:
         )
 
 
-class _PodReplica:
-    """Replica in a pod.
+class _PodReplica(RemoteReplica):
+    """Replica in a pod; its name is that of the pod.
 
     Attributes:
         pod: The pod as the cluster has told it last.
-        engine: Connection to its engine; None: it has no address yet, or is to end.
         fault: Why the settings allow no connection to its engine; empty: they do.
         is_stopping: Whether its end was ordered here.
         is_told_to_end: Whether the scale was lowered for it.
@@ -534,8 +533,8 @@ class _PodReplica:
     """
 
     def __init__(self, pod: Pod, ordered: _PodOrder | None, now_s: float) -> None:
+        super().__init__(pod.metadata.name)
         self.pod = pod
-        self.engine: RemoteEngine | None = None
         self.fault = ""
         self.is_stopping, self.is_told_to_end = ordered is not None and ordered.is_stopping, False
         self.told_s = 0.0
@@ -545,7 +544,6 @@ class _PodReplica:
         """When a start that was ordered here reached each of its phases."""
         self._start_phases: tuple[StartPhase, ...] = ()
         self._shown: BackendReplica | None = None
-        self._closed = asyncio.Event()
 
     def forget_orders(self) -> None:
         """Forgets that it was to end."""
@@ -626,17 +624,3 @@ class _PodReplica:
             StartPhase(name="model", seconds=model_s),
         )
         self._reached_s = {}
-
-    def open(self, engine: RemoteEngine) -> asyncio.Task[None]:
-        """Connects, and stays connected until `close`; returns the task that does."""
-        self.engine, self._closed = engine, asyncio.Event()
-        return asyncio.create_task(self._keep(engine, self._closed), name=f"replica {self.pod.metadata.name}")
-
-    def close(self) -> None:
-        """Closes the connection to its engine."""
-        self._closed.set()
-        self.engine = None
-
-    async def _keep(self, engine: RemoteEngine, closed: asyncio.Event) -> None:
-        async with engine:
-            await closed.wait()

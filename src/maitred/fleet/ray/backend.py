@@ -29,7 +29,7 @@ from maitred.fleet.backend import BackendFacts, BackendReplica, StartPhase
 from maitred.fleet.policy.reconciler import DesiredReplicas
 from maitred.fleet.ray.config import SLOT_PREFIX, RayConfig
 from maitred.fleet.ray.serve_api import ServeApi, ServeApplication, ServeDeployment, ServeRefusal
-from maitred.fleet.remote import RemoteEngine, make_remote_engine
+from maitred.fleet.remote import RemoteReplica, make_remote_engine
 from maitred.scaling.replica_status import ReplicaPhase
 from maitred.wire.address import TcpAddress
 from maitred.wire.link.config import LinkConfig
@@ -399,14 +399,12 @@ class RayBackend:
             listener()
 
 
-class _Slot:
+class _Slot(RemoteReplica):
     """Replica that is ordered or that Serve has.
 
     Attributes:
-        name: Name of the replica and of its deployment.
         ordered_s: When its start was ordered; None: it was found, or that start is complete.
         actor_s: When its actor was seen to run.
-        engine: Connection to its engine; None: its address is not known yet.
         start_phases: Measured parts of its last complete start.
         is_stopping: Whether its end was ordered here.
         is_going: Whether its target is 0.
@@ -420,16 +418,14 @@ class _Slot:
     """
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        super().__init__(name)
         self.ordered_s: float | None = None
         self.actor_s: float | None = None
-        self.engine: RemoteEngine | None = None
         self.start_phases: tuple[StartPhase, ...] = ()
         self.is_stopping = self.is_going = self.given_up = False
         self.failures = self.refusals = 0
         self.retry_at_s = self.order_at_s = 0.0
         self.message = self.fault = ""
-        self._closed = asyncio.Event()
 
     @property
     def is_changing(self) -> bool:
@@ -473,17 +469,3 @@ class _Slot:
                 StartPhase(name="model", seconds=model_s),
             )
         self.ordered_s = None
-
-    def open(self, engine: RemoteEngine) -> asyncio.Task[None]:
-        """Connects, and stays connected until `close`; returns the task that does."""
-        self.engine, self._closed = engine, asyncio.Event()
-        return asyncio.create_task(self._keep(engine, self._closed), name=f"replica {self.name}")
-
-    def close(self) -> None:
-        """Closes the connection to its engine."""
-        self._closed.set()
-        self.engine = None
-
-    async def _keep(self, engine: RemoteEngine, closed: asyncio.Event) -> None:
-        async with engine:
-            await closed.wait()

@@ -218,14 +218,7 @@ class UpstreamCall:
 
     async def _make_error(self, response: Response) -> MaitredError:
         """Makes the exception for a response whose status is no success."""
-        try:
-            async with asyncio.timeout(_ERROR_BODY_TIMEOUT_S):
-                body = await response.read_body(_MAX_ERROR_BYTES)
-        except (TimeoutError, ResponseBroken):
-            body = b""
-        finally:
-            response.close()
-        body = self._upstream.secret_mask.apply(body)
+        body = await _read_error(self._upstream, response)
         name = self._upstream.name
         retry_after_s = self._upstream.retry_after_s(response)
         status, error = response.status, parse_error_body(body)
@@ -306,14 +299,7 @@ class PassthroughCall:
 
     async def _make_error(self, response: Response) -> MaitredError:
         """Makes the exception for a response whose status is no success."""
-        try:
-            async with asyncio.timeout(_ERROR_BODY_TIMEOUT_S):
-                body = await response.read_body(_MAX_ERROR_BYTES)
-        except (TimeoutError, ResponseBroken):
-            body = b""
-        finally:
-            response.close()
-        error = parse_error_body(self._upstream.secret_mask.apply(body))
+        error = parse_error_body(await _read_error(self._upstream, response))
         status, path = response.status, self._request.path
         if status in _NO_METHOD_STATUSES or (status == 404 and error.message.strip() in _NOT_FOUND):
             log.error("The upstream %s has no path %s: it answered %d.", self._upstream.name, path, status)
@@ -625,6 +611,18 @@ class UpstreamReplica:
         if self._proxy is not None and self._proxy.authorization and not self.url.uses_tls:
             headers["proxy-authorization"] = self._proxy.authorization
         return headers
+
+
+async def _read_error(upstream: UpstreamReplica, response: Response) -> bytes:
+    """Reads the body of a response whose status is no success, without secrets; empty if it does not come soon."""
+    try:
+        async with asyncio.timeout(_ERROR_BODY_TIMEOUT_S):
+            body = await response.read_body(_MAX_ERROR_BYTES)
+    except (TimeoutError, ResponseBroken):
+        body = b""
+    finally:
+        response.close()
+    return upstream.secret_mask.apply(body)
 
 
 def _native_api(config: UpstreamConfig, url: UpstreamUrl) -> NativeApi | None:
