@@ -90,10 +90,10 @@ async def run_worker(config: Config, worker_number: int, listener: socket.socket
         snapshot_feed = SnapshotFeed()
         controller = ControllerClient(worker_number, os.getpid(), ipc.controller_ipc_socket, snapshot_feed.on_snapshot)
         await stack.enter_async_context(running(controller.run(), "controller connection"))
-        snapshot = await snapshot_feed.first_snapshot
+        await snapshot_feed.first_snapshot
         in_flight = InFlightLimiter(config.server.max_in_flight)
         identity = await _open_identity(config, controller, in_flight, snapshot_feed, clock, stack)
-        pipeline, peer_readers = await _open_pipeline(config, controller, snapshot, snapshot_feed, clock, stack)
+        pipeline, peer_readers = await _open_pipeline(config, controller, snapshot_feed, clock, stack)
         reporter = RequestReporter(controller)
         proxy = await stack.enter_async_context(
             ControllerProxy(ipc.controller_http_socket, config.server.max_body_bytes)
@@ -173,19 +173,26 @@ class SnapshotFeed:
 
     Attributes:
         first_snapshot: Future of the first snapshot.
-        listeners: Called with each snapshot.
     """
 
     def __init__(self) -> None:
         self.first_snapshot: asyncio.Future[ControllerSnapshot] = asyncio.get_running_loop().create_future()
-        self.listeners: list[Callable[[ControllerSnapshot], None]] = []
+        self._last_snapshot: ControllerSnapshot | None = None
+        self._listeners: list[Callable[[ControllerSnapshot], None]] = []
 
     def on_snapshot(self, snapshot: ControllerSnapshot) -> None:
         """Passes a snapshot on to all listeners."""
+        self._last_snapshot = snapshot
         if not self.first_snapshot.done():
             self.first_snapshot.set_result(snapshot)
-        for listener in self.listeners:
+        for listener in self._listeners:
             listener(snapshot)
+
+    def add_listener(self, listener: Callable[[ControllerSnapshot], None]) -> None:
+        """Calls `listener` with the last snapshot, which may have come while it was made, and with each later one."""
+        self._listeners.append(listener)
+        if self._last_snapshot is not None:
+            listener(self._last_snapshot)
 
 
 class RequestReporter:
@@ -298,7 +305,7 @@ async def _open_identity(
         issuers=issuers,
     )
     follower = DirectoryFollower(refresher, directory, controller, lambda: in_flight.cancel_revoked(identity.holds))
-    snapshot_feed.listeners.append(follower.on_snapshot)
+    snapshot_feed.add_listener(follower.on_snapshot)
     await stack.enter_async_context(running(follower.run(), "directory updates"))
     return identity
 
@@ -346,7 +353,6 @@ class DirectoryFollower:
 async def _open_pipeline(
     config: Config,
     controller: ControllerClient,
-    snapshot: ControllerSnapshot,
     snapshot_feed: SnapshotFeed,
     clock: Clock,
     stack: AsyncExitStack,
@@ -364,8 +370,7 @@ async def _open_pipeline(
     local: LocalModel | None = None
     if config.has_engine:
         engines = await stack.enter_async_context(await _open_engines(config, controller, clock))
-        engines.on_snapshot(snapshot)
-        snapshot_feed.listeners.append(engines.on_snapshot)
+        snapshot_feed.add_listener(engines.on_snapshot)
         # Whether a request may wait is decided by the controller.
         local = local_model(
             config, engines.engines, lambda: not config.model.attached, lambda: engines.pool_stays_ready
@@ -391,8 +396,7 @@ async def _open_pipeline(
             for endpoint in endpoints_by_name.get(pool, {}).values():
                 endpoint.replica.reported_context_tokens = context_tokens
 
-    apply_update(snapshot)
-    snapshot_feed.listeners.append(apply_update)
+    snapshot_feed.add_listener(apply_update)
     grammars = await stack.enter_async_context(GrammarValidator(config.admission.grammars))
     budget = RetryBudget(config.server.retry_share, config.server.retry_allowance)
     cache = AnswerCache(config.cache, RemoteBackend(controller), clock)
