@@ -20,6 +20,7 @@ stays as it is.
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -231,43 +232,25 @@ class KubernetesBackend:
 
     # --- what the cluster says ---
 
-    async def _watch(self, since: str) -> None:
-        failures = 0
+    async def _watch(self, since: str | None) -> None:
+        """Follows the pods; whenever it is not known since when, they are listed."""
+        failures = _FailureLog("Everything stays as it is until then.")
         while True:
             try:
+                if since is None:
+                    since = await self._list()
+                    self._read_scale_again()
                 async for event in self.api.watch(self._selector, since):
+                    failures.on_success()
                     since = event.pod.metadata.resource_version
-                    failures = self._on_answer(failures)
                     self._on_event(event)
                     self._update()
-                failures = self._on_answer(failures)
-                continue
+                failures.on_success()
             except WatchExpired:
-                pass  # list again, at once
-            except ReplicaUnavailable as failure:
-                failures = self._on_failure(failures, failure)
-                await asyncio.sleep(_RETRY.after(failures))
-            except Exception:  # without this task, nothing would ever be found again
-                failures += 1
-                _log.exception("The pods cannot be watched; this is tried again.")
-                await asyncio.sleep(_RETRY.after(failures))
-            try:
-                since = await self._list()
-                self._is_scale_known = False
-                self._wake.set()
-                failures = self._on_answer(failures)
-            except ReplicaUnavailable as failure:
-                failures = self._on_failure(failures, failure)
-
-    def _on_failure(self, failures: int, failure: ReplicaUnavailable) -> int:
-        if not failures:
-            _log.error("%s (Everything stays as it is until then.)", failure.message)
-        return failures + 1
-
-    def _on_answer(self, failures: int) -> int:
-        if failures:
-            _log.info("The Kubernetes API server answers again.")
-        return 0
+                since = None
+            except Exception as error:  # without this task, nothing would ever be found again
+                since = None
+                await asyncio.sleep(failures.on_failure(error))
 
     async def _list(self) -> str:
         """Takes over all pods as they are now; returns their resource version."""
@@ -362,61 +345,41 @@ class KubernetesBackend:
     # --- orders to the cluster ---
 
     async def _order(self) -> None:
-        failures = 0
+        failures = _FailureLog("The order is given again.")
         while True:
             self._wake.clear()
-            pause_s: float | None = None
             try:
                 if not self._is_scale_known:
                     await self._read_scale()
                     self._update()
-                if await self._carry_out():
-                    pause_s = _POLL_S
-                failures = 0
+                some_wait = await self._carry_out()
             except ResourceConflict:
-                pause_s = 0.0  # somebody else has changed the Deployment: read it again
-                self._is_scale_known = False
-            except ReplicaUnavailable as failure:
-                failures += 1
-                if failures == 1:
-                    _log.error("%s (The order is given again.)", failure.message)
-                pause_s = _RETRY.after(failures)
-            except Exception:  # without this task, nothing would ever be ordered again
-                failures += 1
-                _log.exception("The Deployment cannot be scaled; this is tried again.")
-                pause_s = _RETRY.after(failures)
-            if pause_s is not None and (failures or not pause_s):
-                await asyncio.sleep(pause_s)
+                self._is_scale_known = False  # somebody else has changed the Deployment: read it again
                 continue
-            try:
-                async with asyncio.timeout(pause_s):
+            except Exception as error:  # without this task, nothing would ever be ordered again
+                await asyncio.sleep(failures.on_failure(error))
+                continue
+            failures.on_success()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_POLL_S if some_wait else None):
                     await self._wake.wait()
-            except TimeoutError:
-                pass
 
     async def _carry_out(self) -> bool:
         """Gives the orders that are due; returns whether one waits for its time.
 
         Raises:
             ResourceConflict: The Deployment has changed meanwhile.
+            ReplicaUnavailable: The API server does not answer or refuses, or another gateway has taken the lease.
         """
         if self.epoch() is None:
             return False
+        await self._mark_pods()
         now_s = self._clock.monotonic_s()
-        for pod in list(self._pods.values()):
-            cost = ENDING_COST if pod.is_stopping else LEAVING_COST if self._is_leaving(pod) else None
-            if not pod.pod.is_going and cost != pod.cost:
-                await self.api.annotate(pod.pod, {DELETION_COST: cost})
-                pod.cost, pod.marked_s = cost, self._clock.monotonic_s()
         ending = [pod for pod in self._pods.values() if pod.is_told_to_end and not pod.pod.is_going]
         for pod in ending:
             if now_s - pod.told_s >= END_S:
                 self._is_scale_known = False
                 self._let_go_on(pod, is_leaving=False)
-        stopping = [
-            pod for pod in self._pods.values() if pod.is_stopping and not (pod.is_told_to_end or pod.pod.is_going)
-        ]
-        cancelled = [coming for coming in self._coming.values() if coming.is_stopping]
         starting = [coming for coming in self._coming.values() if not coming.is_told]
         # A ReplicaSet sees only the sum of what is added and lowered at a time, and would end no pod.
         if starting and not ending:
@@ -424,15 +387,34 @@ class KubernetesBackend:
             for coming in starting:
                 coming.is_told = True
         elif not any(coming.is_awaited(now_s) for coming in self._coming.values()):
-            due = [pod for pod in stopping if now_s - pod.marked_s >= MARK_S]
-            if due or cancelled:
-                await self._change_scale(-len(due) - len(cancelled))
-            for pod in due:
-                pod.is_told_to_end, pod.told_s = True, self._clock.monotonic_s()
-            for coming in cancelled:
-                self._coming.pop(coming.name, None)
+            await self._lower_scale(now_s)
         self._update()
-        return bool(ending or stopping or cancelled or any(not coming.is_told for coming in self._coming.values()))
+        return any(pod.is_stopping and not pod.pod.is_going for pod in self._pods.values()) or any(
+            coming.is_stopping or not coming.is_told for coming in self._coming.values()
+        )
+
+    async def _mark_pods(self) -> None:
+        """Sets the deletion costs of the pods that leave, end, or serve again."""
+        for pod in list(self._pods.values()):
+            cost = ENDING_COST if pod.is_stopping else LEAVING_COST if self._is_leaving(pod) else None
+            if not pod.pod.is_going and cost != pod.cost:
+                await self.api.annotate(pod.pod, {DELETION_COST: cost})
+                pod.cost, pod.marked_s = cost, self._clock.monotonic_s()
+
+    async def _lower_scale(self, now_s: float) -> None:
+        """Lowers the scale by pods whose cost has been low for long enough, and by those that are no longer to come."""
+        due = [
+            pod
+            for pod in self._pods.values()
+            if pod.is_stopping and not (pod.is_told_to_end or pod.pod.is_going) and now_s - pod.marked_s >= MARK_S
+        ]
+        cancelled = [coming for coming in self._coming.values() if coming.is_stopping]
+        if due or cancelled:
+            await self._change_scale(-len(due) - len(cancelled))
+        for pod in due:
+            pod.is_told_to_end, pod.told_s = True, self._clock.monotonic_s()
+        for coming in cancelled:
+            self._coming.pop(coming.name, None)
 
     async def _change_scale(self, change: int) -> None:
         """Changes the scale by a number.
@@ -485,6 +467,35 @@ class KubernetesBackend:
             name = self.name_of(0)
             self._number += 1
             self._coming[name] = _PodOrder(name, now_s, is_told=True)
+
+
+class _FailureLog:
+    """Log of failures in a row: the first one, each fault of this gateway itself, and that they are over.
+
+    Args:
+        effect: What happens until then.
+    """
+
+    def __init__(self, effect: str) -> None:
+        self._effect = effect
+        self._failures = 0
+
+    def on_failure(self, error: Exception) -> float:
+        """Notes a failure; returns the seconds to wait before the next attempt."""
+        self._failures += 1
+        if not isinstance(error, ReplicaUnavailable):
+            _log.error(
+                "The Deployment cannot be followed, by a fault of this gateway. (%s)", self._effect, exc_info=error
+            )
+        elif self._failures == 1:
+            _log.error("%s (%s)", error.message, self._effect)
+        return _RETRY.after(self._failures)
+
+    def on_success(self) -> None:
+        """Notes that there is an answer."""
+        if self._failures:
+            _log.info("The Kubernetes API server answers again.")
+        self._failures = 0
 
 
 class _PodOrder:

@@ -277,6 +277,23 @@ async def test_what_changed_while_a_watch_had_expired_is_listed_anew(server, tmp
         assert name not in made.replicas()
 
 
+async def test_a_fault_of_the_gateway_while_it_lists_does_not_end_its_watch(server, tmp_path, monkeypatch, caplog):
+    async with backend(server, tmp_path) as made:
+        listed = made.api.pods
+        faults = iter([ValueError("planted"), ValueError("planted")])
+
+        async def fail_twice(selector):
+            if (fault := next(faults, None)) is not None:
+                raise fault
+            return await listed(selector)
+
+        monkeypatch.setattr(made.api, "pods", fail_twice)
+        server.scale(1)
+        server.forget_events()
+        await until(lambda: list(made.replicas()) == list(server.pods) != [])
+        assert caplog.text.count("ValueError: planted") == 2
+
+
 async def test_a_pod_that_cannot_run_says_why(server, tmp_path):
     async with backend(server, tmp_path) as made:
         (name,) = await ordered(server, made, 1)
