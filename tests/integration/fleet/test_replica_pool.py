@@ -47,12 +47,14 @@ class Fleet:
     async def phases(self):
         return Counter(replica["phase"] for replica in (await self.pool())["replicas"])
 
+    def engines(self):
+        """The processes of the engines that run."""
+        return engines_of(self.server)
+
     async def wait_phases(self, **phases):
         """Waits until there are exactly so many replicas in each phase, and as many processes."""
         expected = Counter(phases)
-        while True:
-            if await self.phases() == +expected and len(engines_of(self.server)) == expected.total():
-                return
+        while await self.phases() != +expected or len(self.engines()) != expected.total():  # noqa: ASYNC110 - only asking tells
             await asyncio.sleep(0.05)
 
     async def kill(self, name):

@@ -49,12 +49,10 @@ class PodFleet(Fleet):
 
     async def wait_phases(self, **phases):
         """Waits until there are exactly so many replicas in each phase, as many processes, and no other pods."""
-        expected = Counter(phases)
-        while (  # noqa: ASYNC110 - only asking tells
-            await self.phases() != +expected
-            or len(self.engines()) != expected.total()
-            or len(await self.cluster.pods()) != expected.total()
-        ):
+        while True:
+            await super().wait_phases(**phases)
+            if len(await self.cluster.pods()) == Counter(phases).total():
+                return
             await asyncio.sleep(0.05)
 
 

@@ -43,12 +43,6 @@ class RayFleet(Fleet):
         """The processes of the engines, on all nodes."""
         return engines(self.cluster)
 
-    async def wait_phases(self, **phases):
-        """Waits until there are exactly so many replicas in each phase, and as many processes."""
-        expected = Counter(phases)
-        while await self.phases() != +expected or len(self.engines()) != expected.total():  # noqa: ASYNC110 - only asking tells
-            await asyncio.sleep(0.05)
-
 
 def settings(cluster, application, port, **further):
     return {
