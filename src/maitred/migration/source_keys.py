@@ -7,11 +7,35 @@ none can be dropped in silence.
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
+import yaml
+
+from maitred.core.errors import ConfigInvalid
 from maitred.migration.report import KeyFate, KeyReport
 
 _PLAIN_NAME = re.compile(r"[^.\[\]\"\s]+")
 _UNKNOWN = "Not a setting that is known here. Look whether it is still needed, and remove it."
+
+
+def read_yaml(path: Path) -> object:
+    """Reads a source document in YAML.
+
+    Raises:
+        ConfigInvalid: There is no such file, or it is no text or no YAML.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigInvalid(f"{path}: No such file. Pass the path of an existing one.") from None
+    except (OSError, UnicodeError) as error:
+        raise ConfigInvalid(f"{path}: Cannot be read as UTF-8 text: {error}.") from None
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # a date that does not exist is a ValueError
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark is not None else ""
+        raise ConfigInvalid(f"{path}{line}: Not valid YAML: {getattr(error, 'problem', None) or error}.") from None
 
 
 class SourceKeys:

@@ -1,5 +1,6 @@
 """Addresses of upstreams from what LiteLLM's configuration says of a deployment."""
 
+from typing import Any
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -149,3 +150,13 @@ def _vertex(given: str, url: str, model: str, places: dict[str, str], notes: tup
         url = url.replace("LOCATION-", "", 1)
     url = url.replace("LOCATION", location).replace("PROJECT", places.get("PROJECT", "PROJECT"))
     return UpstreamAddress(url, f"google/{model}" if model.startswith("gemini") else model, notes=notes)
+
+
+def upstream_entry(address: UpstreamAddress, provider: Provider) -> dict[str, Any]:
+    """Returns the entry of `upstreams` for an address, without its credential."""
+    entry: dict[str, Any] = {"url": address.url}
+    if address.kind == "anthropic":
+        entry["kind"] = "anthropic"
+    elif provider.dialect != "generic":
+        entry["dialect"] = provider.dialect
+    return entry

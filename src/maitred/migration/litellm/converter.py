@@ -18,7 +18,7 @@ from maitred.migration.litellm.notes import SECTION_NOTES, note_rest
 from maitred.migration.litellm.settings import SettingsReader
 from maitred.migration.litellm.stored_models import StoredModels
 from maitred.migration.report import MigrationReport
-from maitred.migration.source_keys import SourceKey, SourceKeys
+from maitred.migration.source_keys import SourceKey, SourceKeys, read_yaml
 
 ReadFile = Callable[[str], str]
 """Returns the text of a file that `include` names; raises OSError if it cannot be read."""
@@ -62,16 +62,7 @@ def read_litellm_file(path: Path, env: Mapping[str, str], stored: StoredModels |
     Raises:
         ConfigInvalid: It cannot be read, or is no configuration of LiteLLM.
     """
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigInvalid(f"{path}: No such file. Pass the path of an existing one.") from None
-    except (OSError, ValueError) as error:
-        raise ConfigInvalid(f"{path}: Cannot be read as UTF-8 text: {error}.") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark is not None else ""
-        raise ConfigInvalid(f"{path}{line}: Not valid YAML: {getattr(error, 'problem', None) or error}.") from None
+    document = read_yaml(path)
     if not isinstance(document, dict) or not (is_litellm(document) or (stored is not None and stored.entries)):
         raise ConfigInvalid(f"{path}: It has no `model_list`, so it is no configuration of LiteLLM's proxy.")
     return read_litellm(

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from maitred.migration.litellm.address import UpstreamAddress, is_url, may_carry_key, upstream_address
+from maitred.migration.litellm.address import UpstreamAddress, is_url, may_carry_key, upstream_address, upstream_entry
 from maitred.migration.litellm.credentials import ENVIRONMENT_PREFIX, CredentialNames, is_secret_name
 from maitred.migration.litellm.notes import DEPLOYMENT_NOTES, MODEL_NOTES, note_rest
 from maitred.migration.litellm.providers import PROVIDERS, UNSUPPORTED_PROVIDERS, Provider, split_model
@@ -176,11 +176,7 @@ class DeploymentReader:
         name, pool, place = names
         info = item.child("model_info")
         wildcard = address.model if "*" in address.model else ""
-        upstream: dict[str, Any] = {"url": address.url}
-        if address.kind == "anthropic":
-            upstream["kind"] = "anthropic"
-        elif provider.dialect != "generic":
-            upstream["dialect"] = provider.dialect
+        upstream = upstream_entry(address, provider)
         if not wildcard and address.model != pool:
             upstream["model"] = address.model
         item.child("model_name").map_to(f"models.{pool}" if "*" not in name else f"routing.names.{name}")

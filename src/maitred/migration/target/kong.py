@@ -9,13 +9,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from maitred.core.errors import ConfigInvalid
+from maitred.migration.litellm.address import upstream_address, upstream_entry
 from maitred.migration.litellm.converter import Migration
 from maitred.migration.litellm.credentials import ENVIRONMENT_PREFIX, CredentialNames
 from maitred.migration.report import MigrationReport
-from maitred.migration.source_keys import SourceKey, SourceKeys, read_number
+from maitred.migration.source_keys import SourceKey, SourceKeys, read_number, read_yaml
 from maitred.migration.target.targets import (
     ANY,
     ImportedConfig,
@@ -23,7 +22,8 @@ from maitred.migration.target.targets import (
     Ranks,
     add_key,
     find_provider,
-    make_upstream,
+    note_address,
+    read_places,
 )
 
 PLUGINS = ("ai-proxy", "ai-proxy-advanced")
@@ -75,16 +75,7 @@ def read_kong_file(path: Path, env: Mapping[str, str]) -> Migration:
     Raises:
         ConfigInvalid: It cannot be read, or has no such plugin.
     """
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigInvalid(f"{path}: No such file. Pass the path of an existing one.") from None
-    except (OSError, UnicodeError) as error:
-        raise ConfigInvalid(f"{path}: Cannot be read as UTF-8 text: {error}.") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark is not None else ""
-        raise ConfigInvalid(f"{path}{line}: Not valid YAML: {getattr(error, 'problem', None) or error}.") from None
+    document = read_yaml(path)
     if not isinstance(document, dict) or not list(_plugins(SourceKeys(document).root, "")):
         raise ConfigInvalid(
             f"{path}: It has no plugin `ai-proxy` or `ai-proxy-advanced`, so no model stands in it. Export the whole "
@@ -250,16 +241,10 @@ class _PluginReader:
         if not base and not found.url:
             base = f"https://{name or 'server'}.invalid"
             self._imported.missing.append(f"{place}: the source names no address for {name!r}. Write its `url` there.")
-        upstream, address = make_upstream(found, base, own_name, self._places(options, place))
-        if address.fault:
-            node.refuse(address.fault)
+        address = upstream_address(found, base, own_name, _places(options, place))
+        if not note_address(address, node, (model.child("provider"), model.child("name")), place, "model"):
             return None
-        notes = " ".join(address.notes)
-        for key in (model.child("provider"), model.child("name")):
-            if notes:
-                key.approximate(f"{place}.url", notes)
-            else:
-                key.map_to(f"{place}.model")
+        upstream = upstream_entry(address, found)
         node.child("route_type").map_to("models.mode" if mode != "chat" else "models")
         self._credential(node.child("auth"), found.key, upstream, name, place)
         target = ImportedTarget(upstream, address.model, mode, self._options(options, upstream, place))
@@ -280,18 +265,6 @@ class _PluginReader:
                 key.ignore("Both are asked by OpenAI's API.")
             key.refuse("The server must speak OpenAI's API. Name its URL in `upstreams[].url`.")
         return {key.value for key in keys}
-
-    def _places(self, options: SourceKey, place: str) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for part, section, word in (
-            ("REGION", "bedrock", "aws_region"),
-            ("PROJECT", "gemini", "project_id"),
-            ("LOCATION", "gemini", "location_id"),
-        ):
-            if (key := options.child(section).child(word)).value:
-                found[part] = re.sub(r"[^A-Za-z0-9.:_-]", "-", str(key.value))
-                key.map_to(f"{place}.url")
-        return found
 
     def _options(self, options: SourceKey, upstream: dict[str, Any], place: str) -> dict[str, float]:
         prices: dict[str, float] = {}
@@ -339,6 +312,16 @@ class _PluginReader:
                 )
             else:
                 key.refuse("Credentials are given as `upstreams[].api_key`, by reference; no other header may be one.")
+
+
+def _places(options: SourceKey, place: str) -> dict[str, str]:
+    gemini = options.child("gemini")
+    keys = {
+        "REGION": options.child("bedrock").child("aws_region"),
+        "PROJECT": gemini.child("project_id"),
+        "LOCATION": gemini.child("location_id"),
+    }
+    return read_places(keys, place)
 
 
 def _secret(value: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from maitred.core.errors import ConfigInvalid
+from maitred.migration.litellm.address import upstream_address, upstream_entry
 from maitred.migration.litellm.converter import Migration
 from maitred.migration.litellm.credentials import CredentialNames, is_secret_name
 from maitred.migration.litellm.deployment import mode_of
@@ -24,7 +25,8 @@ from maitred.migration.target.targets import (
     Ranks,
     add_key,
     find_provider,
-    make_upstream,
+    note_address,
+    read_places,
 )
 
 _SAME_AS = {
@@ -233,16 +235,10 @@ class _ConfigReader:
         if not base and not found.url:
             base = f"https://{name or 'server'}.invalid"
             self.imported.missing.append(f"{place}.url: the source names no address. Write it there.")
-        upstream, address = make_upstream(found, base, model, self._places(node, place))
-        if address.fault:
-            node.refuse(address.fault)
+        address = upstream_address(found, base, model, _places(node, place))
+        if not note_address(address, node, (node.child("provider"), host), place, "url"):
             return None
-        notes = " ".join(address.notes)
-        for key in (node.child("provider"), host):
-            if notes:
-                key.approximate(f"{place}.url", notes)
-            else:
-                key.map_to(f"{place}.url")
+        upstream = upstream_entry(address, found)
         self._credential(node, found.key, upstream, name or "SERVER", place)
         self._settings(node, inherited, upstream, place)
         self._note(node)
@@ -280,14 +276,6 @@ class _ConfigReader:
                 upstream.setdefault("headers", {})[header] = str(key.value)
                 key.map_to(f"{place}.headers.{header}")
 
-    def _places(self, node: SourceKey, place: str) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for part, name in (("REGION", "aws_region"), ("PROJECT", "vertex_project_id"), ("LOCATION", "vertex_region")):
-            if (key := node.child(name)).value:
-                found[part] = re.sub(r"[^A-Za-z0-9.:_-]", "-", str(key.value))
-                key.map_to(f"{place}.url")
-        return found
-
     def _common(self, node: SourceKey) -> None:
         """Reads what a node may say for all that is below it: retries and caches."""
         retry, cache = node.child("retry"), node.child("cache")
@@ -315,3 +303,8 @@ class _ConfigReader:
                 key.ignore(_HARMLESS[name])
             elif is_secret_name(name) and name not in ("api_key", "virtual_key"):
                 key.refuse("It may be a secret, so it is not written. Give `upstreams[].api_key` by reference.")
+
+
+def _places(node: SourceKey, place: str) -> dict[str, str]:
+    names = {"REGION": "aws_region", "PROJECT": "vertex_project_id", "LOCATION": "vertex_region"}
+    return read_places({part: node.child(name) for part, name in names.items()}, place)

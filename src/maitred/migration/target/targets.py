@@ -5,11 +5,13 @@ ranks: the targets of one rank are the upstreams of one model, and a name leads 
 the other.
 """
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct, field
 
-from maitred.migration.litellm.address import UpstreamAddress, host_of, is_url, may_carry_key, upstream_address
+from maitred.migration.litellm.address import UpstreamAddress, host_of, is_url, may_carry_key
 from maitred.migration.litellm.credentials import CredentialNames
 from maitred.migration.litellm.providers import PROVIDERS, SAME_AS, UNSUPPORTED_PROVIDERS, Provider
 from maitred.migration.source_keys import SourceKey
@@ -114,17 +116,41 @@ def find_provider(name: str, same_as: dict[str, str]) -> Provider | str:
     )
 
 
-def make_upstream(
-    provider: Provider, base: str, model: str, places: dict[str, str]
-) -> tuple[dict[str, Any], UpstreamAddress]:
-    """Returns an upstream with its address; the address says the fault, if there is one."""
-    address = upstream_address(provider, base, model, places)
-    upstream: dict[str, Any] = {"url": address.url}
-    if address.kind == "anthropic":
-        upstream["kind"] = "anthropic"
-    elif provider.dialect != "generic":
-        upstream["dialect"] = provider.dialect
-    return upstream, address
+def read_places(keys: dict[str, SourceKey], place: str) -> dict[str, str]:
+    """Returns what stands in the address of a provider, such as its region.
+
+    Args:
+        keys: Part of the address -> the key of the source that may have it.
+        place: The upstream, for the report.
+    """
+    found: dict[str, str] = {}
+    for part, key in keys.items():
+        if key.value:
+            found[part] = re.sub(r"[^A-Za-z0-9.:_-]", "-", str(key.value))
+            key.map_to(f"{place}.url")
+    return found
+
+
+def note_address(address: UpstreamAddress, node: SourceKey, keys: Sequence[SourceKey], place: str, mapped: str) -> bool:
+    """Says what became of the keys that name a server; returns whether it can be asked.
+
+    Args:
+        address: The address of the upstream.
+        node: The target, which is refused if its server cannot be asked.
+        keys: The keys.
+        place: The upstream, for the report.
+        mapped: Setting that they became, if the address is as in the source.
+    """
+    if address.fault:
+        node.refuse(address.fault)
+        return False
+    notes = " ".join(address.notes)
+    for key in keys:
+        if notes:
+            key.approximate(f"{place}.url", notes)
+        else:
+            key.map_to(f"{place}.{mapped}")
+    return True
 
 
 def add_key(

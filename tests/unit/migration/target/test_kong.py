@@ -115,7 +115,13 @@ def test_what_has_no_counterpart_is_said(config, words):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("a: [", "Not valid YAML"), ("services: []", "no plugin"), ("[]", "no plugin"), (None, "No such file")],
+    [
+        ("a: [", "Not valid YAML"),
+        ("since: 2026-99-99", "Not valid YAML: month"),
+        ("services: []", "no plugin"),
+        ("[]", "no plugin"),
+        (None, "No such file"),
+    ],
 )
 def test_a_file_without_models_is_said(text, words, tmp_path):
     file = tmp_path / "kong.yaml"
