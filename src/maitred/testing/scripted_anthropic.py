@@ -12,7 +12,9 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
+
+from maitred.testing.scripted_socket_server import ScriptedSocketServer
 
 Event = Mapping[str, Any]
 
@@ -105,54 +107,28 @@ def error(kind: str, message: str) -> Event:
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
-class ScriptedAnthropic:
-    """Scripted server that runs while its context is open.
+class ScriptedAnthropic(ScriptedSocketServer):
+    """Scripted server of the Messages API that runs while its context is open.
 
     Args:
         replies: Replies to the requests for answers, in order. The list of models is always available.
 
     Attributes:
-        url: Base URL of the API.
         asked: Requests for answers that it has received.
         left: Number of clients that closed their connections before the end of their answers.
         token_count: Answer to requests for the number of tokens of a prompt.
     """
 
     def __init__(self, replies: Sequence[Reply]) -> None:
-        self.url = ""
+        super().__init__()
         self.asked: list[ReceivedRequest] = []
         self.left = 0
         self.token_count: Mapping[str, Any] = {"input_tokens": 42}
         self._replies = list(replies)
-        self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._on_connect, "127.0.0.1", 0)
-        port = self._server.sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}/v1"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        for connection in self._connections:
-            connection.cancel()
-        if self._connections:
-            await asyncio.wait(self._connections)
-
-    async def _on_connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        try:
-            while (asked := await _read(reader)) is not None and await self._answer(asked, reader, writer):
-                pass
-        except (ConnectionError, asyncio.CancelledError):
-            pass  # the client left, or the test has ended
-        finally:
-            self._connections.discard(task)
-            writer.close()
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        asked = await _read(reader)
+        return asked is not None and await self._answer(asked, reader, writer)
 
     async def _answer(self, asked: ReceivedRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answers one request, and returns whether the connection can carry another."""

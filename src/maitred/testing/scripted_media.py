@@ -16,7 +16,9 @@ import re
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
+
+from maitred.testing.scripted_socket_server import ScriptedSocketServer
 
 SPEECH = bytes(range(256)) * 512
 """A spoken answer: no sound, but so many bytes."""
@@ -69,57 +71,25 @@ class MediaRequest:
     size: int
 
 
-class ScriptedMedia:
-    """Scripted server that runs while its context is open.
+class ScriptedMedia(ScriptedSocketServer):
+    """Scripted server of media that runs while its context is open.
 
     Args:
         replies: Replies to the next requests, in order; later ones get the usual replies.
         tls: Makes it speak TLS; None: it does not.
 
     Attributes:
-        url: Base URL of the API.
         asked: Requests that it has received.
         left: Number of clients that closed their connections before they had an answer.
         begun: Set when a request's head has come.
     """
 
     def __init__(self, replies: Sequence[MediaReply] = (), tls: ssl.SSLContext | None = None) -> None:
-        self.url = ""
+        super().__init__(tls)
         self.asked: list[MediaRequest] = []
         self.left = 0
         self.begun = asyncio.Event()
         self._replies = list(replies)
-        self._tls = tls
-        self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._on_connect, "127.0.0.1", 0, ssl=self._tls)
-        self.url = (
-            f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
-        )
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        for connection in self._connections:
-            connection.cancel()
-        if self._connections:
-            await asyncio.wait(self._connections)
-
-    async def _on_connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        try:
-            while await self._serve(reader, writer):
-                pass
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # the client left, or the test has ended
-        finally:
-            self._connections.discard(task)
-            writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answers one request, and returns whether the connection can carry another."""
