@@ -324,7 +324,7 @@ class Usage(msgspec.Struct, frozen=True):
     units_nusd: int = 0
     """Cost in nano-dollars of what is not counted in tokens: images, characters, seconds of sound."""
     units: str = ""
-    """What that is, for readers of the ledger: ``2 images at 0.04 USD``."""
+    """Description of those units, for readers of the ledger: ``2 images at 0.04 USD``."""
 
     @property
     def total_tokens(self) -> int:

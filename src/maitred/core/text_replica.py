@@ -20,7 +20,7 @@ from maitred.core.trace_context import TraceContext
 from maitred.core.usage import UsageUnits
 
 ModelMode = Literal["chat", "embedding", "image_generation", "audio_speech", "audio_transcription", "moderation"]
-"""What a model of upstream servers is asked for, in LiteLLM's words."""
+"""Kind of requests that a model of upstream servers takes, in LiteLLM's words."""
 CHAT: ModelMode = "chat"
 
 PATHS: Mapping[ModelMode, tuple[str, ...]] = {
@@ -190,7 +190,7 @@ class PassthroughRequest(msgspec.Struct, frozen=True):
     """Path below the URL of the API, such as ``images/edits``."""
     mode: ModelMode
     inference_request: InferenceRequest
-    """What the caller asks of queue, routes and limits, with the name of the model."""
+    """Request as queue, routes and limits see it, with the name of the model."""
     body: PassthroughBody
     prompt_tokens: int
     """Estimated tokens of the request."""

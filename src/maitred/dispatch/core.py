@@ -194,7 +194,7 @@ class DispatchCore:
             load = endpoint_state.load
             try:
                 endpoint_state.refresh(now_s)
-            except Exception as fault:
+            except Exception as fault:  # one replica that cannot be read holds up no other
                 endpoint_state.on_fault(fault)
             if endpoint_state.load is not load:
                 self.forecast_cache.invalidate()
@@ -490,7 +490,7 @@ class DispatchCore:
             try:
                 self._run_pass(changed_requests, ready, now_s)
                 break
-            except Exception as fault:
+            except Exception as fault:  # it fails the request that caused it, and all others go on
                 culprit = self._considered or (self.regions.considered if self.regions is not None else None)
                 culprits = [culprit] if culprit is not None else []
                 if culprit is None and is_unexplained and self._considered_queue is not None:
@@ -564,7 +564,7 @@ class DispatchCore:
             if was_taken:
                 queue.fair_queue.done(queued.flow)
             self._refund(queued)
-        except Exception:
+        except Exception:  # the request has failed already, and the pass goes on
             _log.exception("Not all that request %s held could be freed.", queued.request.id)
         self.forecast_cache.invalidate()
         self.counters.on_rejection(queued.failure.code)

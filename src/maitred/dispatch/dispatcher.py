@@ -467,7 +467,7 @@ class Dispatcher:
                 self.refresh_and_dispatch()
                 try:
                     self.check_overflow()
-                except Exception:
+                except Exception:  # dispatch must go on without it
                     _log.exception("Nobody was asked to move to another model.")
 
     # --- dispatch passes ---
@@ -494,7 +494,7 @@ class Dispatcher:
                 self.remove_waiting(queued)
                 entry.wait_span.close(now_s)
                 self._watch_lag(queued)
-            except Exception:
+            except Exception:  # it must not keep the others from being woken
                 _log.exception("A fault after a dispatch pass fails request %s.", queued.request.id)
                 self.core.fail_faulty(queued, now_s)
             finally:
@@ -505,7 +505,7 @@ class Dispatcher:
     def _notify_listener(self, listener: Callable[[], None]) -> None:
         try:
             listener()
-        except Exception:
+        except Exception:  # all requests have been woken, and that holds
             _log.exception("A listener to dispatch passes has failed.")
 
     def _on_replica_change(self) -> None:

@@ -55,7 +55,7 @@ class ForecastSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     known_s: float
     """Seconds of which the longest average is the mean, more or less."""
     variances: list[float]
-    """Of each length in which changes are looked for."""
+    """Variances of the counts, by the length in which changes are looked for."""
     expected: list[float]
     """Rates that were expected before each of the last seconds, since the last change."""
     profiles: list[ProfileSnapshot]

@@ -125,9 +125,9 @@ class TextsPlan:
     """Plan of a step for the attention backend `WholeTexts`."""
 
     angles: list[Tensor]
-    """Of each rotary table."""
+    """Angles of the positions, by rotary table."""
     buckets: dict[int, list[PrefillBucket]]
-    """Of each window that a layer has; 0: the whole text."""
+    """Buckets by the window that a layer has; 0: the whole text."""
 
 
 class WholeTexts:

@@ -28,7 +28,7 @@ class ReferencePlan:
 
     slots: Tensor
     angles: list[Tensor]
-    """Of each rotary table."""
+    """Angles of the positions, by rotary table."""
     spans: list[RowSpan]
 
 

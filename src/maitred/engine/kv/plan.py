@@ -29,9 +29,9 @@ class BlockSize(NamedTuple):
     """Memory of a block."""
 
     whole: int
-    """Of the layers that attend to the whole context, and of draft models."""
+    """Bytes for the layers that attend to the whole context, and for draft models."""
     window: int
-    """Of the layers with a window, if these have blocks of their own; otherwise 0."""
+    """Bytes for the layers with a window, if these have blocks of their own; otherwise 0."""
 
 
 def local_layers(model: ModelConfig, config: EngineConfig) -> int:

@@ -75,7 +75,7 @@ _ANSWER_TIMEOUT_S = 300.0
 """The same for requests that are passed on as they are: an image comes at once, after a minute or two."""
 _NO_METHOD_STATUSES = (405, 501)
 _NOT_FOUND = ("", "Not Found", "404 page not found")
-"""What servers say of a path that they do not have."""
+"""Messages of servers about a path that they do not have."""
 DEFAULT_CONTEXT_TOKENS = 1 << 20
 """Context length if the server does not report it and none is configured."""
 _ASSUMED_MAX_SEQUENCES = 1 << 20

@@ -23,13 +23,13 @@ class TorchPlan:
 
     slots: Tensor
     angles: list[Tensor]
-    """Of each rotary table."""
+    """Angles of the positions, by rotary table."""
     num_decodes: int
     decode_tables: Tensor
     decode_masks: dict[int, Tensor]
-    """Of each window that a layer has; 0: the whole context."""
+    """Masks by the window that a layer has; 0: the whole context."""
     buckets: dict[int, list[PrefillBucket]]
-    """Of each window."""
+    """Buckets by window."""
 
 
 class TorchAttention:
